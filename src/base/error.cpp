@@ -7,18 +7,20 @@
 namespace stet {
 namespace {
 
+// Returns "FILE: FIELD: expected X, found Y". Without `expected`, `found` is a whole sentence.
 std::string compose(const std::string& file, const std::string& field, const std::string& expected,
                     const std::string& found) {
   std::string line;
   for (const std::string* part : {&file, &field}) {
     if (!part->empty()) line += printable(*part, 1000) + ": ";
   }
+  if (expected.empty()) return line + printable(found, 1000);
   line += "expected " + printable(expected, 1000);
   if (!found.empty()) line += ", found " + printable(found, 1000);
   return line;
 }
 
-// What stands at one place of a text, as it may be shown; returns its length.
+// Appends the character or byte at `at` in printable form. Returns its length in `text`.
 size_t append_shown(std::string& out, std::string_view text, size_t at) {
   static const char* hex = "0123456789abcdef";
   const Utf8 c = utf8_at(text, at);

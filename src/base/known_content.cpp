@@ -11,13 +11,13 @@
 namespace stet {
 namespace {
 
-constexpr size_t kLooked = 1024;  // a pointer has about 130 bytes
+constexpr size_t kExamined = 1024;  // a pointer has about 130 bytes
 
 std::string_view text_of(std::span<const std::byte> begin) {
-  return {reinterpret_cast<const char*>(begin.data()), std::min(begin.size(), kLooked)};
+  return {reinterpret_cast<const char*>(begin.data()), std::min(begin.size(), kExamined)};
 }
 
-// Whether the text begins so, in letters of either case.
+// Returns whether the text begins with `with`, ignoring case.
 bool begins(std::string_view text, std::string_view with) {
   const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; };
   return text.size() >= with.size() &&
@@ -25,7 +25,7 @@ bool begins(std::string_view text, std::string_view with) {
                     [&](char a, char b) { return lower(a) == lower(b); });
 }
 
-// The number behind "size " of a line, "" without one.
+// Returns the number after `field` as " of SIZE", or "" if there is none.
 std::string size_in(std::string_view text, std::string_view field) {
   const size_t at = text.find(field);
   uint64_t size = 0;
@@ -106,19 +106,19 @@ std::string known_content(std::span<const std::byte> begin) {
 }
 
 void refuse_pointer(std::span<const std::byte> begin, uint64_t size, const std::string& path) {
-  if (size > kLooked) return;
+  if (size > kExamined) return;
   const std::string found = pointer(text_of(begin));
   if (!found.empty())
-    throw Error(ErrorKind::format, path, "",
-                "the file itself, which git lfs pull or hf download fetches", found);
+    throw Error(ErrorKind::format, path, "", "",
+                found + "; git lfs pull or hf download fetches the file itself");
 }
 
 void fail_cut_off(const std::string& path, uint64_t promised, uint64_t found) {
   const bool alike = size_text(promised) == size_text(found);
   const auto shown = [&](uint64_t n) { return alike ? fmt::format("{} bytes", n) : size_text(n); };
-  throw Error(ErrorKind::format, path, "",
-              shown(promised) + ", as its header says (the download stopped: fetch it again)",
-              shown(found));
+  throw Error(ErrorKind::format, path, "", "",
+              "the file is truncated: it has " + shown(found) + " of the " + shown(promised) +
+                  " that its header promises; download it again");
 }
 
 }  // namespace stet

@@ -15,7 +15,7 @@ namespace stet {
 
 namespace {
 
-// As cblas.h declares them, enumerations being int.
+// Declared as in cblas.h, where enumerations are int.
 constexpr int kRowMajor = 101, kNoTranspose = 111;
 using Sgemm = void(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha,
                    const float* a, int lda, const float* b, int ldb, float beta, float* c, int ldc);
@@ -24,8 +24,9 @@ using SetThreads = void(int threads);
 constexpr const char* kFiles[] = {"libopenblas.so.0", "libopenblas.so"};
 
 [[noreturn]] void throw_missing(const std::string& found) {
-  throw Error(ErrorKind::unsupported, "", "gemm",
-              std::string("OpenBLAS (") + kFiles[0] + " or " + kFiles[1] + ")", found);
+  throw Error(
+      ErrorKind::unsupported, "", "gemm", "",
+      std::string("OpenBLAS (") + kFiles[0] + " or " + kFiles[1] + ") cannot be loaded: " + found);
 }
 
 template <class Function>
@@ -33,7 +34,8 @@ Function* symbol_of(void* library, const char* name) {
   return reinterpret_cast<Function*>(dlsym(library, name));
 }
 
-// Where the program has loaded it before, its number of threads is the program's.
+// Opens the library. If the program has loaded it before, the number of its threads is the
+// program's choice.
 void* opened() {
   std::string reasons;
   for (const char* file : kFiles) {
@@ -56,7 +58,7 @@ Sgemm* find_sgemm() {
 }
 
 Sgemm* sgemm() {
-  static Sgemm* const loaded = find_sgemm();  // a failure is tried again by the next call
+  static Sgemm* const loaded = find_sgemm();  // the next call retries after a failure
   return loaded;
 }
 
@@ -77,7 +79,8 @@ void openblas_multiply(BlasMatrix<const float> a, BlasMatrix<const float> b, Bla
 
 bool have_blas() { return false; }
 void load_openblas() {
-  throw Error(ErrorKind::unsupported, "", "gemm", "own (built without OpenBLAS)", "blas");
+  throw Error(ErrorKind::unsupported, "", "gemm", "",
+              "blas is not available: this stet was built without OpenBLAS");
 }
 void openblas_multiply(BlasMatrix<const float>, BlasMatrix<const float>, BlasMatrix<float>,
                        const BlasShape&, float) {}

@@ -1,4 +1,4 @@
-// Files in memory that belong to the caller of the C interface.
+// C interface: files in memory that belong to the caller.
 #include <map>
 
 #include "src/c/internal.hpp"
@@ -7,9 +7,9 @@
 namespace stet::c {
 namespace {
 
-const char kLent = 0;  // something for a shared_ptr to point to
+const char kLent = 0;  // target for a shared_ptr without an object
 
-// Keeps two things alive.
+// Returns an owner that keeps two others alive.
 std::shared_ptr<const void> both(std::shared_ptr<const void> a, std::shared_ptr<const void> b) {
   return std::make_shared<
       const std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>>(std::move(a),
@@ -57,9 +57,9 @@ class LentFiles : public FileSource {
   std::shared_ptr<const void> keeps_alive_;
 };
 
-class KeepingSource : public FileSource {
+class OwningSource : public FileSource {
  public:
-  KeepingSource(std::shared_ptr<const FileSource> source, std::shared_ptr<const void> keeps_alive)
+  OwningSource(std::shared_ptr<const FileSource> source, std::shared_ptr<const void> keeps_alive)
       : FileSource(source->path(), source->path_of("")),
         source_(std::move(source)),
         keeps_alive_(std::move(keeps_alive)) {}
@@ -84,7 +84,7 @@ class KeepingSource : public FileSource {
 
 std::shared_ptr<const void> lent(stet_release_callback release, void* context) {
   if (release == nullptr) return nullptr;
-  // A callback in C++ may throw; there is nobody left to tell.
+  // A callback in C++ may throw, and no caller could receive the exception.
   return std::shared_ptr<const void>(static_cast<const void*>(&kLent), [=](const void*) {
     try {
       release(context);
@@ -99,10 +99,10 @@ std::shared_ptr<const FileSource> lent_files(std::span<const stet_file> files,
   return std::make_shared<const LentFiles>(files, name, std::move(keeps_alive));
 }
 
-std::shared_ptr<const FileSource> keeping(std::shared_ptr<const FileSource> source,
-                                          std::shared_ptr<const void> keeps_alive) {
+std::shared_ptr<const FileSource> with_owner(std::shared_ptr<const FileSource> source,
+                                             std::shared_ptr<const void> keeps_alive) {
   if (keeps_alive == nullptr) return source;
-  return std::make_shared<const KeepingSource>(std::move(source), std::move(keeps_alive));
+  return std::make_shared<const OwningSource>(std::move(source), std::move(keeps_alive));
 }
 
 }  // namespace stet::c

@@ -1,11 +1,12 @@
-// Tokenizers in the C interface.
+// C interface: tokenizers.
 #include "src/c/internal.hpp"
+#include "stet/checkpoint/gguf.hpp"
 #include "stet/generate/score.hpp"
 
 struct stet_text_stream {
   std::shared_ptr<const stet::Tokenizer> tokenizer;
   stet::TextStream stream;
-  std::string text;  // handed out last
+  std::string text;  // the text last returned
 };
 
 namespace stet::c {
@@ -23,7 +24,8 @@ namespace {
 
 Tokenizer::Bos bos_of(const stet_encode_options& o) {
   const bool on = (o.flags & STET_ENCODE_BOS) != 0, off = (o.flags & STET_ENCODE_NO_BOS) != 0;
-  if (on && off) fail("options.flags", "one of STET_ENCODE_BOS and _NO_BOS", "both");
+  if (on && off)
+    fail("options.flags", "", "STET_ENCODE_BOS and STET_ENCODE_NO_BOS exclude each other");
   return on ? Tokenizer::Bos::on : off ? Tokenizer::Bos::off : Tokenizer::Bos::automatic;
 }
 
@@ -36,7 +38,7 @@ std::vector<int32_t> encode(const Tokenizer& tokenizer, std::string_view text,
   const bool all_plain = (o.flags & STET_ENCODE_PLAIN) != 0,
              continued = (o.flags & STET_ENCODE_CONTINUED) != 0;
   if (all_plain && o.plain_count > 0)
-    fail("options.plain", "none beside STET_ENCODE_PLAIN", std::to_string(o.plain_count));
+    fail("options.plain", "", "STET_ENCODE_PLAIN makes all text plain: pass no ranges with it");
   if (o.plain_count == 0 && !continued) return tokenizer.encode(text, bos, !all_plain);
   std::vector<TextRange> plain;
   if (all_plain && !text.empty()) plain.push_back({0, text.size()});
@@ -55,6 +57,16 @@ stet_status stet_tokenizer_load(const char* directory, stet_tokenizer** tokenize
   return guarded(error, [&] {
     stet_tokenizer*& to = output(tokenizer, "tokenizer");
     to = new_tokenizer(stet::Tokenizer::load(std::string(cstring(directory, "directory"))));
+  });
+}
+
+stet_status stet_tokenizer_load_pre(const char* file, const char* pre_tokenizer,
+                                    stet_tokenizer** tokenizer, stet_error** error) {
+  return guarded(error, [&] {
+    stet_tokenizer*& to = output(tokenizer, "tokenizer");
+    const std::string path = cstring(file, "file"), pre = cstring(pre_tokenizer, "pre_tokenizer");
+    if (pre.empty()) fail("pre_tokenizer", "the name of a pre-tokenizer", "an empty text");
+    to = new_tokenizer(stet::Tokenizer::load(*stet::checkpoint_source(path, true, pre)));
   });
 }
 

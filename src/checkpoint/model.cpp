@@ -1,4 +1,4 @@
-// Models out of checkpoints.
+// Loads models from checkpoints.
 #include "stet/model/model.hpp"
 #include "stet/checkpoint/gguf.hpp"
 
@@ -24,8 +24,8 @@ std::string find_prefix(const Checkpoint& checkpoint, const Family& family) {
   for (const std::string& prefix : family.prefixes) {
     if (checkpoint.find(prefix + family.embedding) != nullptr) return prefix;
   }
-  throw Error(ErrorKind::format, checkpoint.source(), family.prefixes[0] + family.embedding,
-              "a tensor of that name", "none");
+  throw Error(ErrorKind::format, checkpoint.source(), family.prefixes[0] + family.embedding, "",
+              "the tensor is missing");
 }
 
 GenerationConfig read_generation(const FileSource& source, const ModelConfig& config) {
@@ -53,7 +53,7 @@ std::shared_ptr<const Model> Model::load(const std::string& directory, int threa
 
 namespace {
 
-// What config.json says.
+// The parsed config.json and the family that it selects.
 struct Plan {
   ModelConfig config;
   const Family* family;
@@ -78,7 +78,7 @@ int some_threads(int threads) { return threads > 0 ? threads : default_threads()
 
 std::shared_ptr<const Model> Model::load(std::shared_ptr<const FileSource> source, int threads,
                                          Contract contract) {
-  // Numbers of the config, rotary frequencies and norm weights are computed here.
+  // Loading computes numbers of the config, rotary frequencies and norm weights.
   const FloatEnvironment standard;
   Plan plan = read_plan(*source);
   Checkpoint checkpoint = Checkpoint::open(*source);
@@ -99,8 +99,8 @@ void Model::pack(const FileSource& source, Contract contract, const std::string&
   Plan plan = read_plan(source);
   const Checkpoint checkpoint = Checkpoint::open(source);
   if (checkpoint.packed())
-    throw Error(ErrorKind::unsupported, checkpoint.source(), "", "weights that are not packed",
-                "packed ones");
+    throw Error(ErrorKind::unsupported, checkpoint.source(), "", "",
+                "the weights are packed already; take the checkpoint that they were packed from");
   PackedWriter writer(path, checkpoint, written);
   WrittenWeights weights(checkpoint, find_prefix(checkpoint, *plan.family), contract,
                          some_threads(threads), blocks, writer);

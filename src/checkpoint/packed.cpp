@@ -40,7 +40,7 @@ struct MatrixEntry {
   std::string digest;
 };
 
-// "q8 8192 2048 xxh3:..."
+// Parses an entry such as "q8 8192 2048 xxh3:...".
 std::optional<MatrixEntry> parse_entry(const std::string& text) {
   std::vector<std::string> words;
   for (size_t at = 0; at <= text.size();) {
@@ -53,7 +53,7 @@ std::optional<MatrixEntry> parse_entry(const std::string& text) {
   const auto number = [](const std::string& s, size_t* n) {
     const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), *n);
     return error == std::errc() && end == s.data() + s.size() && *n > 0 &&
-           *n <= size_t{1} << 28;  // no product overflows
+           *n <= size_t{1} << 28;  // so that no product overflows
   };
   if (!number(words[1], &entry.rows) || !number(words[2], &entry.columns)) return std::nullopt;
   for (const WeightType type :
@@ -74,7 +74,7 @@ MatrixEntry entry_of(const Checkpoint& checkpoint, const std::string& name) {
               found_text(text));
 }
 
-// The bytes of a matrix, without the padding.
+// Returns the bytes of a matrix, without the padding.
 std::span<const std::byte> bytes_of(const Checkpoint& checkpoint, const std::string& name,
                                     const MatrixEntry& entry) {
   const size_t bytes = Matrix::packed_bytes(entry.type, entry.rows, entry.columns);
@@ -139,7 +139,7 @@ Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name, size
   if (reinterpret_cast<uintptr_t>(bytes.data()) % 64 == 0) {
     return Matrix::packed(entry.type, rows, columns, bytes.data(), checkpoint.owner_of(name));
   }
-  const auto copy = std::make_shared<Memory>(bytes.size());  // in a file that does not align it
+  const auto copy = std::make_shared<Memory>(bytes.size());  // the file does not align it
   std::memcpy(copy->data(), bytes.data(), bytes.size());
   return Matrix::packed(entry.type, rows, columns, copy->data(), copy);
 }
@@ -153,7 +153,7 @@ std::string packed_fingerprint(const Checkpoint& checkpoint, const std::string& 
 
 namespace {
 
-// The bytes of a tensor that a digest was made of, and that digest.
+// Returns the bytes of a tensor that its digest covers, and the digest that the file states.
 std::pair<std::span<const std::byte>, std::string> digested(const Checkpoint& checkpoint,
                                                             const TensorView& tensor) {
   if (tensor.dtype == DType::u8) {
@@ -173,8 +173,8 @@ std::pair<std::span<const std::byte>, std::string> digested(const Checkpoint& ch
 
 namespace {
 
-// No entry of the header is longer than its names by more than this; fields of the file as a whole
-// need one page.
+// Bytes of a header entry beyond twice the tensor's name. Two more pages are for the fields of the
+// whole file.
 constexpr size_t kHeaderEntryBytes = 512;
 
 size_t header_room(const Checkpoint& checkpoint) {
@@ -229,7 +229,8 @@ void PackedWriter::add(const std::string& name, const Matrix& matrix) {
   if (written_ != nullptr) *written_ = file_.written();
 }
 
-// Vectors are few and small: they follow all matrices, which need no holes then to begin at pages.
+// Vectors are few and small. They follow all matrices, so that matrices begin at pages without
+// holes.
 void PackedWriter::add(const TensorView& tensor) {
   vectors_.push_back({tensor, {tensor.bytes.begin(), tensor.bytes.end()}});
 }
@@ -262,17 +263,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Returns whether it was made.
+// Returns whether the directory is new; an existing one must be empty.
 bool make_empty_directory(const std::string& directory) {
   std::error_code error;
   const bool made = fs::create_directory(directory, error);
   const bool is_file = error == std::errc::file_exists || error == std::errc::not_a_directory;
   const bool empty = !error && fs::is_empty(directory, error);
   if (empty && !error) return made;
-  throw Error(ErrorKind::io, directory, "", "a new or empty directory",
-              is_file ? "a file"
-              : error ? error.message()
-                      : "one with files in it");
+  throw Error(ErrorKind::io, directory, "", "",
+              is_file ? "a file stands where a new directory is to be made"
+              : error ? "the directory cannot be made: " + error.message()
+                      : "the directory is not empty; name a new one");
 }
 
 }  // namespace
@@ -313,8 +314,8 @@ namespace {
 constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr size_t kMostIndex = 100'000'000;
 
-// Whether the index says that tensors are in blocks of ggml: a snapshot may hold the weights of a
-// GGUF file in that form.
+// Returns whether the index says that tensors are in blocks of ggml. A snapshot may hold the
+// weights of a GGUF file in that form.
 bool says_blocks(const FileSource& source) {
   if (!source.has(kIndex) || source.has("model.safetensors")) return false;
   const nlohmann::json index =
@@ -336,8 +337,8 @@ Contract contract_of_weights(const FileSource& source) {
 size_t check_packed(const FileSource& source, int threads) {
   const Checkpoint checkpoint = Checkpoint::open(source);
   if (!checkpoint.packed())
-    throw Error(ErrorKind::unsupported, source.path(), kPackedName, "a file of packed weights",
-                "none");
+    throw Error(ErrorKind::unsupported, source.path(), kPackedName, "",
+                "the checkpoint has no packed weights");
   packed_contract(checkpoint);
   return check_packed(checkpoint, threads);
 }

@@ -11,7 +11,7 @@
 namespace stet {
 namespace {
 
-// Where a published name ends with the first, GGUF has the second.
+// Endings of published names and GGUF's names for them.
 constexpr std::pair<const char*, const char*> kKinds[] = {
     {"embed_tokens", "token_embd"}, {"wte", "token_embd"},          {"lm_head", "output"},
     {"q_proj", "attn_q"},           {"k_proj", "attn_k"},           {"v_proj", "attn_v"},
@@ -20,7 +20,8 @@ constexpr std::pair<const char*, const char*> kKinds[] = {
     {"attn.c_attn", "attn_qkv"},    {"attn.c_proj", "attn_output"}, {"mlp.c_fc", "ffn_up"},
     {"mlp.c_proj", "ffn_down"}};
 
-// ggml's name of what the kernels compute with: of q5 it is q8, in fewer bytes.
+// Returns ggml's name of a type that the kernels compute with. Q5_0 computes as Q8_0 does; it only
+// takes fewer bytes.
 std::string type_name(WeightType type) {
   const std::string own = weight_type_name(type);
   return type == WeightType::q8 || type == WeightType::q4 ? own + "_0" : own;
@@ -28,7 +29,7 @@ std::string type_name(WeightType type) {
 WeightType computed(WeightType type) { return type == WeightType::q5 ? WeightType::q8 : type; }
 
 struct Name {
-  std::string layer;  // "blk.3.", or nothing
+  std::string layer;  // "blk.3.", or empty
   std::string kind;
 };
 
@@ -41,7 +42,7 @@ std::string in_alphabet(std::string text) {
   return text;
 }
 
-// "layers.3.mlp.down_proj.weight", "h.3.mlp.c_fc.weight"
+// Splits names such as "layers.3.mlp.down_proj.weight" and "h.3.mlp.c_fc.weight".
 Name name_of(std::string published) {
   const std::string end = ".weight";
   if (published.ends_with(end)) published.resize(published.size() - end.size());

@@ -1,4 +1,4 @@
-// Tensors of a checkpoint as the matrices that the kernels read.
+// Packs tensors of a checkpoint into the matrices that the kernels read.
 #pragma once
 
 #include <optional>
@@ -15,10 +15,10 @@
 namespace stet {
 
 // Checks shapes and types of tensors, packs them, rounds them where the contract asks for it, and
-// names them on the way.
+// fingerprints them.
 class WeightPacker {
  public:
-  // `blocks`: as ModelWeights has it. `fingerprints` gets each tensor's hash.
+  // `blocks` is as in ModelWeights. Each tensor's hash is added to `fingerprints`.
   WeightPacker(const Checkpoint& checkpoint, Contract contract, int threads,
                std::optional<BlockRounding> blocks, WeightFingerprints& fingerprints)
       : checkpoint_(checkpoint),
@@ -27,14 +27,14 @@ class WeightPacker {
         blocks_(blocks),
         fingerprints_(fingerprints) {}
 
-  // Throws Error: format, mismatch or unsupported, naming the tensor, or the weight in it.
+  // Throws a format, mismatch or unsupported Error that names the tensor, or the weight in it.
   Matrix pack(const WeightLoader::MatrixRequest& request) const;
 
  private:
   using Views = std::vector<const TensorView*>;
 
   Matrix pack_rounded(const WeightLoader::MatrixRequest& request, const Views& views) const;
-  // Of the tensors from `first` to `end`.
+  // Packs the tensors from `first` to `end` into one matrix.
   Matrix of_one_type(const WeightLoader::MatrixRequest& request, const Views& views, size_t first,
                      size_t end) const;
   [[noreturn]] void refuse(const WeightError& e, const WeightLoader::MatrixRequest& request) const;
@@ -46,12 +46,12 @@ class WeightPacker {
   WeightFingerprints& fingerprints_;
 };
 
-// Returns what the contract rounds a matrix to, or nothing.
+// Returns the type that the contract rounds a matrix to, or nothing.
 std::optional<WeightType> rounded_type(Contract contract,
                                        const WeightLoader::MatrixRequest& request);
 
-// Returns the name of a matrix in a packed file: those of its tensors first .. end - 1, joined by
-// "+".
+// Returns the name of a matrix in a packed file: the names of its tensors from `first` to `end` -
+// 1, joined by "+".
 std::string joined_names(const WeightLoader::MatrixRequest& request, size_t first, size_t end);
 
 }  // namespace stet

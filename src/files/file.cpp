@@ -40,7 +40,7 @@ class Descriptor {
   int fd_;
 };
 
-// A call that a signal has interrupted is made again.
+// Repeats a system call that a signal interrupted.
 template <class SystemCall>
 auto retried(SystemCall call) {
   auto result = call();
@@ -50,11 +50,11 @@ auto retried(SystemCall call) {
 
 int open_for_reading(const std::string& path, int flags, struct stat* info) {
   const int fd = retried([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | flags); });
-  if (fd < 0) throw_io(path, "a readable file", errno);
+  if (fd < 0) throw_io(path, "cannot be read", errno);
   if (::fstat(fd, info) == 0 && !S_ISDIR(info->st_mode)) return fd;
   const int error = S_ISDIR(info->st_mode) ? EISDIR : errno;
   ::close(fd);
-  throw_io(path, "a readable file", error);
+  throw_io(path, "cannot be read", error);
 }
 
 void check_regular(const std::string& path, const struct stat& info) {
@@ -62,21 +62,21 @@ void check_regular(const std::string& path, const struct stat& info) {
     throw Error(ErrorKind::io, path, "", "a regular file", "a device or pipe");
 }
 
-// A stream that this process was given is waited for; nothing else can make it wait.
+// Reads a file. Only a stream that this process was given may block.
 template <typename Buffer>
 Buffer read_whole(const std::string& path, size_t limit, bool stream = false) {
   limit = std::min(limit, SIZE_MAX / 4);  // so that the sums below cannot wrap
   struct stat info = {};
   const Descriptor file(open_for_reading(path, stream ? 0 : O_NONBLOCK, &info));
   if (!stream) check_regular(path, info);
-  // One byte more than the size, so that a regular file's end is seen without growing the buffer.
+  // One byte more than the size, so that a read finds the end without growing the buffer.
   const size_t expected = info.st_size > 0 ? static_cast<size_t>(info.st_size) : kBufferSize;
   Buffer content(std::min(expected, limit) + 1, {});
   size_t size = 0;
   while (true) {
     const ssize_t count =
         retried([&] { return ::read(file.get(), content.data() + size, content.size() - size); });
-    if (count < 0) throw_io(path, "a readable file", errno);
+    if (count < 0) throw_io(path, "cannot be read", errno);
     if (count == 0) break;
     size += static_cast<size_t>(count);
     if (size > limit) {
@@ -96,8 +96,8 @@ bool is_temporary_of(std::string_view name, std::string_view target) {
              std::string_view::npos;
 }
 
-// Every writer holds a lock on its temporary, so one that can be locked has lost its writer. Those
-// of other users are theirs.
+// Removes abandoned temporaries. Every writer holds a lock on its own, so one that can be locked
+// has lost its writer. Files of other users stay.
 void remove_abandoned(const std::string& directory, const std::string& target) {
   DIR* stream = ::opendir(directory.c_str());
   if (stream == nullptr) return;
@@ -116,16 +116,16 @@ void remove_abandoned(const std::string& directory, const std::string& target) {
   ::closedir(stream);
 }
 
-// The file that a path means, through links; it need not be there.
+// Returns the path behind all links. That file need not exist.
 std::string resolve_links(const std::string& path) {
-  constexpr int kMostLinks = 40;  // as many as the system follows
+  constexpr int kMostLinks = 40;  // the system's limit
   std::filesystem::path at = path;
   std::error_code error;
   for (int links = 0; std::filesystem::is_symlink(std::filesystem::symlink_status(at, error));
        ++links) {
-    if (links == kMostLinks) throw_io(path, "a file to write", ELOOP);
+    if (links == kMostLinks) throw_io(path, "cannot be written", ELOOP);
     const std::filesystem::path target = std::filesystem::read_symlink(at, error);
-    if (error) throw_io(path, "a link that can be read", error.value());
+    if (error) throw_io(path, "the link cannot be read", error.value());
     at = target.is_absolute() ? target : at.parent_path() / target;
   }
   return at.string();
@@ -156,14 +156,14 @@ std::string read_text_input(const std::string& path, size_t limit) {
 
 FileContent read_file_to_memory(const std::string& path) {
   struct stat info = {};
-  const Descriptor file(open_for_reading(path, O_NONBLOCK, &info));  // a pipe must not make it wait
+  const Descriptor file(open_for_reading(path, O_NONBLOCK, &info));  // so that a pipe cannot block
   check_regular(path, info);
   const auto size = static_cast<size_t>(info.st_size);
   FileContent content{Memory(size), size};
   for (size_t at = 0; at < size;) {
     const ssize_t count =
         retried([&] { return ::read(file.get(), content.memory.data() + at, size - at); });
-    if (count < 0) throw_io(path, "a readable file", errno);
+    if (count < 0) throw_io(path, "cannot be read", errno);
     if (count == 0)
       throw Error(ErrorKind::io, path, "size", std::to_string(size) + " bytes", std::to_string(at));
     at += static_cast<size_t>(count);
@@ -177,7 +177,7 @@ AtomicFile::AtomicFile(std::string path, unsigned mode)
   directory_ = slash == std::string::npos ? "." : slash == 0 ? "/" : target_.substr(0, slash);
   const std::string name = target_.substr(slash == std::string::npos ? 0 : slash + 1);
   if (name.empty())
-    throw Error(ErrorKind::io, path_, "", "the name of a file", "the name of a directory");
+    throw Error(ErrorKind::io, path_, "", "", "this is the name of a directory; name a file");
 
   struct stat old = {};
   const bool exists = ::stat(target_.c_str(), &old) == 0;
@@ -202,13 +202,13 @@ void AtomicFile::create_temporary(unsigned mode) {
     if (fd_ < 0) {
       const int error = errno;
       temporary_.clear();
-      throw_io(path_, "to create a file in its directory", error);
+      throw_io(path_, "no file can be made in its directory", error);
     }
-    // Between open and flock another writer may have taken it for abandoned and removed it, or may
-    // be about to. Nobody's lock is waited for.
+    // Between open and flock another writer may take the file for abandoned and remove it. Never
+    // waits for another writer's lock.
     struct stat info = {};
     const bool locked = ::flock(fd_, LOCK_EX | LOCK_NB) == 0 ||
-                        errno != EWOULDBLOCK;  // some file systems know no locks
+                        errno != EWOULDBLOCK;  // some file systems have no locks
     if (locked && ::fstat(fd_, &info) == 0 && info.st_nlink > 0) return;
     ::unlink(temporary_.c_str());
     ::close(fd_);
@@ -224,15 +224,15 @@ void AtomicFile::discard() noexcept {
   fd_ = -1;
 }
 
-void AtomicFile::fail(const std::string& expected) {
+void AtomicFile::fail(const std::string& what) {
   const int error = errno;
   discard();
-  throw_io(path_, expected, error);
+  throw_io(path_, what, error);
 }
 
 void AtomicFile::write(std::span<const std::byte> bytes) {
   if (fd_ < 0)
-    throw Error(ErrorKind::io, path_, "", "a file open for writing", "one committed or failed");
+    throw Error(ErrorKind::io, path_, "", "", "the file has been committed or has failed before");
   written_ += bytes.size();
   if (buffer_.size() + bytes.size() > kBufferSize) flush();
   if (bytes.size() >= kBufferSize) {
@@ -251,20 +251,20 @@ void AtomicFile::write_through(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const ssize_t count = retried([&] { return ::write(fd_, bytes.data(), bytes.size()); });
     if (count == 0) errno = ENOSPC;
-    if (count <= 0) fail("to write " + std::to_string(written_) + " bytes");
+    if (count <= 0) fail("cannot write " + std::to_string(written_) + " bytes");
     bytes = bytes.subspan(static_cast<size_t>(count));
     in_file_ += static_cast<uint64_t>(count);
   }
   start_writeback();
 }
 
-// What was written goes to the disk while the rest is still being computed and copied, so that
-// fsync has less to wait for.
+// Starts writing buffered pages to the disk while the rest is still being computed and copied, so
+// that fsync has less to wait for.
 void AtomicFile::start_writeback() noexcept {
   constexpr uint64_t kStep = 16 << 20;
   if (in_file_ - on_its_way_ < kStep) return;
 #ifdef SYNC_FILE_RANGE_WRITE
-  // Only advice: an error says nothing that fsync would not say.
+  // This is only advice: fsync would report any error.
   (void)!::sync_file_range(fd_, static_cast<off64_t>(on_its_way_),
                            static_cast<off64_t>(in_file_ - on_its_way_), SYNC_FILE_RANGE_WRITE);
 #endif
@@ -278,7 +278,7 @@ void AtomicFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
     const ssize_t count = retried(
         [&] { return ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset)); });
     if (count == 0) errno = ENOSPC;
-    if (count <= 0) fail("to write " + std::to_string(written_) + " bytes");
+    if (count <= 0) fail("cannot write " + std::to_string(written_) + " bytes");
     bytes = bytes.subspan(static_cast<size_t>(count));
     offset += static_cast<uint64_t>(count);
   }
@@ -290,30 +290,29 @@ const std::string& AtomicFile::uncommitted() {
   return temporary_;
 }
 
-// All but the last step comes before the rename, so that where it fails the older file is still
-// there.
+// Every step but the last comes before the rename, so that a failure leaves the older file in
+// place.
 void AtomicFile::commit() {
   write({});
   flush();
-  // A directory that may be written but not read has no descriptor: then the whole file system is
+  // A directory without read permission cannot be opened; in that case the whole file system is
   // synced.
   const Descriptor directory(
       retried([&] { return ::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
-  if (directory.get() < 0 && errno != EACCES) fail("to open its directory");
-  if (retried([&] { return ::fsync(fd_); }) != 0) fail("its bytes to reach the disk");
+  if (directory.get() < 0 && errno != EACCES) fail("its directory cannot be opened");
+  if (retried([&] { return ::fsync(fd_); }) != 0) fail("its bytes did not reach the disk");
   if (retried([&] { return ::rename(temporary_.c_str(), target_.c_str()); }) != 0)
-    fail("to rename the finished file to it");
+    fail("the finished file cannot be renamed to it");
   temporary_.clear();
   int synced = directory.get() >= 0 ? retried([&] { return ::fsync(directory.get()); }) : -1;
   if (directory.get() < 0 || (synced != 0 && errno == EINVAL))
     synced = retried([&] { return ::syncfs(fd_); });
   const int error = errno;
-  ::close(std::exchange(fd_, -1));  // says nothing that fsync has not said
+  ::close(std::exchange(fd_, -1));  // fsync has reported any error already
   if (synced == 0) return;
-  throw Error(
-      ErrorKind::io, path_, "durability",
-      "its name on the disk (the new file is in place, whole, but a loss of power may undo that)",
-      std::generic_category().message(error));
+  throw Error(ErrorKind::io, path_, "durability", "",
+              "the new file is in place, but a loss of power may undo that: " +
+                  std::generic_category().message(error));
 }
 
 }  // namespace stet

@@ -1,4 +1,4 @@
-// The names of tensors: llama.cpp's, and those under which checkpoints were published.
+// Translates tensor names between llama.cpp's and the published ones.
 #include <fmt/format.h>
 
 #include <charconv>
@@ -68,7 +68,7 @@ constexpr Rename kGptNeoXEnds[] = {{"token_embd.weight", "gpt_neox.embed_in.weig
 
 struct Names {
   std::span<const Rename> ends, layer;
-  const char *prefix, *layers;  // of published names, and of those of layers behind that
+  const char *prefix, *layers;  // prefix of published names; what layers add to it
 };
 
 const Names& names_of(GgufLayout layout) {
@@ -90,7 +90,7 @@ const Rename* find_in(std::span<const Rename> names, std::string_view name,
   return nullptr;
 }
 
-// Of a layer, by what llama.cpp calls it or what it was published as.
+// Finds a tensor of a layer by its name in llama.cpp or by its published name.
 const Rename* layer_name(GgufLayout layout, std::string_view name, const char* Rename::*side) {
   for (const auto& [of, rename] : {std::pair(GgufLayout::llama, &kAfterAttention),
                                    std::pair(GgufLayout::four_norms, &kBeforeMlp)}) {
@@ -99,7 +99,7 @@ const Rename* layer_name(GgufLayout layout, std::string_view name, const char* R
   return find_in(names_of(layout).layer, name, side);
 }
 
-// "STEM.3.REST": the number, and REST.
+// Splits "STEM.3.REST" into the number and REST.
 std::optional<std::pair<int64_t, std::string>> numbered(const std::string& name,
                                                         const std::string& stem) {
   if (!name.starts_with(stem + ".")) return std::nullopt;
@@ -117,7 +117,7 @@ bool fits(const Rename& n, GgufLayout layout, const std::string& kind) {
 
 }  // namespace
 
-// Of a tensor "blk.N.STEM.KIND".
+// Returns the published form of a tensor named "blk.N.STEM.KIND".
 std::optional<GgufNames::Published> GgufNames::of_layer(const std::string& at,
                                                         const std::string& stem,
                                                         const std::string& kind,
@@ -156,8 +156,8 @@ std::optional<GgufNames::Published> GgufNames::published(const GgufTensor& t) co
       if (const auto p = of_layer(at, rest.substr(0, dot), rest.substr(dot + 1), t)) return p;
     }
   }
-  throw Error(ErrorKind::unsupported, keys_.path(), printable(t.name, 80),
-              std::string("a tensor of architecture ") + architecture_.name, "another");
+  throw Error(ErrorKind::unsupported, keys_.path(), printable(t.name, 80), "",
+              std::string("the architecture ") + architecture_.name + " has no such tensor");
 }
 
 std::optional<GgufStored> stored_as(const GgufArchitecture& a, const std::string& canonical) {

@@ -17,7 +17,7 @@
 namespace stet {
 namespace {
 
-constexpr int kMostLookedAt = 4096;  // files beside a delta, when its parent has another name
+constexpr int kMostCandidates = 4096;  // files beside a delta that are tried for a renamed parent
 
 class Directory {
  public:
@@ -34,7 +34,7 @@ class Directory {
   DIR* stream_;
 };
 
-// The id in the header of a regular file; nothing where it is no snapshot.
+// Returns the id in the header of a regular file, or nothing if it is not a snapshot.
 std::optional<Sha256> id_of_file(int directory, const char* name) {
   struct stat info = {};
   if (::fstatat(directory, name, &info, 0) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
@@ -46,8 +46,8 @@ std::optional<Sha256> id_of_file(int directory, const char* name) {
   return id_in_header({header, size < 0 ? 0 : static_cast<size_t>(size)});
 }
 
-// A snapshot beside a delta that is its parent: a regular file, no link, of the delta's owner. Of
-// others nothing is opened.
+// Finds a delta's parent in its directory: a regular file, not a link, that the delta's owner owns.
+// Other files are not opened.
 template <class IsParent>
 std::string parent_beside(const std::filesystem::path& path, IsParent is_parent) {
   struct stat delta = {}, info = {};
@@ -55,13 +55,13 @@ std::string parent_beside(const std::filesystem::path& path, IsParent is_parent)
   const std::filesystem::path folder =
       path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
   Directory directory(folder.string());
-  int looked_at = 0;
+  int candidates = 0;
   while (const dirent* entry = directory.next()) {
     if (!std::string_view(entry->d_name).ends_with(".stet")) continue;
     if (::fstatat(directory.descriptor(), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) continue;
     if (!S_ISREG(info.st_mode) || info.st_uid != delta.st_uid || info.st_ino == delta.st_ino)
       continue;
-    if (++looked_at > kMostLookedAt) return "";
+    if (++candidates > kMostCandidates) return "";
     const auto id = id_of_file(directory.descriptor(), entry->d_name);
     if (id && is_parent(*id)) return (folder / entry->d_name).string();
   }
@@ -78,8 +78,8 @@ bool is_same_file(const SnapshotFile& a, const SnapshotFile& b) {
          a.mapping->opened().inode == b.mapping->opened().inode;
 }
 
-// The direct parent: the file that is named, or the one of the name that it had, or any file beside
-// the delta with that state.
+// Returns the direct parent: the file at `path`, or else the file with the recorded name. Failing
+// that, searches the delta's directory for the parent's state.
 std::shared_ptr<const SnapshotFile> find_parent(const SnapshotFile& of,
                                                 const std::optional<std::string>& path) {
   std::string found = path.value_or("");
@@ -93,9 +93,11 @@ std::shared_ptr<const SnapshotFile> find_parent(const SnapshotFile& of,
   }
   const std::shared_ptr<const SnapshotFile> parent = found.empty() ? nullptr : open_file(found);
   if (parent == nullptr || !is_parent(of, parent->digests.id)) {
-    throw Error(ErrorKind::io, of.path, "parent",
-                "a snapshot of state " + printable(of.meta.parent) + " beside it, or by --parent",
-                parent == nullptr ? "none" : "one of " + sha256_text(parent->digests.id));
+    throw Error(
+        ErrorKind::io, of.path, "parent", "",
+        "the delta needs the snapshot of state " + printable(of.meta.parent) +
+            (parent == nullptr ? ", which is not beside it; name it with --parent"
+                               : "; the one named holds state " + sha256_text(parent->digests.id)));
   }
   if (!(parent->meta.kv == of.meta.kv))
     snapshot_damaged(of.path, "parent", "keys and values of the same shape", "others");
@@ -147,21 +149,21 @@ const SnapshotFile* SnapshotChain::holder(int64_t block) const {
     };
     if (!visible(*file_)) return nullptr;
     if (at->meta.form != SnapshotForm::delta || !visible(*at)) {
-      snapshot_damaged(at->path, "KV block " + std::to_string(block),
-                       "one that is visible, as in " + printable(file_->path), "none");
+      snapshot_damaged(at->path, "KV block " + std::to_string(block), "",
+                       "it is missing, and visible in " + printable(file_->path));
     }
     const SnapshotFile& from = *parents_[i];
     const bool there = block < blocks_of(from.meta.positions);
     if (!std::ranges::equal(file_->block_digests(block),
                             there ? from.block_digests(block) : std::span<const Digest>())) {
-      snapshot_damaged(at->path, "KV block " + std::to_string(block), "one that the parent has",
-                       "none");
+      snapshot_damaged(at->path, "KV block " + std::to_string(block), "",
+                       "the parent has no such block");
     }
     at = &from;
   }
 }
 
-// ---------------------------------------------------- what a snapshot needs
+// ------------------------------------------------- parents of a snapshot
 
 void Snapshot::find_parents(const std::optional<std::string>& path) {
   if (!parents_.empty()) return;
@@ -179,15 +181,16 @@ bool Snapshot::is_file_at(const std::string& path) const {
 
 void Snapshot::check_not_needed(const std::string& path) const {
   const auto refuse = [&](const Snapshot& needed) {
-    throw Error(ErrorKind::argument, path, "", "a file that the delta does not need",
-                "its parent " + printable(needed.path()));
+    throw Error(
+        ErrorKind::argument, path, "", "",
+        "the delta needs its parent " + printable(needed.path()) + "; save to another file");
   };
   if (is_file_at(path)) refuse(*this);
   Snapshot whole = *this;
   try {
     whole.find_parents();
   } catch (const Error&) {
-    return;  // what cannot be found is not at `path` either
+    return;  // a parent that cannot be found is not at `path` either
   }
   for (const auto& parent : whole.parents_) {
     if (parent->is_file_at(path)) refuse(*parent);

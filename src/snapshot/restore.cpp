@@ -1,4 +1,4 @@
-// Restoring a session, or a state, from a snapshot.
+// Restores sessions and states from snapshots.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -14,28 +14,43 @@
 
 namespace stet {
 
-// ------------------------------------------------- what it is restored with
+// ---------------------------------------------------------- compatibility
 
 namespace {
 
-// What differs between a snapshot and what it is to be restored with: parallel lists, for one line.
+// Collects the differences between a snapshot and the model it is restored with, for one error.
 class Differences {
  public:
   void compare(const std::string& name, const std::string& there, const std::string& here) {
-    if (there == here) return;
-    add(field_, name);
-    add(expected_, there);
-    add(found_, here);
+    if (there != here) all_.push_back({name, shown(there), shown(here)});
   }
   void check(const std::string& path) const {
-    if (!field_.empty()) throw Error(ErrorKind::mismatch, path, field_, expected_, found_);
+    if (all_.empty()) return;
+    if (all_.size() == 1)
+      throw Error(ErrorKind::mismatch, path, all_[0].name, all_[0].there, all_[0].here);
+    constexpr size_t kMostNamed = 5;
+    std::string text;
+    for (size_t i = 0; i < std::min(all_.size(), kMostNamed); ++i) {
+      text += (i == 0 ? "" : ", ") + all_[i].name + " " + shortened(all_[i].here) + " instead of " +
+              shortened(all_[i].there);
+    }
+    if (all_.size() > kMostNamed)
+      text += " and " + std::to_string(all_.size() - kMostNamed) + " more differences";
+    throw Error(ErrorKind::mismatch, path, "model", "",
+                "the model does not fit the snapshot: " + text);
   }
 
  private:
-  static void add(std::string& list, const std::string& entry) {
-    list += (list.empty() ? "" : ", ") + (entry.empty() ? std::string("none") : entry);
+  struct Pair {
+    std::string name, there, here;
+  };
+  static std::string shown(const std::string& value) { return value.empty() ? "none" : value; }
+  // Several hashes would make the line unreadable, and their first digits tell them apart.
+  static std::string shortened(const std::string& value) {
+    return value.starts_with("sha256:") ? value.substr(0, 7 + 12) + "..." : value;
   }
-  std::string field_, expected_, found_;
+
+  std::vector<Pair> all_;
 };
 
 void compare_config(Differences& differences, const std::string& there, const std::string& here) {
@@ -52,8 +67,8 @@ void compare_config(Differences& differences, const std::string& there, const st
     differences.compare(printable(key, 40), value(a, key), value(b, key));
 }
 
-// Weights that differ are named by group, with one digest over the whole model; a single group with
-// its own.
+// Adds the weights that differ. A single differing group is shown with its own digest; several are
+// named together with the digest of the whole model.
 void compare_weights(Differences& differences, const SnapshotMeta& meta, const Model& model) {
   std::string groups;
   const auto digest_there = [&](const std::string& name) {
@@ -98,7 +113,7 @@ void Snapshot::check_compatible(const Model& model, Contract contract,
   differences.check(path());
 }
 
-// -------------------------------------------------------------- its blocks
+// ----------------------------------------------------------------- blocks
 
 namespace {
 
@@ -107,17 +122,17 @@ SavedBlock saved_block(const SnapshotFile& in, int64_t block, const std::string&
   return {{digests.begin(), digests.end()}, from, nullptr};
 }
 
-// Takes the blocks of a snapshot into a cache.
+// Loads the blocks of a snapshot into a cache.
 class BlockLoader {
  public:
   BlockLoader(const Snapshot& snapshot, const RestoreOptions& how, KvCache& kv)
       : file_(*snapshot.file()), chain_(snapshot), how_(how), kv_(kv) {
-    // One block stands for all that were pruned as a whole.
+    // One block of zeros stands for every block that was pruned completely.
     zeros_ = KvWriter(kv).fresh_block();
     zeros_->mark_shared();
   }
 
-  // Returns the blocks that are damaged; they stand in the cache as such.
+  // Loads all blocks. Returns the damaged ones, which the cache marks as such.
   std::vector<int64_t> load() {
     std::vector<std::shared_ptr<KvBlock>> blocks(file_.visible.size());
     run_each(threads_or_all(how_.session.compute.threads), blocks.size(), [&](size_t b) {
@@ -140,7 +155,7 @@ class BlockLoader {
   }
 
  private:
-  // Throws a format Error for one that is damaged, if it is looked at.
+  // Throws a format Error for a damaged block, if blocks are verified.
   std::shared_ptr<KvBlock> load_block(int64_t block) const {
     const SnapshotFile* const from = chain_.holder(block);
     if (from == nullptr) return zeros_;
@@ -155,8 +170,8 @@ class BlockLoader {
     return mapped;
   }
 
-  // Into memory of the cache: the whole block at once, its digests after it, which was measured to
-  // be a tenth faster than layer after layer.
+  // Reads a block into memory of its own. Copying the whole block before computing its digests was
+  // measured to be a tenth faster than layer by layer.
   std::shared_ptr<KvBlock> read(const SnapshotFile& from, int64_t block) const {
     const KvShape& shape = file_.meta.kv;
     std::shared_ptr<KvBlock> own = KvWriter(kv_).fresh_block();
@@ -180,7 +195,7 @@ class BlockLoader {
   std::shared_ptr<KvBlock> zeros_;
 };
 
-// The state with its blocks, and which of these are damaged.
+// Returns the state with its blocks, and the indices of the damaged ones.
 std::pair<State, std::vector<int64_t>> load(const Snapshot& snapshot, const RestoreOptions& how) {
   const SnapshotFile& file = *snapshot.file();
   const int64_t capacity = how.session.capacity;
@@ -200,16 +215,16 @@ std::pair<State, std::vector<int64_t>> load(const Snapshot& snapshot, const Rest
 
 void refuse_damage(const Snapshot& snapshot, const std::vector<int64_t>& damaged) {
   if (damaged.empty()) return;
-  snapshot_damaged(snapshot.path(), "KV block " + std::to_string(damaged[0]),
-                   "the bytes that were saved (--heal computes them again)", "others");
+  snapshot_damaged(snapshot.path(), "KV block " + std::to_string(damaged[0]), "",
+                   "its bytes are not those that were saved; --heal computes them again");
 }
 
 }  // namespace
 
 State Snapshot::state(const RestoreOptions& how) const {
   if (meta().form == SnapshotForm::recipe) {
-    throw Error(ErrorKind::argument, path(), "form", "full or delta: this needs keys and values",
-                "recipe");
+    throw Error(ErrorKind::argument, path(), "form", "",
+                "a recipe has no keys and values, and this needs keys and values");
   }
   auto [state, damaged] = load(*this, how);
   refuse_damage(*this, damaged);
@@ -227,12 +242,12 @@ bool is_mapped(const KvCache& kv) {
   return false;
 }
 
-// What was computed again from a recipe is what was saved.
-void prove(const SnapshotFile& file, Session& session) {
+// Checks that a state recomputed from a recipe equals the saved one.
+void check_recomputed(const SnapshotFile& file, Session& session) {
   for (size_t b = 0; b < file.visible.size(); ++b) {
     if (session.kv().visible(static_cast<int64_t>(b)) == file.visible[b]) continue;
-    snapshot_damaged(file.path, "VISIBLE[" + std::to_string(b) + "]", "what the prunes leave",
-                     "another mask");
+    snapshot_damaged(file.path, "VISIBLE[" + std::to_string(b) + "]", "",
+                     "the mask is not the one that the prunes leave");
   }
   const std::vector<Digest> found = all_block_digests(session.kv(), session.compute().threads);
   for (size_t i = 0; i < found.size() && i < file.blocks.size(); ++i) {
@@ -268,7 +283,7 @@ Session Snapshot::restore(std::shared_ptr<const Model> model, const RestoreOptio
   }
   if (how.replay || meta().form == SnapshotForm::recipe) {
     Session session = stet::replay(model, recipe(), o, nullptr, how.append);
-    if (!how.replay) prove(*file_, session);
+    if (!how.replay) check_recomputed(*file_, session);
     r = {0, session.size(), {}, true};
     return session;
   }

@@ -33,10 +33,11 @@ void copy_blocks(Store& from, Store& to, const std::vector<Sha256>& places, Stor
 StoreCopy copy_state(Store& from, Store& to, const Sha256& place) {
   for (const Store* store : {&from, &to}) {
     if (store->place(place) != place)
-      throw Error(ErrorKind::argument, store->url(), "key", "one without a salt", "a tenant's");
+      throw Error(ErrorKind::argument, store->url(), "key", "",
+                  "a tenant's key cannot copy states; use the store's own");
   }
   StoreCopy report;
-  std::vector<std::pair<Sha256, StateRecord>> line;  // the latest first
+  std::vector<std::pair<Sha256, StateRecord>> line;  // latest first
   for (Sha256 at = place; at != Sha256() && (line.empty() || !to.has_state(at));) {
     std::optional<StateRecord> record =
         line.empty() ? std::optional(from.state(at)) : from.find_state(at);

@@ -30,11 +30,12 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kShared = ".shared-";
-constexpr size_t kSmallFile = size_t{1} << 20;  // of names and leases
-constexpr uint64_t kSpare = 65536;              // what a file takes beside its bytes, at most
+constexpr size_t kSmallFile = size_t{1} << 20;  // limit for names and leases
+constexpr uint64_t kSpare = 65536;              // most that a file takes beyond its bytes
 
-// The file that a temporary was to become (AtomicFile, DirectoryStore::share); "" where it is none.
-std::string written_for(const std::string& file) {
+// Returns the final name of a temporary file (AtomicFile, DirectoryStore::share), or "" if it is
+// not one.
+std::string final_name_of(const std::string& file) {
   const size_t temporary = file.rfind(kTemporary), shared = file.rfind(kShared);
   if (temporary != std::string::npos) {
     const std::string_view digits = std::string_view(file).substr(temporary + kTemporary.size());
@@ -48,18 +49,18 @@ std::string written_for(const std::string& file) {
   return file.substr(0, shared);
 }
 
-// Held while files are removed or replaced, by one process at a time.
+// Lock of one process at a time, held while files are removed or replaced.
 class DirectoryLock {
  public:
-  // `mode`: of a file that is not there yet. A link is not followed: its file would be created, or
-  // touched.
+  // `mode` applies if the file does not exist yet. Links are not followed, since that could create
+  // or touch a file elsewhere.
   DirectoryLock(const std::string& path, unsigned mode)
       : fd_(::open(path.c_str(), O_RDWR | kFlags)) {
     if (fd_ < 0 && errno == ENOENT) {
       fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | kFlags, 0600);
       if (fd_ >= 0) ::fchmod(fd_, mode);
     }
-    if (fd_ < 0) system_failed(path, "a lock file that can be opened, and is no link");
+    if (fd_ < 0) system_failed(path, "the lock file cannot be opened, or is a link");
     struct stat info = {};
     if (::fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode)) {
       ::close(fd_);
@@ -68,7 +69,7 @@ class DirectoryLock {
     while (::flock(fd_, LOCK_EX) != 0) {
       if (errno == EINTR) continue;
       ::close(fd_);
-      system_failed(path, "a lock");
+      system_failed(path, "cannot be locked");
     }
   }
   DirectoryLock(const DirectoryLock&) = delete;
@@ -82,7 +83,7 @@ class DirectoryLock {
   int fd_;
 };
 
-// The number behind "budget ", of digits alone.
+// Returns the number after "budget ", which must consist of digits.
 uint64_t budget_of(const std::string& path, const std::string& line) {
   constexpr std::string_view kBefore = "budget ";
   uint64_t bytes = 0;
@@ -103,8 +104,9 @@ class DirectoryStore : public StoreBackend {
         clock_(std::move(clock)) {
     struct stat info = {};
     if (::stat((path_ + "/" + kStoreFile).c_str(), &info) != 0) {
-      throw Error(ErrorKind::io, path_, "store", "a store (stet store init makes one)",
-                  fs::exists(path_) ? "another directory" : "nothing");
+      throw Error(ErrorKind::io, path_, "store", "",
+                  fs::exists(path_) ? "the directory is no store; stet store init makes one"
+                                    : "there is no store; stet store init makes one");
     }
     std::istringstream lines(read_text_file(path_ + "/" + kStoreFile, kSmallFile));
     std::string head, budget;
@@ -125,7 +127,7 @@ class DirectoryStore : public StoreBackend {
     const DirectoryLock lock(path, mode_);
     struct stat info = {};
     if (::futimens(lock.descriptor(), nullptr) != 0 || ::fstat(lock.descriptor(), &info) != 0)
-      system_failed(path, "a file whose time can be set");
+      system_failed(path, "the time of the file cannot be set");
     return info.st_mtim.tv_sec;
   }
 
@@ -140,7 +142,7 @@ class DirectoryStore : public StoreBackend {
         const std::span<const std::byte> bytes = file->bytes();
         found[i] = StoredBytes{bytes, file, file};
       } catch (const Error& e) {
-        // An empty file is a damaged record; one that is gone was evicted meanwhile.
+        // An empty file is a damaged record. A missing one was evicted in the meantime.
         if (e.kind == ErrorKind::format) found[i] = StoredBytes{{}, nullptr, nullptr};
         if (e.kind == ErrorKind::io && fs::exists(path)) throw;
       }
@@ -150,7 +152,7 @@ class DirectoryStore : public StoreBackend {
 
   std::vector<bool> touch(Shelf shelf, std::span<const Sha256> names) override {
     std::optional<DirectoryLock> lock;
-    // Who may only read finds what is there; nobody can mark it.
+    // Without permission to write, the record is found but cannot be marked as used.
     if (::access(path_.c_str(), W_OK) == 0) lock.emplace(path_ + "/lock", mode_);
     std::vector<bool> there;
     for (const Sha256& name : names) there.push_back(stamp(path_of(shelf, name)));
@@ -180,7 +182,7 @@ class DirectoryStore : public StoreBackend {
           file.commit();
         }
       } catch (const Error&) {
-        // A full disk takes no blocks; the state, which is small, may still fit.
+        // A full disk takes no more blocks, but a state is small and may still fit.
         if (shelf == Shelf::blocks && is_full(bytes)) break;
         throw;
       }
@@ -232,7 +234,7 @@ class DirectoryStore : public StoreBackend {
       file.write(*next);
       file.commit();
     } else if (expected && ::unlink(path.c_str()) != 0) {
-      system_failed(path, "a file that can be removed");
+      system_failed(path, "cannot be removed");
     }
     return true;
   }
@@ -254,7 +256,7 @@ class DirectoryStore : public StoreBackend {
     std::vector<Sha256> states;
     const int64_t time = now();
     for (const std::string& file : files_in(path_ + "/leases")) {
-      if (!hash_of_hex(file)) continue;  // half-written
+      if (!hash_of_hex(file)) continue;  // incompletely written
       const std::string path = path_ + "/leases/" + file;
       if (!file_at(path)) continue;
       try {
@@ -269,19 +271,19 @@ class DirectoryStore : public StoreBackend {
           if (const auto hash = hash_of_hex(id)) states.push_back(*hash);
         }
       } catch (const Error&) {
-        // Released meanwhile.
+        // The lease was released in the meantime.
       }
     }
     return states;
   }
 
-  // Temporaries of writers that were killed have names of their own. Nothing else goes: what else
-  // lies there is no file of the store's.
+  // Removes temporary files of killed writers, which have names of their own. Other files do not
+  // belong to the store and stay.
   void tidy(int64_t before) override {
     for (const char* folder : kStoreFolders) {
       const bool names = folder == std::string_view("/names");
       for (const std::string& file : files_in(path_ + folder)) {
-        const std::string path = path_ + folder + "/" + file, of = written_for(file);
+        const std::string path = path_ + folder + "/" + file, of = final_name_of(file);
         const auto info = file_at(path);
         const bool ours = names ? is_store_name(of) : hash_of_hex(of).has_value();
         if (ours && info && info->st_mtim.tv_sec < before) ::unlink(path.c_str());
@@ -294,9 +296,9 @@ class DirectoryStore : public StoreBackend {
   }
 
  private:
-  // Puts a file of another directory here without writing its bytes: a reflink where the file
-  // system has them, else a hard link, where it would be the same file but for its place. False,
-  // and nothing has changed, where neither can be.
+  // Adds a file of another directory without copying its bytes. Uses a reflink if the file system
+  // has them, or else a hard link if owner and permissions are the same. Returns false and changes
+  // nothing if neither works.
   bool share(const std::string& from, uint64_t bytes, const std::string& to) const {
     static std::atomic<uint64_t> count{0};
     const std::string aside = fmt::format("{}.shared-{}-{}", to, ::getpid(), ++count);
@@ -309,7 +311,7 @@ class DirectoryStore : public StoreBackend {
                   ::link(from.c_str(), aside.c_str()) == 0));
     if (source >= 0) ::close(source);
     done = done && ::rename(aside.c_str(), to.c_str()) == 0;
-    ::unlink(aside.c_str());  // also where both names were one file's already
+    ::unlink(aside.c_str());  // still there if both names were one file
     const int folder = done ? ::open(folder_of(Shelf::blocks).c_str(), O_RDONLY | O_CLOEXEC) : -1;
     if (folder >= 0) {
       ::fsync(folder);
@@ -325,7 +327,7 @@ class DirectoryStore : public StoreBackend {
     if (!done) ::unlink(to.c_str());
     return done;
   }
-  // Whether the file system has no room for that many bytes more.
+  // Returns whether the file system lacks room for `bytes` more.
   bool is_full(uint64_t bytes) const {
     struct statvfs info = {};
     return ::statvfs(path_.c_str(), &info) == 0 && info.f_bavail * info.f_frsize < bytes + kSpare;
@@ -338,8 +340,9 @@ class DirectoryStore : public StoreBackend {
     return folder_of(shelf) + "/" + hex_of_hash(name);
   }
 
-  // The file counts as used now; false where there is none. Only its owner may set a time; others
-  // who may write to it can say "now", and those who may not leave it as it is.
+  // Marks a file as used now. Returns false if there is none. Only a file's owner may set a chosen
+  // time. Others with permission to write can only set the current time; without it the file stays
+  // unmarked.
   bool stamp(const std::string& path) const {
     timespec times[2] = {};
     if (clock_) times[0].tv_sec = times[1].tv_sec = clock_();
@@ -358,12 +361,14 @@ class DirectoryStore : public StoreBackend {
     std::error_code error;
     for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
       files.push_back(at->path().filename().string());
-    if (error) throw Error(ErrorKind::io, folder, "", "a readable directory", error.message());
+    if (error)
+      throw Error(ErrorKind::io, folder, "", "",
+                  "the directory cannot be read: " + error.message());
     return files;
   }
 
-  // Blocks that were used longest ago go until `wanted` bytes more are within the budget. What
-  // other writers have half-written counts. Returns the bytes that there is room for.
+  // Evicts the least recently used blocks until `wanted` more bytes fit the budget. Incomplete
+  // files of other writers count. Returns the bytes that fit.
   uint64_t make_room(uint64_t wanted) {
     struct File {
       std::string path;

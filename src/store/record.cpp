@@ -21,7 +21,7 @@ namespace {
 constexpr unsigned char kRecordMagic[8] = {0x93, 'S', 'T', 'K', 0x0D, 0x0A, 0x1A, 0x0A};
 constexpr uint32_t kRecordVersion = 2;
 constexpr size_t kNonce = 16;
-constexpr size_t kSealed = 8 + 4 + 4 + 32 + 32 + 8 + 4 + 4;  // what the HMAC covers
+constexpr size_t kSealed = 8 + 4 + 4 + 32 + 32 + 8 + 4 + 4;  // bytes that the HMAC covers
 constexpr size_t kKeyFileBytes = 4096;
 constexpr char kKeyFileHead[] = "stet store key 1";
 
@@ -37,7 +37,7 @@ std::string hex_of(std::span<const std::byte> bytes) {
   return text;
 }
 
-// The 32 bytes behind "NAME " in a line of a key file.
+// Returns the 32 bytes after "NAME " in a line of a key file.
 Sha256 key_line(std::istream& lines, const std::string& name, const std::string& path) {
   std::string line;
   std::getline(lines, line);
@@ -59,11 +59,10 @@ uint32_t payload_offset(RecordKind kind) {
   return static_cast<uint32_t>(kind == RecordKind::block ? kBlockFront : kRecordFront);
 }
 
-// At most 256 bytes, which no signal cuts short.
+// Fills at most 256 bytes, a size that no signal can interrupt.
 void fill_randomly(std::span<std::byte> bytes) {
   if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
-    throw Error(ErrorKind::io, "", "random bytes", fmt::format("{} of the system", bytes.size()),
-                "fewer");
+    throw Error(ErrorKind::io, "", "random bytes", "", "the system did not provide them");
 }
 
 Poly1305Tag tag_of_payload(const StoreKey& key, const Record& record,
@@ -76,13 +75,13 @@ Poly1305Tag tag_of_payload(const StoreKey& key, const Record& record,
   return poly1305_of(hmac_sha256(key.writers, w.data()).bytes, record.payload);
 }
 
-// By what the front says of it. What the tag should be is told to nobody: it would be the second
-// under its key.
+// Checks the tag of the payload. The error does not tell the expected tag, since that would be a
+// second valid tag under its key.
 void check_payload(const StoreKey& key, const Record& record, std::span<const std::byte> content,
                    const std::string& where) {
   if (!equal_in_constant_time(tag_of_payload(key, record, content.first(kNonce)),
                               content.subspan(kNonce)))
-    record_damaged(where, "content", "what was sealed", "other bytes");
+    record_damaged(where, "content", "", "the bytes are not those that were sealed");
 }
 
 }  // namespace
@@ -96,8 +95,9 @@ StoreKey StoreKey::random() {
 StoreKey StoreKey::load(const std::string& path) {
   struct stat info = {};
   if (::stat(path.c_str(), &info) == 0 && (info.st_mode & 077) != 0) {
-    throw Error(ErrorKind::io, path, "permissions", "600: a key that its owner alone can read",
-                fmt::format("{:o}", info.st_mode & 0777));
+    throw Error(ErrorKind::io, path, "permissions", "",
+                fmt::format("others can read the key (mode {:o}); chmod 600 makes it private",
+                            info.st_mode & 0777));
   }
   std::istringstream lines(read_text_file(path, kKeyFileBytes));
   std::string head;
@@ -113,7 +113,7 @@ StoreKey StoreKey::load(const std::string& path) {
 void StoreKey::save(const std::string& path) const {
   std::error_code ignored;
   if (std::filesystem::exists(path, ignored))
-    throw Error(ErrorKind::argument, path, "key", "a file that is not there yet", "one");
+    throw Error(ErrorKind::argument, path, "key", "", "the file exists already");
   AtomicFile file(path, 0600);
   const std::string text =
       fmt::format("{}\nwriters {}\nsalt {}\n", kKeyFileHead, hex_of(writers), hex_of(salt.bytes));
@@ -168,7 +168,8 @@ Record open_record(const StoreKey& key, RecordKind kind, const Sha256& name,
   const uint32_t encoding = r.u32("encoding"), offset = r.u32("offset");
   const std::span<const std::byte> seal = r.bytes(32, "HMAC");
   if (!equal_in_constant_time(seal, hmac_sha256(key.writers, bytes.first(kSealed)).bytes))
-    throw Error(ErrorKind::mismatch, where, "HMAC", "one of the writers' key", "another");
+    throw Error(ErrorKind::mismatch, where, "HMAC", "",
+                "the record was not sealed with this store's key");
   if (found != static_cast<uint32_t>(kind) || offset != payload_offset(kind))
     throw Error(ErrorKind::mismatch, where, "kind", record_kind_name(kind), "another");
   if (found_name != name)

@@ -27,14 +27,14 @@
 namespace stet::test::bytes_file_tests {
 namespace {
 
-// What the system calls below, which stand before libc's, do to AtomicFile.
+// Faults that the system calls below inject into AtomicFile. They replace libc's.
 struct Faults {
   bool active = false;
   uint64_t space = UINT64_MAX;  // bytes until writes fail with write_error
   size_t piece = SIZE_MAX;      // at most this many bytes per write
   bool interrupt = false;       // every other write is interrupted
   int write_error = ENOSPC;
-  int fsync_error = 0, fsyncs_before = 0;  // fails after so many that succeed
+  int fsync_error = 0, fsyncs_before = 0;  // fails after this many calls
   int rename_error = 0;
   uint64_t writes = 0;
 };
@@ -77,7 +77,7 @@ extern "C" int rename(const char* from, const char* to) noexcept {
 
 namespace {
 
-// Runs `call` with the faults in force.
+// Runs `call` with the given faults.
 template <typename Call>
 void with(Faults wanted, const Call& call) {
   faults = wanted;
@@ -162,17 +162,17 @@ TEST(ReadFile, ReadsUpToItsLimit) {
   EXPECT_EQ(stet::read_text_file(dir / "empty", 0), "");
 }
 
-TEST(ReadFile, NamesWhatCannotBeRead) {
+TEST(ReadFile, NamesAFileThatCannotBeRead) {
   const TemporaryDirectory dir;
   EXPECT_EQ(error_of([&] { stet::read_file(dir / "none", 10); }),
-            "io: " + dir / "none" + ": expected a readable file, found No such file or directory");
+            "io: " + dir / "none" + ": cannot be read: No such file or directory");
   EXPECT_EQ(error_of([&] { stet::read_text_file(dir.path(), 10); }),
-            "io: " + dir.path() + ": expected a readable file, found Is a directory");
+            "io: " + dir.path() + ": cannot be read: Is a directory");
   EXPECT_EQ(error_of([&] { stet::read_file("/dev/zero", 1'000'000); }),
             "io: /dev/zero: expected a regular file, found a device or pipe");
 }
 
-// A stream that this process was given, and no other pipe.
+// A pipe is read only if it was handed to this process.
 TEST(ReadFile, ReadsAPipeThatItWasGiven) {
   const std::string content(200'000, 'x');
   int ends[2];
@@ -201,16 +201,16 @@ TEST(MappedFile, ShowsTheBytes) {
   EXPECT_EQ(file->path(), dir / "a");
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(file->bytes().data()), file->bytes().size()),
             content);
-  write_file(dir / "a", "replaced");  // by rename: the mapping keeps the old file
+  write_file(dir / "a", "replaced");  // by rename, so the mapping keeps the old file
   EXPECT_EQ(file->bytes()[10'000], static_cast<std::byte>(content[10'000]));
 }
 
-TEST(MappedFile, NamesWhatCannotBeMapped) {
+TEST(MappedFile, NamesAFileThatCannotBeMapped) {
   const TemporaryDirectory dir;
   EXPECT_EQ(error_of([&] { stet::MappedFile::open(dir / "none"); }),
-            "io: " + dir / "none" + ": expected a readable file, found No such file or directory");
+            "io: " + dir / "none" + ": cannot be read: No such file or directory");
   EXPECT_EQ(error_of([&] { stet::MappedFile::open(dir.path()); }),
-            "io: " + dir.path() + ": expected a readable file, found Is a directory");
+            "io: " + dir.path() + ": cannot be read: Is a directory");
   write_file(dir / "empty", "");
   EXPECT_EQ(error_of([&] { stet::MappedFile::open(dir / "empty"); }),
             "format: " + dir / "empty" + ": expected a file with content, found 0 bytes");
@@ -219,7 +219,7 @@ TEST(MappedFile, NamesWhatCannotBeMapped) {
             "io: " + dir / "pipe" + ": expected a regular file, found a device or pipe");
 }
 
-// Resident bytes of the mapping that begins at `address`.
+// Returns the resident bytes of the mapping that begins at `address`.
 size_t resident(const void* address) {
   std::ifstream maps("/proc/self/smaps");
   char start[32];
@@ -314,30 +314,29 @@ TEST(AtomicFile, FullDiskLeavesTheOldFileAndNoTemporary) {
       file.commit();
     };
     with({.space = space}, [&] {
-      EXPECT_NE(error_of(save).find("io: " + dir / "a" + ": expected to write "),
-                std::string::npos);
+      EXPECT_NE(error_of(save).find("io: " + dir / "a" + ": cannot write "), std::string::npos);
     });
     EXPECT_EQ(read_text(dir / "a"), "old");
     EXPECT_EQ(dir.names(), std::vector<std::string>{"a"});
   }
 }
 
-TEST(AtomicFile, SaysWhyItFailed) {
+TEST(AtomicFile, ErrorsNameTheReason) {
   const TemporaryDirectory dir;
   write_file(dir / "a", "old");
-  const std::string prefix = "io: " + dir / "a" + ": expected ";
+  const std::string prefix = "io: " + dir / "a" + ": ";
   const auto save = [&] { write_file(dir / "a", "new"); };
   const auto expect = [&](const Faults& wanted, const std::string& text) {
     with(wanted, [&] { EXPECT_EQ(error_of(save), prefix + text); });
     EXPECT_EQ(read_text(dir / "a"), "old");
     EXPECT_EQ(dir.names(), std::vector<std::string>{"a"});
   };
-  expect({.space = 0}, "to write 3 bytes, found No space left on device");
-  expect({.space = 2, .write_error = EIO}, "to write 3 bytes, found Input/output error");
-  expect({.fsync_error = EIO}, "its bytes to reach the disk, found Input/output error");
-  expect({.rename_error = EACCES}, "to rename the finished file to it, found Permission denied");
+  expect({.space = 0}, "cannot write 3 bytes: No space left on device");
+  expect({.space = 2, .write_error = EIO}, "cannot write 3 bytes: Input/output error");
+  expect({.fsync_error = EIO}, "its bytes did not reach the disk: Input/output error");
+  expect({.rename_error = EACCES}, "the finished file cannot be renamed to it: Permission denied");
 
-  with({.fsync_error = EIO, .fsyncs_before = 1}, [&] {  // that of the directory
+  with({.fsync_error = EIO, .fsyncs_before = 1}, [&] {  // the directory's fsync
     EXPECT_EQ(error_of(save), "io: " + dir / "a" +
                                   ": durability: expected its name on the disk (the new file is in "
                                   "place, whole, but a loss of power may undo that), "
@@ -346,7 +345,7 @@ TEST(AtomicFile, SaysWhyItFailed) {
   EXPECT_EQ(read_text(dir / "a"), "new");
 }
 
-TEST(AtomicFile, RefusesWhatIsNoPlaceForAFile) {
+TEST(AtomicFile, RefusesAPathThatCannotHoldAFile) {
   const TemporaryDirectory dir;
   const auto open = [](const std::string& path) {
     return error_of([&] { stet::AtomicFile file(path); });
@@ -354,23 +353,22 @@ TEST(AtomicFile, RefusesWhatIsNoPlaceForAFile) {
   write_file(dir / "a", "old");
   EXPECT_EQ(open(dir / "none/b"),
             "io: " + dir / "none/b" +
-                ": expected to create a file in its directory, found No such file or directory");
-  EXPECT_EQ(
-      open(dir / "a/b"),
-      "io: " + dir / "a/b" + ": expected to create a file in its directory, found Not a directory");
+                ": no file can be made in its directory: No such file or directory");
+  EXPECT_EQ(open(dir / "a/b"),
+            "io: " + dir / "a/b" + ": no file can be made in its directory: Not a directory");
   EXPECT_EQ(open(dir.path()),
             "io: " + dir.path() + ": expected a regular file to write, found a directory");
   EXPECT_EQ(open(dir / ""),
             "io: " + dir / "" + ": expected the name of a file, found the name of a directory");
   EXPECT_EQ(open("/dev/null"),
             "io: /dev/null: expected a regular file to write, found a device or pipe");
-  EXPECT_EQ(
-      open("/proc/x"),
-      "io: /proc/x: expected to create a file in its directory, found No such file or directory");
+  EXPECT_EQ(open("/proc/x"),
+            "io: /proc/x: no file can be made in its directory: No such file or directory");
   EXPECT_EQ(dir.names(), std::vector<std::string>{"a"});
 }
 
-// The link stays, and what it leads to is replaced at once, by a temporary beside it.
+// The link stays. Its target is replaced atomically, through a temporary file in the target's
+// directory.
 TEST(AtomicFile, WritesThroughLinks) {
   const TemporaryDirectory dir;
   namespace fs = std::filesystem;
@@ -383,7 +381,7 @@ TEST(AtomicFile, WritesThroughLinks) {
     stet::AtomicFile file(dir / "link");
     file.write(as_bytes("new"));
     EXPECT_EQ(std::distance(fs::directory_iterator(dir / "elsewhere"), fs::directory_iterator()),
-              2);  // its temporary
+              2);  // its temporary file
     EXPECT_EQ(stet::read_text_file(dir / "link", 10), "old");
     file.commit();
     EXPECT_EQ(file.path(), dir / "link");
@@ -406,18 +404,17 @@ TEST(AtomicFile, RefusesLinksThatLeadNowhere) {
   const auto refusal = [](const std::string& path) {
     return error_of([&] { stet::AtomicFile file(path); });
   };
+  EXPECT_EQ(refusal(dir / "a"),
+            "io: " + dir / "a" + ": cannot be written: Too many levels of symbolic links");
   EXPECT_EQ(
-      refusal(dir / "a"),
-      "io: " + dir / "a" + ": expected a file to write, found Too many levels of symbolic links");
-  EXPECT_EQ(refusal(dir / "c"),
-            "io: " + dir / "c" +
-                ": expected to create a file in its directory, found No such file or directory");
+      refusal(dir / "c"),
+      "io: " + dir / "c" + ": no file can be made in its directory: No such file or directory");
   EXPECT_EQ(refusal(dir / "d"),
             "io: " + dir / "d" + ": expected a regular file to write, found a directory");
   EXPECT_EQ(dir.names(), (std::vector<std::string>{"a", "b", "c", "d"}));
 }
 
-TEST(AtomicFile, NextWriterRemovesWhatAKilledOneLeft) {
+TEST(AtomicFile, NextWriterRemovesTheTemporaryOfAKilledOne) {
   const TemporaryDirectory dir;
   write_file(dir / "a", "old");
   write_file(dir / "a.tmp-notes", "somebody's own");
@@ -434,8 +431,8 @@ TEST(AtomicFile, NextWriterRemovesWhatAKilledOneLeft) {
   EXPECT_EQ(read_text(dir / "a"), "old");
 
   stet::AtomicFile live(dir / "a");
-  EXPECT_EQ(dir.names().size(), 3u);  // the killed one's is gone, this one's is there
-  write_file(dir / "a", "new");       // and stays while its writer lives
+  EXPECT_EQ(dir.names().size(), 3u);  // the dead writer's file made way for this one's
+  write_file(dir / "a", "new");       // which stays while its writer lives
   EXPECT_EQ(dir.names().size(), 3u);
   live.write(as_bytes("live"));
   live.commit();

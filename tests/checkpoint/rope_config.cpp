@@ -1,5 +1,5 @@
-// Rotary positions of config.json: every place where published configs have them, in transformers'
-// order; and fields that nobody reads, which are refused.
+// Rotary positions in config.json: every place where published configs have them, in transformers'
+// order of precedence. Fields that nothing reads are refused.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -97,7 +97,7 @@ TEST(RopeConfig, ThetaStandsInAnyOfThreePlaces) {
   }
 }
 
-// An empty rope_scaling is none, as in Python.
+// An empty rope_scaling means none, as in Python.
 TEST(RopeConfig, AnEmptyObjectIsNone) {
   const std::vector<Rope> found = ropes("llama31-tiny", [](Json& j) {
     without(j);
@@ -191,8 +191,8 @@ TEST(RopeConfig, PositionsOfTheFirstTraining) {
             256);
 }
 
-// Both numbers divide each other: with the same, nothing is scaled (arXiv 2309.00071 has 0.1 ln s +
-// 1 alone).
+// The two mscale numbers form a ratio: equal numbers scale nothing (arXiv 2309.00071 has only 0.1
+// ln s + 1).
 TEST(RopeConfig, ScalesOfYarn) {
   const auto factor = [](const Json& more) {
     return ropes("llama31-tiny",
@@ -210,12 +210,13 @@ TEST(RopeConfig, ScalesOfYarn) {
   EXPECT_EQ(factor({{"mscale", 1.0}, {"mscale_all_dim", 1.0}, {"attention_factor", 0.5}}), 0.5);
 }
 
-TEST(RopeConfig, FieldsThatNobodyReadsAreRefused) {
+TEST(RopeConfig, UnreadFieldsAreRefused) {
   const auto at = [](const char* object, const char* name, const Json& value) {
     return [=](Json& j) { (*object == '\0' ? j : j[object])[name] = value; };
   };
   const std::string known =
-      "expected for the type llama3 one of rope_type, type, rope_theta, factor, low_freq_factor, "
+      "expected only these fields of the type llama3: rope_type, type, rope_theta, factor, "
+      "low_freq_factor, "
       "high_freq_factor, original_max_position_embeddings, found ";
   EXPECT_EQ(refusal("llama31-tiny", at("rope_scaling", "mscale", 0.7)),
             "unsupported: config.json: rope_scaling.mscale: " + known + "0.7");
@@ -224,7 +225,7 @@ TEST(RopeConfig, FieldsThatNobodyReadsAreRefused) {
   EXPECT_EQ(refusal("llama31-tiny", at("rope_scaling", "partial_rotary_factor", 0.5)),
             "unsupported: config.json: rope_scaling.partial_rotary_factor: " + known + "0.5");
   EXPECT_EQ(refusal("llama31-tiny", at("", "rope_interleaved", true)),
-            "unsupported: config.json: rope_interleaved: expected of fields for rotary positions "
+            "unsupported: config.json: rope_interleaved: expected only these rotary fields: "
             "rope_scaling, rope_parameters, rope_theta, found true");
   for (const char* name : {"rotary_pct", "rope_local_base_freq", "rotary_dim", "rope_ratio"}) {
     EXPECT_EQ(refusal("llama31-tiny", at("", name, 0.5))
@@ -232,13 +233,14 @@ TEST(RopeConfig, FieldsThatNobodyReadsAreRefused) {
               0u)
         << name;
   }
-  EXPECT_EQ(refusal("llama31-tiny",
-                    [](Json& j) {
-                      j["rope_scaling"] = {{"factor", 4.0}};
-                    })
-                .find("unsupported: config.json: rope_scaling.factor: expected for the type "
-                      "default one of "),
-            0u);
+  EXPECT_EQ(
+      refusal("llama31-tiny",
+              [](Json& j) {
+                j["rope_scaling"] = {{"factor", 4.0}};
+              })
+          .find("unsupported: config.json: rope_scaling.factor: expected only these fields of "
+                "the type default: "),
+      0u);
 }
 
 TEST(RopeConfig, FieldsWithoutEffectAndNullAreNot) {

@@ -1,5 +1,5 @@
-// Packed weights in a mapped file that is written to, cut off or touched under a model that runs:
-// right bits or an error, never others, and nobody dies of SIGBUS.
+// A mapped file of packed weights is overwritten, truncated or touched while its model runs. The
+// result is the right bits or an error; SIGBUS never ends the process.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -28,7 +28,7 @@ class WeightGuard : public testing::TestWithParam<Contract> {
   std::shared_ptr<const Model> load(bool map = true) const {
     return Model::load(directory_source(directory, map), 2, GetParam());
   }
-  // The first byte of the last matrix of the file.
+  // Returns the file offset of the first byte of the last matrix, and the matrix's name.
   off_t in_a_matrix(std::string* name) const {
     const Checkpoint checkpoint = Checkpoint::open(directory);
     const std::byte* const begin = checkpoint.files().front()->bytes().data();
@@ -90,7 +90,7 @@ TEST_P(WeightGuard, OtherBytesAreAnErrorThatChangesNothing) {
   EXPECT_NE(error_of([&] { check_packed(*directory_source(directory)); }), "no error");
 }
 
-TEST_P(WeightGuard, AFileThatIsCutOffEndsNobody) {
+TEST_P(WeightGuard, ATruncatedFileEndsNoProcess) {
   for (const size_t left : {size_t{0}, size_t{4096}, fs::file_size(file) / 2}) {
     const std::string all = read_text(file);
     Session s = session(load()), plain = session(load(false));
@@ -98,7 +98,7 @@ TEST_P(WeightGuard, AFileThatIsCutOffEndsNobody) {
     const std::string error = error_of([&] { s.append({&ids[70], 1}); });
     EXPECT_TRUE(error.starts_with("format: " + file + ": ")) << error;
     EXPECT_TRUE(same_state(s, plain));
-    // What was mapped is gone for good; a model loaded anew goes on.
+    // The mapped content is lost for good. A newly loaded model continues.
     write_file(file, all);
     EXPECT_NE(error_of([&] { s.append({&ids[70], 1}); }), "no error");
     Session again(load(), s.state(), options(2, STET_DEFAULT_ISA, 512, GetParam()));
@@ -108,7 +108,7 @@ TEST_P(WeightGuard, AFileThatIsCutOffEndsNobody) {
   }
 }
 
-TEST_P(WeightGuard, InMemoryNothingReachesThem) {
+TEST_P(WeightGuard, WeightsInMemoryAreUnaffected) {
   Session s = session(load(false)),
           copied = session(Model::load(in_memory(directory_source(directory)), 2, GetParam())),
           plain = session(load());
@@ -148,7 +148,7 @@ TEST(Loading, AFileWrittenToMeanwhileIsAnError) {
   fs::copy(data_path("models/llama31-tiny"), scratch / "m");
   EXPECT_EQ(error_of([&] { Model::load(std::make_shared<const Restless>(scratch / "m")); }),
             "io: " + scratch / "m/model.safetensors" +
-                ": expected the file as it was opened, found one written to since");
+                ": the file changed while it was in use: it was written to");
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ constexpr bool kHaveText = false;
   if (!kHaveText) GTEST_SKIP() << "built without a library for the tokenizers"
 
 const std::string kGemma = asset_path("pocket-gemma3"), kLlama = asset_path("pocket-llama3");
-const std::string kTiny = data_path("models/gemma3-tiny");  // has no tokenizer
+const std::string kTiny = data_path("models/gemma3-tiny");  // without a tokenizer
 
 std::string gemma_turn(const std::string& user, bool first = true) {
   return (first ? "" : "\n") + ("<start_of_turn>user\n" + user) +
@@ -55,7 +55,7 @@ Outcome succeed(const Args& args, const std::string& input = "") {
   return o;
 }
 
-// The one line of an error, without "stet: ".
+// Returns the single line of an error without "stet: ".
 std::string failure(const Args& args, int status = 1, const std::string& input = "") {
   const Outcome o = run_stet(args, input);
   EXPECT_EQ(o.status, status) << o.err;
@@ -148,7 +148,7 @@ TEST_F(Command, TheScriptedConversationAcrossProcesses) {
   EXPECT_LE(script["ids"].size() - ids.size(), 1u);  // the newline after the last turn
   EXPECT_EQ(read_text(snapshot), read_text(scratch / "all.stet"));
 
-  // The same for people: one reply a line.
+  // The human-readable output is one reply a line.
   std::string replies;
   for (size_t i = 0; i < 4; ++i) replies += script["turns"][i]["model"].get<std::string>() + "\n";
   EXPECT_EQ(succeed(Args{"generate"} + first).out, replies);
@@ -172,7 +172,7 @@ TEST_F(Command, ACutReplyGoesOn) {
     EXPECT_EQ(b["prompt_ids"], Json::array());
     EXPECT_EQ(read_text(snapshot), read_text(scratch / "whole.stet")) << cut;
   }
-  // A cut reply that is not kept cannot go on: the text it holds back is shown.
+  // A cut reply that is not saved cannot continue, so the text it held back is printed.
   EXPECT_EQ(Json::parse(succeed(ask + Args{"-n", "7"}).out)["text"], "OK, g = 12");
   EXPECT_EQ(Json::parse(succeed(ask + Args{"-n", "7", "--save", snapshot}).out)["text"],
             "OK, g = ");
@@ -213,7 +213,7 @@ TEST_F(Command, ResumeTakesOtherSettings) {
             drawn);
   EXPECT_NE(ids({"--temperature", "3", "--seed", "18446744073709551614"}), drawn);
   EXPECT_EQ(ids({"--sample", "--top-k", "1"}), greedy);
-  // The same settings, saved.
+  // The saved settings draw the same tokens.
   succeed(save + Args{"--temperature", "3", "--seed", "18446744073709551615"});
   EXPECT_EQ(ids({}), drawn);
   const Json inspected = Json::parse(succeed({"inspect", snapshot, "--json"}).out);
@@ -242,7 +242,7 @@ TEST_F(Command, WithoutATokenizerIdsAreEnough) {
             "stop strings: expected a tokenizer to match them in text, found none");
 }
 
-TEST_F(Command, LogitsAreTheLibrarysWhateverTheSchedule) {
+TEST_F(Command, LogitsEqualTheLibrarysForAnySchedule) {
   Ids ids;
   for (int i = 0; i < 90; ++i) ids.push_back((i * 37 + 3) % 900);
   write_file(scratch / "ids.json", Json(ids).dump());
@@ -349,12 +349,12 @@ TEST_F(Command, TextsAreTakenAsTheyAre) {
     EXPECT_EQ(j["prompt_ids"], Json(tokenizer->encode(text))) << text;
   }
   succeed({"save", "-p", "x", "-o", snapshot});
-  succeed({"resume", "-p", "more", snapshot, "-n", "1"});  // the option takes one text, and no more
+  succeed({"resume", "-p", "more", snapshot, "-n", "1"});  // the option takes one text only
   EXPECT_EQ(failure({"resume", snapshot, "-p", ""}, 2),
             "--prompt: expected at least one token, found none (stet --help)");
 }
 
-TEST_F(Command, InspectSaysWhatIsInIt) {
+TEST_F(Command, InspectDescribesASnapshot) {
   const Json saved = Json::parse(succeed({"save", "-m", kTiny, "--ids", "3,1,4,1,5", "-o", snapshot,
                                           "--json", "--ctx", "100", "--kv", "bf16"})
                                      .out);
@@ -395,11 +395,11 @@ TEST_F(Command, TheContractGoesWithTheSnapshot) {
   EXPECT_TRUE(
       failure({"resume", snapshot, "--compute", "f32", "-n", "1"}).starts_with(snapshot + refused));
   EXPECT_TRUE(failure({"verify", snapshot, "--compute", "f32"}).starts_with(snapshot + refused));
-  // Without an option it is verified as it was made.
+  // Without an option the state is verified under the contract that it was made with.
   EXPECT_TRUE(succeed({"verify", snapshot}).out.starts_with("verified: "));
 
-  // Resumed, it goes on as one that was never cut; and, computed again, as one of the other
-  // contract.
+  // Resumed, it continues like a session that was never cut. Migrated, it continues like one of the
+  // other contract.
   const Args more = {"-n", "6", "--ignore-eos", "--json"};
   const auto ids = [](const Outcome& o) { return Json::parse(o.out)["ids"]; };
   EXPECT_EQ(
@@ -433,17 +433,18 @@ TEST_F(Command, ASnapshotFindsItsBundledCheckpoint) {
   const std::string error = failure({"resume", snapshot, "-m", kTiny, "-n", "1"});
   EXPECT_TRUE(error.starts_with(
       snapshot +
-      ": architecture, embeddings+norms+attention+mlp weights: expected LlamaForCausalLM, "))
+      ": model: the model does not fit the snapshot: architecture Gemma3ForCausalLM instead of "
+      "LlamaForCausalLM, embeddings+norms+attention+mlp weights sha256:"))
       << error;
   EXPECT_TRUE(error.ends_with(
-      " in " + kTiny +
-      "; it was made with a checkpoint named pocket-llama3; --replay computes it again"))
+      "; the model is " + kTiny +
+      "; the snapshot was made with a checkpoint named pocket-llama3; --replay computes it again"))
       << error;
   succeed({"save", "-m", kTiny, "--ids", "1,2,3", "-o", snapshot});
   const std::string unnamed = failure({"resume", snapshot, "-n", "1"});
   EXPECT_TRUE(
-      unnamed.ends_with("; it was made with a checkpoint named gemma3-tiny, give it with -m; "
-                        "--replay computes it again"))
+      unnamed.ends_with("; the snapshot was made with a checkpoint named gemma3-tiny, give it with "
+                        "-m; --replay computes it again"))
       << unnamed;
 }
 
@@ -566,7 +567,7 @@ TEST_F(Command, BadInputIsStatus1AndNothingIsWritten) {
       {ids + Args{"-m", empty},
        empty + ": expected a checkpoint directory or a .gguf file, found an empty file"},
       {ids + Args{"-m", scratch / "dir"},
-       scratch / "dir/config.json: expected a readable file, found No such file or directory"},
+       scratch / "dir/config.json: cannot be read: No such file or directory"},
       {ids + Args{"--ctx", "2049"},
        "ctx: expected 1 .. 2048 (max_position_embeddings), found 2049"},
       {ids + Args{"--ctx", "2"},
@@ -574,15 +575,14 @@ TEST_F(Command, BadInputIsStatus1AndNothingIsWritten) {
       {{"generate", "--ids", "1,1620", "--save", out},
        "ids[1]: expected a token id in 0..1619, found 1620"},
       {{"generate", "--ids-file", none, "--save", out},
-       none + ": expected a readable file, found No such file or directory"},
+       none + ": cannot be read: No such file or directory"},
       {{"generate", "--ids-file", scratch / "bad.json", "--save", out},
        scratch /
            "bad.json: line 1, column 6: expected token ids: 1,2,3 or [1,2,3], found the end of "
            "the text"},
       {{"generate", "--prompt-file", scratch / "dir", "--save", out},
-       scratch / "dir: expected a readable file, found Is a directory"},
-      {{"resume", none, "--save", out},
-       none + ": expected a readable file, found No such file or directory"},
+       scratch / "dir: cannot be read: Is a directory"},
+      {{"resume", none, "--save", out}, none + ": cannot be read: No such file or directory"},
       {{"resume", empty, "--save", out}, empty + ": expected a file with content, found 0 bytes"},
       {{"resume", scratch / "bad.json", "--save", out},
        scratch / "bad.json: magic: expected a stet snapshot, found another file"},
@@ -595,11 +595,11 @@ TEST_F(Command, BadInputIsStatus1AndNothingIsWritten) {
       {{"save", "--ids", "1", "-o", scratch / "dir"},
        scratch / "dir: expected a regular file to write, found a directory"},
       {{"save", "--ids", "1", "-o", none + "/s"},
-       none + "/s: expected to create a file in its directory, found No such file or directory"},
+       none + "/s: no file can be made in its directory: No such file or directory"},
       {{"logits", "--ids", "1", "-o", none + "/s"},
-       none + "/s: expected to create a file in its directory, found No such file or directory"},
+       none + "/s: no file can be made in its directory: No such file or directory"},
       {{"generate", "--ids", "1", "--save", none + "/s"},
-       none + "/s: expected to create a file in its directory, found No such file or directory"}};
+       none + "/s: no file can be made in its directory: No such file or directory"}};
   for (const auto& [args, error] : bad) {
     const std::string found = failure(args);
     EXPECT_EQ(error.ends_with(": ") ? found.substr(0, error.size()) : found, error);
@@ -607,7 +607,7 @@ TEST_F(Command, BadInputIsStatus1AndNothingIsWritten) {
   }
 }
 
-TEST_F(Command, ResumeRefusesBeforeItSaysAnything) {
+TEST_F(Command, ResumeRefusesBeforeAnyOutput) {
   succeed({"save", "-m", kTiny, "--ids", "1,2,3", "-o", snapshot, "--ctx", "10"});
   const Args resume = {"resume", snapshot, "-m", kTiny};
   EXPECT_EQ(failure(resume + Args{"--kv", "f16"}),
@@ -625,12 +625,12 @@ TEST_F(Command, ResumeRefusesBeforeItSaysAnything) {
   std::string bytes = read_text(snapshot);
   bytes[bytes.size() - 1] = static_cast<char>(bytes[bytes.size() - 1] ^ 1);
   write_file(snapshot, bytes);
-  EXPECT_EQ(failure(resume + Args{"--check"}),
-            snapshot +
-                ": KV block 0: expected the bytes that were saved (--heal computes them again), "
-                "found others");
+  EXPECT_EQ(
+      failure(resume + Args{"--check"}),
+      snapshot +
+          ": KV block 0: its bytes are not those that were saved; --heal computes them again");
   EXPECT_EQ(succeed(resume).out,
-            reply);  // without: what is damaged is computed again when it is needed
+            reply);  // without it, damaged parts are computed again when they are needed
 }
 
 TEST_F(Command, FormsPruneVerifyAndDiff) {
@@ -687,7 +687,7 @@ TEST_F(Command, FormsPruneVerifyAndDiff) {
   EXPECT_EQ(healed["restored"]["tokens_recomputed"], 15);
 }
 
-TEST_F(Command, AFullSessionSaysSo) {
+TEST_F(Command, AFullSessionIsReported) {
   const Outcome o =
       succeed({"generate", "-m", kTiny, "--ids", "1,2,3", "--ctx", "5", "--ignore-eos"});
   EXPECT_EQ(std::count(o.out.begin(), o.out.end(), ','), 1);  // two ids
@@ -713,7 +713,7 @@ TEST_F(Command, OutputThatCannotBeWrittenIsAnError) {
                 std::string("stet: cannot write to standard output: ") + reason + "\n");
     }
   }
-  // The state is kept nevertheless, and a closed standard output is not taken for the file.
+  // The state is saved anyway, and the file is not mistaken for the closed standard output.
   EXPECT_EQ(status(generate + Args{"--save", snapshot, "--json"}, ""), 1);
   EXPECT_EQ(Snapshot::open(snapshot).tokens().size(), 6u);
 }
@@ -765,7 +765,7 @@ TEST_F(Command, AnInterruptedReplyIsKeptAndGoesOnExactly) {
 }
 
 TEST_F(Command, InterruptedWithoutTextToo) {
-  // Hours of work, so that no machine is done before the signal.
+  // Generation would last for hours, so no machine finishes before the signal.
   const std::string endless = scratch / "endless";
   std::filesystem::copy(data_path("models/llama31-tiny"), endless);
   Json config = Json::parse(read_text(endless + "/config.json"));
@@ -779,7 +779,7 @@ TEST_F(Command, InterruptedWithoutTextToo) {
   const int reader = ::open((scratch / "pipe").c_str(), O_RDONLY);
   char byte = 0;
   ASSERT_EQ(::read(reader, &byte, 1),
-            1);  // what is said of the restored state comes with the first token
+            1);  // notes about the restored state come with the first token
   run.send(SIGINT);
   char rest[4096];
   while (::read(reader, rest, sizeof rest) > 0) {

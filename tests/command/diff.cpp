@@ -1,4 +1,4 @@
-// stet diff: every part of two snapshots, as a table and as JSON.
+// `stet diff` shows every part of two snapshots, as a table and as JSON.
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -41,7 +41,7 @@ struct DiffCommand : testing::Test {
   TemporaryDirectory scratch;
 };
 
-TEST_F(DiffCommand, APrefixSaysSo) {
+TEST_F(DiffCommand, APrefixIsReported) {
   const std::string a = saved("a.stet", "1,2,3"), b = saved("b.stet", "1,2,3,4,5");
   const Json j = diff(a, b);
   EXPECT_EQ(j["prefix"], "a");
@@ -109,10 +109,10 @@ TEST_F(DiffCommand, ParentsOfEach) {
   EXPECT_EQ(run_stet({"diff", delta, full}).status, 1);
   EXPECT_EQ(diff(delta, full, {"--parent", moved})["equal"], true);
   EXPECT_EQ(diff(full, delta, {"--other-parent", moved})["equal"], true);
-  EXPECT_EQ(run_stet({"diff", full, delta, "--parent", moved}).status, 2);  // the first is no delta
+  EXPECT_EQ(run_stet({"diff", full, delta, "--parent", moved}).status, 2);  // full is no delta
 }
 
-TEST_F(DiffCommand, RecipesSayWhatWasNotCompared) {
+TEST_F(DiffCommand, RecipesReportSkippedParts) {
   const std::string a = saved("a.stet", "1,2,3"), b = saved("b.stet", "1,2,3,4,5"),
                     recipe = scratch / "recipe.stet";
   ASSERT_EQ(run_stet({"convert", a, "--form", "recipe", "-o", recipe}).status, 0);

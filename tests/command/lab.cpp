@@ -1,5 +1,5 @@
-// The laboratory's subcommands: data sets line by line, tables that say what they show, ranges, and
-// interventions of states.
+// Analysis subcommands: data sets line by line, labelled tables, ranges, and interventions stored
+// in states.
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-const std::string kTiny = data_path("models/gemma3-tiny");  // has no tokenizer
+const std::string kTiny = data_path("models/gemma3-tiny");  // without a tokenizer
 
 Outcome succeed(const Args& args, const std::string& input = "") {
   Outcome o = run_stet(args, input);
@@ -73,7 +73,7 @@ TEST_F(LabCommand, ScoresAreThoseOfTheLogits) {
   EXPECT_NE(table.find("over 29 tokens, perplexity"), std::string::npos) << table;
 }
 
-// Lines before one that is wrong are scored; the error says which it is.
+// Lines before a faulty one are scored; the error names the faulty line.
 TEST_F(LabCommand, ALineThatCannotBeScoredIsNamed) {
   for (const auto& [line, error] : std::vector<std::pair<std::string, std::string>>{
            {R"({"ids": [1, 999]})", "ids[1]: expected a token id in 0..319, found 999"},
@@ -143,7 +143,7 @@ TEST_F(LabCommand, DataSetsAreCapturedAndMeasured) {
   EXPECT_NE(bad.err.find("standard input: line 3: ids[1]"), std::string::npos) << bad.err;
 }
 
-TEST_F(LabCommand, TablesSayWhatTheyShow) {
+TEST_F(LabCommand, TablesAreLabelled) {
   const std::string lens = succeed({"measure", "-m", kTiny, "--lens", "--ids", text_of(ids)}).out;
   EXPECT_NE(lens.find("columns: the last 12 of 30 positions"), std::string::npos) << lens;
   const std::string few =
@@ -157,7 +157,7 @@ TEST_F(LabCommand, TablesSayWhatTheyShow) {
             std::string::npos);
 }
 
-// A cell for each head is what attaching the same by hand gives; so is a line of a data set.
+// A head's cell, and a line of a data set, equal attaching the same intervention by hand.
 TEST_F(LabCommand, HeadsArePatched) {
   const std::vector<std::string> more = {"--answer", "3",           "--wrong", "4",
                                          "--heads",  "--positions", "4..9,20"};

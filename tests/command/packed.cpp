@@ -1,4 +1,4 @@
-// stet quantize, stet prepare, and the other subcommands on what they write.
+// `stet quantize` and `stet prepare`, and the other subcommands with the files that they write.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -28,7 +28,7 @@ std::string succeed(const Args& args) {
 }
 Json json_of(const Args& args) { return Json::parse(succeed(args + Args{"--json"})); }
 
-// The one line of an error, without "stet: ".
+// Returns the single line of an error without "stet: ".
 std::string failure(const Args& args, int status = 1) {
   const Outcome o = run_stet(args);
   EXPECT_EQ(o.status, status) << o.err;
@@ -48,7 +48,7 @@ struct PackedCommand : testing::Test {
     succeed({"prepare", "-m", kLlama, "-o", directory});
     return directory;
   }
-  // What is generated, and the digests of the state after it.
+  // Returns the generated output and the digests of the state after it.
   Json generated(const Args& more) const {
     Json j = json_of(Args{"generate", "--ids", "1,2,3", "-n", "8", "--ignore-eos", "--save",
                           scratch / "g.stet"} +
@@ -64,7 +64,7 @@ struct PackedCommand : testing::Test {
   std::string snapshot = scratch / "s.stet";
 };
 
-TEST_F(PackedCommand, SaysWhatItWrote) {
+TEST_F(PackedCommand, ReportsTheWrittenFile) {
   for (const auto& [args, what] : {std::pair(Args{"quantize", "--to", "q8"}, " rounded to q8"),
                                    std::pair(Args{"quantize", "--to", "q4"}, " rounded to q4"),
                                    std::pair(Args{"prepare"}, "")}) {
@@ -105,17 +105,18 @@ TEST_F(PackedCommand, BadInputIsStatus1AndNothingIsWritten) {
   const std::string packed = prepared();
   for (const Args& command : {Args{"quantize", "--to", "q4"}, Args{"prepare"}}) {
     EXPECT_EQ(failure(command + Args{"-o", used}),
-              used + ": expected a new or empty directory, found one with files in it");
+              used + ": the directory is not empty; name a new one");
     EXPECT_EQ(failure(command + Args{"-o", used + "/notes"}),
-              used + "/notes: expected a new or empty directory, found a file");
+              used + "/notes: a file stands where a new directory is to be made");
     EXPECT_EQ(failure(command + Args{"-o", none + "/d"}),
-              none + "/d: expected a new or empty directory, found No such file or directory");
+              none + "/d: the directory cannot be made: No such file or directory");
     EXPECT_EQ(
         failure(command + Args{"-m", none, "-o", d}),
         none + ": expected a checkpoint directory or a .gguf file, found nothing of that name");
-    EXPECT_EQ(
-        failure(command + Args{"-m", packed, "-o", d}),
-        packed + "/packed.safetensors: expected weights that are not packed, found packed ones");
+    EXPECT_EQ(failure(command + Args{"-m", packed, "-o", d}),
+              packed +
+                  "/packed.safetensors: the weights are packed already; take the checkpoint that "
+                  "they were packed from");
     EXPECT_FALSE(fs::exists(d));
   }
 }
@@ -127,9 +128,9 @@ TEST_F(PackedCommand, APackedDirectoryHasItsOwnContract) {
     EXPECT_EQ(contract_of(scratch / "g.stet"), std::string(contract) + " version 1");
     EXPECT_EQ(generated({"-m", directory, "--compute", contract}), packed);
     EXPECT_EQ(generated({"-m", kLlama, "--compute", contract}), packed);
-    EXPECT_EQ(
-        failure({"generate", "-m", directory, "--ids", "1", "--compute", "f32"}),
-        directory + ": weights: expected some for the contract f32, found some for " + contract);
+    EXPECT_EQ(failure({"generate", "-m", directory, "--ids", "1", "--compute", "f32"}),
+              directory + ": weights: expected weights for the contract f32, found weights for " +
+                  contract);
   }
   const std::string directory = prepared();
   EXPECT_EQ(generated({"-m", directory}), generated({"-m", kLlama}));
@@ -137,7 +138,7 @@ TEST_F(PackedCommand, APackedDirectoryHasItsOwnContract) {
   EXPECT_EQ(generated({"-m", directory, "--compute", "bf16"}),
             generated({"-m", kLlama, "--compute", "bf16"}));
   EXPECT_EQ(failure({"generate", "-m", directory, "--ids", "1", "--compute", "q8"}),
-            directory + ": weights: expected some for the contract q8, found some for f32");
+            directory + ": weights: expected weights for the contract q8, found weights for f32");
 }
 
 TEST_F(PackedCommand, ASnapshotGoesOnUnderItsContract) {
@@ -145,13 +146,13 @@ TEST_F(PackedCommand, ASnapshotGoesOnUnderItsContract) {
   const Args more = {"-n", "6", "--ignore-eos"};
   const Json straight = json_of(Args{"generate", "-m", q8, "--ids", "1,2,3"} + more);
   succeed({"save", "-m", q8, "--ids", "1,2,3", "-o", snapshot});
-  // With the packed weights, and with those that are rounded while they are loaded.
+  // Both the packed weights and those rounded at load continue the snapshot.
   for (const std::string& from : {q8, kLlama}) {
     EXPECT_EQ(json_of(Args{"resume", snapshot, "-m", from} + more)["ids"], straight["ids"]);
     EXPECT_TRUE(succeed({"verify", snapshot, "-m", from}).starts_with("verified: "));
   }
   const std::string refused = failure({"resume", snapshot, "-m", q4, "-n", "1"});
-  EXPECT_EQ(refused, q4 + ": weights: expected some for the contract q8, found some for q4");
+  EXPECT_EQ(refused, q4 + ": weights: expected weights for the contract q8, found weights for q4");
   const std::string other =
       failure({"resume", snapshot, "-m", kLlama, "--compute", "q4", "-n", "1"});
   EXPECT_TRUE(other.starts_with(snapshot + ": contract: expected q8 version 1, found q4 version 1"))
@@ -174,7 +175,7 @@ TEST_F(PackedCommand, ASnapshotBringsPackedWeightsAlong) {
   succeed({"save", "-m", q4, "--ids", "1,2,3", "-o", snapshot, "--with-weights"});
   fs::remove_all(q4);
   EXPECT_EQ(json_of({"resume", snapshot, "-n", "6", "--ignore-eos"})["ids"], straight["ids"]);
-  // It came without a tokenizer, and no other may stand in.
+  // The state has no tokenizer, and none is substituted.
   for (const Args& text :
        {Args{"resume", snapshot, "-p", "Hi"}, Args{"experiment", snapshot, "-p", "Hi"}}) {
     EXPECT_EQ(failure(text), snapshot +
@@ -184,7 +185,7 @@ TEST_F(PackedCommand, ASnapshotBringsPackedWeightsAlong) {
   }
 }
 
-TEST_F(PackedCommand, InspectSaysWhatTheWeightsAre) {
+TEST_F(PackedCommand, InspectDescribesTheWeights) {
   const Json plain = json_of({"inspect", kLlama});
   EXPECT_EQ(plain["contract"], "f32");
   EXPECT_EQ(plain["weights"], "packed while loading");
@@ -204,7 +205,7 @@ TEST_F(PackedCommand, InspectSaysWhatTheWeightsAre) {
   }
 }
 
-TEST_F(PackedCommand, CheckNamesWhatIsDamaged) {
+TEST_F(PackedCommand, CheckNamesTheDamagedTensor) {
   const std::string directory = quantized("q8"), path = directory + "/" + kPackedName;
   std::string file = read_text(path);
   file[file.size() / 2] = static_cast<char>(file[file.size() / 2] ^ 1);
@@ -213,13 +214,13 @@ TEST_F(PackedCommand, CheckNamesWhatIsDamaged) {
   EXPECT_TRUE(error.starts_with(path + ": model.layers.")) << error;
   EXPECT_NE(error.find(".weight: expected xxh3:"), error.npos) << error;
   EXPECT_EQ(failure({"inspect", kLlama, "--check"}),
-            kLlama + ": packed.safetensors: expected a file of packed weights, found none");
+            kLlama + ": packed.safetensors: the checkpoint has no packed weights");
   EXPECT_EQ(failure({"inspect", path, "--check"}),
             path + ": expected a checkpoint directory or a .gguf file, here " + directory +
                 ", found one file of a checkpoint");
 }
 
-// --check looks at all weights before the first token; --no-mmap has them in memory.
+// --check reads all weights before the first token; --no-mmap loads them into memory.
 TEST_F(PackedCommand, WeightsAreCheckedOrReadOnRequest) {
   const std::string directory = quantized("q8"), file = directory + "/packed.safetensors";
   const Json expected = generated({"-m", directory});

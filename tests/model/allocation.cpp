@@ -1,4 +1,4 @@
-// What the token path takes from the heap, counted and made to fail through operator new.
+// Heap allocations of the token path, counted and made to fail through operator new.
 #include "src/blas/openblas.hpp"
 #include "stet/model/product.hpp"
 #include "tests/support/heap.hpp"
@@ -21,8 +21,8 @@ class Allocation : public testing::TestWithParam<int> {
   const std::vector<int32_t> ids = random_tokens(*m, 300);
 };
 
-// After the first token of a session the only allocations are the bookkeeping of a new block, once
-// in 64 tokens.
+// After a session's first token, the only allocations are the bookkeeping of a new block, once in
+// 64 tokens.
 TEST_P(Allocation, ATokenAllocatesNothing) {
   Session s(m, options(GetParam()));
   s.append(std::span(ids).first(60));
@@ -58,7 +58,7 @@ TEST_P(Allocation, ATokenOfABatchAllocatesNothing) {
 INSTANTIATE_TEST_SUITE_P(Threads, Allocation, testing::Values(1, 2),
                          testing::PrintToStringParamName());
 
-// Every allocation of every call is made to fail in turn: the session is what it was, and works
+// Makes every allocation of every call fail in turn. The session must be unchanged and must work
 // afterwards.
 class FailingAllocation : public Allocation {
  protected:
@@ -74,7 +74,7 @@ class FailingAllocation : public Allocation {
       } catch (const std::bad_alloc&) {
         failed = true;
       } catch (const Error&) {
-        failed = true;  // the arena of a fork, reported as what did not fit
+        failed = true;  // a fork's arena, reported with the size that did not fit
       }
       allocations_left = -1;
       if (!failed) {
@@ -90,7 +90,7 @@ class FailingAllocation : public Allocation {
   }
 };
 
-TEST_P(FailingAllocation, OfAppendChangesNothing) {
+TEST_P(FailingAllocation, AppendChangesNothing) {
   for (size_t size : {1u, 64u, 100u, 128u}) {
     Session start(m, options(1, STET_DEFAULT_ISA, 50)), whole(m, options(1));
     start.append(std::span(ids).first(size));
@@ -99,7 +99,7 @@ TEST_P(FailingAllocation, OfAppendChangesNothing) {
   }
 }
 
-TEST_P(FailingAllocation, OfABatchChangesNoneOfIt) {
+TEST_P(FailingAllocation, ABatchIsUnchanged) {
   Session first(m, options(1, STET_DEFAULT_ISA, 50)), start(m, options(1)), whole(m, options(1));
   first.append(std::span(ids).first(100));
   start.append(std::span(ids).first(64));
@@ -118,8 +118,8 @@ TEST_P(FailingAllocation, OfABatchChangesNoneOfIt) {
   });
 }
 
-// Inside the team nothing may fail: there bad_alloc would end the process.
-TEST_P(FailingAllocation, OfAppendThroughBlasChangesNothing) {
+// Nothing may fail inside the team, where bad_alloc would end the process.
+TEST_P(FailingAllocation, AppendThroughBlasChangesNothing) {
   SessionOptions blas = options(2, STET_DEFAULT_ISA, 50);
   if (have_blas()) blas.compute.contract = Contract::f32_blas;
   Session start(m, blas);
@@ -129,15 +129,15 @@ TEST_P(FailingAllocation, OfAppendThroughBlasChangesNothing) {
   sweep(start, whole, [&](Session& s) { s.append(std::span(ids).subspan(100)); });
 }
 
-TEST_P(FailingAllocation, OfRewindChangesNothing) {
+TEST_P(FailingAllocation, RewindChangesNothing) {
   Session start(m, options(1)), whole(m, options(1));
   start.append(ids);
   whole.append(std::span(ids).first(290));
   sweep(start, whole, [&](Session& s) { s.rewind(290); });
 }
 
-// The last token is worked out again: a failure must not leave the session without it.
-TEST_P(FailingAllocation, OfLogitsChangesNothing) {
+// The last token is computed again. A failure must not leave the session without it.
+TEST_P(FailingAllocation, LogitsChangeNothing) {
   for (int64_t size : {64, 65, 130}) {
     Session start(m, options(1)), whole(m, options(1));
     start.append(ids);

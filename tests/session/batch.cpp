@@ -1,5 +1,5 @@
-// Batches: every session of a batch ends with the bytes it would have had alone, and an error
-// changes none of them.
+// Batches: every session ends with the bytes that it would have alone, and an error changes none of
+// them.
 #include <algorithm>
 #include <filesystem>
 #include <list>
@@ -11,7 +11,7 @@
 namespace stet::test::batch_tests {
 namespace {
 
-constexpr int64_t kCapacity = 300;  // less where a model has fewer positions
+constexpr int64_t kCapacity = 300;  // less if a model has fewer positions
 
 using Ids = std::vector<int32_t>;
 
@@ -52,7 +52,7 @@ testing::AssertionResult same_sessions(std::vector<Session>& a, std::vector<Sess
   return testing::AssertionSuccess();
 }
 
-// `count` sessions of different lengths and kv types, and what is to be appended to each.
+// `count` sessions of different lengths and kv types, and the tokens to append to each.
 struct Group {
   std::vector<Session> start;
   std::vector<Ids> single, mixed;
@@ -82,7 +82,7 @@ std::vector<std::string> instruction_sets(const Model& m) {
   if (*STET_DEFAULT_ISA) return {STET_DEFAULT_ISA};
   std::vector<std::string> names;
   for (const char* const* name = kernel_names(); *name != nullptr; ++name) names.push_back(*name);
-  // The portable kernels are slow: the small checkpoints alone.
+  // The portable kernels are slow, so only the small checkpoints use them.
   if (names.size() > 1 && m.weight_bytes() > size_t{4} << 20) names.erase(names.begin());
   return names;
 }
@@ -110,7 +110,7 @@ TEST_P(Batch, EverySessionIsAsIfAlone) {
   }
 }
 
-// However a pass ends: between two sessions, within one, after each token.
+// A pass may end between two sessions, within one, or after each token.
 TEST_P(Batch, PassesMayEndAnywhere) {
   const Group group(m, GetParam().contract, 5);
   std::vector<Session> expected = group.alone();
@@ -147,8 +147,8 @@ class LlamaBatch : public testing::Test {
   TemporaryDirectory scratch;
 };
 
-// More sessions than rows of logits that are computed at a time.
-TEST_F(LlamaBatch, OfManySessions) {
+// More sessions than rows of logits computed at a time.
+TEST_F(LlamaBatch, ManySessions) {
   const Group group(m, Contract::f32, 50);
   std::vector<Session> expected = group.alone(), together = forks_of(group.start);
   append_all(together, group.single);
@@ -156,7 +156,7 @@ TEST_F(LlamaBatch, OfManySessions) {
   EXPECT_TRUE(same_sessions(together, expected));
 }
 
-TEST_F(LlamaBatch, ForksOfOneAnotherGoTheirOwnWays) {
+TEST_F(LlamaBatch, ForksInOneBatchAreIndependent) {
   for (const size_t shared : {64u, 100u, 128u}) {
     std::vector<Session> together, expected;
     std::vector<Ids> ids;
@@ -173,7 +173,7 @@ TEST_F(LlamaBatch, ForksOfOneAnotherGoTheirOwnWays) {
   }
 }
 
-TEST_F(LlamaBatch, OfPrunedSessions) {
+TEST_F(LlamaBatch, PrunedSessions) {
   std::vector<Session> together, expected;
   std::vector<Ids> ids;
   for (uint32_t i = 0; i < 6; ++i) {
@@ -192,7 +192,7 @@ TEST_F(LlamaBatch, OfPrunedSessions) {
 
 class FailingBatch : public LlamaBatch {
  protected:
-  // The batch fails with this text, and every one of its sessions is as it was.
+  // Expects the batch to fail with this text and to leave each of its sessions unchanged.
   void expect_error(const std::vector<BatchEntry>& batch, ErrorKind kind,
                     const std::string& text) const {
     std::vector<Session> before;
@@ -206,8 +206,8 @@ class FailingBatch : public LlamaBatch {
       EXPECT_TRUE(same_state(*e.session, before[i++])) << "after: " << text;
     }
   }
-  // A session mapped from a file whose block 0 is damaged, in the layer that a pass reads last. It
-  // cannot heal: its tokens do not give an edited block.
+  // Returns a session mapped from a file whose block 0 is damaged in the layer that a pass reads
+  // last. It cannot heal, because its tokens do not reproduce an edited block.
   Session damaged(size_t tokens) {
     Session s = session(tokens);
     s.set_value(0, 0, 10, std::vector<float>(static_cast<size_t>(m->config().head_dim), 0.5f));
@@ -224,7 +224,7 @@ class FailingBatch : public LlamaBatch {
             outside = {3, static_cast<int32_t>(m->config().vocab_size)};
 };
 
-TEST_F(FailingBatch, OfWrongEntries) {
+TEST_F(FailingBatch, WrongEntries) {
   Session a = session(100), b = session(30), full = session(290),
           bf16(m, session_options(*m, Contract::bf16, KvType::f32));
   Session other(model(data_path("models/gemma3-tiny")), options(1));
@@ -234,13 +234,13 @@ TEST_F(FailingBatch, OfWrongEntries) {
                "batch[1]: ids[1]: expected a token id in 0.." +
                    std::to_string(m->config().vocab_size - 1) + ", found " + vocab);
   expect_error({{&a, some}, {&b, one}, {&a, one}}, argument,
-               "batch[2]: session: expected one that stands once, found one that stands twice");
+               "batch[2]: session: expected each session once, found one twice");
   expect_error({{&a, some}, {nullptr, one}}, argument,
                "batch[1]: session: expected a session, found null");
   expect_error({{&a, some}, {&b, {}}}, argument,
                "batch[1]: ids: expected at least one token, found none");
   expect_error({{&a, some}, {&other, one}}, argument,
-               "batch[1]: model: expected that of the first session, found another");
+               "batch[1]: model: expected the model of the first session, found another model");
   expect_error({{&a, some}, {&bf16, one}}, argument,
                "batch[1]: contract: expected f32, as of the first session, found bf16");
   expect_error({{&a, one}, {&full, some}}, ErrorKind::capacity,
@@ -256,9 +256,9 @@ TEST_F(FailingBatch, OfWrongEntries) {
   EXPECT_TRUE(same_state(b, d));
 }
 
-// In the second of three sessions; one token at a time, the first is through by then and the third
-// has not begun. The first is pruned: it could not compute its logits again.
-TEST_F(FailingBatch, OfADamagedBlock) {
+// The fault is in the second of three sessions. Token by token, the first is finished by then and
+// the third has not started. The first is pruned, so it could not recompute its logits.
+TEST_F(FailingBatch, ADamagedBlock) {
   for (const int64_t chunk : {1, 512}) {
     Session a = session(150), b = damaged(130), c = session(63);
     a.prune({.keep_last = 60, .sinks = 2, .shift = true});
@@ -284,8 +284,8 @@ TEST_F(FailingBatch, OfADamagedBlock) {
   }
 }
 
-// One of its sessions heals within the batch; none has another bit.
-TEST_F(FailingBatch, NotOfAFileThatWasCutOff) {
+// One session heals during the batch. No bit of any session changes.
+TEST_F(FailingBatch, ATruncatedFileHeals) {
   Session a = session(100), saved = session(80), c = session(100);
   Snapshot::save(saved, file);
   Session b = Snapshot::open(file).restore(m, {.session = options(1)});
@@ -298,8 +298,8 @@ TEST_F(FailingBatch, NotOfAFileThatWasCutOff) {
   EXPECT_EQ(b.take_healed().size(), 1u);
 }
 
-// From a sink of one of its sessions, where half a pass is done.
-TEST_F(FailingBatch, OfASessionThatIsAppending) {
+// Calls the batch from a sink of one of its sessions, in the middle of a pass.
+TEST_F(FailingBatch, ASessionThatIsAppending) {
   Session a = session(100), b = session(30), before = a.fork(), b_before = b.fork();
   const std::vector<BatchEntry> batch = {{&b, one}, {&a, one}};
   const std::string refusal =
@@ -314,9 +314,8 @@ TEST_F(FailingBatch, OfASessionThatIsAppending) {
   EXPECT_TRUE(same_state(b, b_before));
 }
 
-// The last thing that may throw: a pruned session still has the logits that it cannot compute
-// again.
-TEST_F(FailingBatch, OfOnePrunedSessionInItsProgress) {
+// The last call that may throw. A pruned session must keep the logits that it cannot recompute.
+TEST_F(FailingBatch, ProgressOfOnePrunedSession) {
   Session a = session(150), b = session(150);
   for (Session* s : {&a, &b}) s->prune({.keep_last = 60, .sinks = 2, .shift = false});
   EXPECT_THROW(
@@ -327,8 +326,8 @@ TEST_F(FailingBatch, OfOnePrunedSessionInItsProgress) {
 
 // ---------------------------------------------------------------- schedules
 
-// Random batches of random sessions, which are forked, rewound and pruned in between; each beside
-// one that runs alone.
+// Random batches of random sessions, which are forked, rewound and pruned in between. Each is
+// compared with a session that runs alone.
 class Crowd {
  public:
   Crowd(std::shared_ptr<const Model> m, Contract contract, uint32_t seed)
@@ -374,7 +373,7 @@ class Crowd {
     Session alone(model_, o);
     const std::vector<std::string> sets = instruction_sets(*model_);
     const int64_t chunks[] = {1, 5, 64, 512};
-    // With small passes two threads cost hundreds of barriers for a token.
+    // With small passes, two threads cost hundreds of barriers for each token.
     const int threads = draw(4) == 0 ? 2 : 1;
     o.compute =
         compute_of(alone, threads, sets[draw(sets.size())], threads == 1 ? chunks[draw(4)] : 64);
@@ -399,7 +398,7 @@ class Crowd {
     m.together.prune(o);
     m.alone.prune(o);
   }
-  // A batch that is to fail has an entry too long for its session, at a random place.
+  // A batch that must fail has an entry too long for its session, at a random place.
   void advance(bool failing) {
     std::vector<Member*> order;
     for (Member& m : members_) order.push_back(&m);
@@ -448,7 +447,7 @@ TEST(BatchSchedules, EqualSessionsThatRunAlone) {
   }
 }
 
-// A sign once a layer, which changes no bit.
+// The layer callback comes once for each layer and changes no bit.
 TEST(Batch, LayersGiveASign) {
   for (const Subject& subject : subjects()) {
     const auto m = model(subject.directory, subject.contract);

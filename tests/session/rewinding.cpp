@@ -1,4 +1,4 @@
-// Rewinding a state whose keys and values were edited gives the logits of before, or says that it
+// Rewinding a state with edited keys and values restores the earlier logits, or reports that it
 // cannot.
 #include <map>
 
@@ -36,14 +36,15 @@ class Rewinding : public testing::Test {
   const std::string file = scratch / "s.stet";
 };
 
-// The logits and the id of a session at some of its sizes, as they were when it had them.
+// A session's logits and id at some of its earlier sizes.
 class Past {
  public:
   void note(Session& s) {
     const std::span<const float> x = s.logits();
     all_[s.size()] = {{x.begin(), x.end()}, digests_of(s).id};
   }
-  // Rewinds to every size that was noted, the last one first. `ids`: nothing else was done since.
+  // Rewinds to every noted size, the last one first, and compares. Compares ids only if `ids`:
+  // nothing else was changed since.
   void expect(Session& s, bool ids, const std::string& what) const {
     for (auto at = all_.rbegin(); at != all_.rend(); ++at) {
       s.rewind(at->first);
@@ -66,7 +67,7 @@ struct Change {
   std::function<void(Session&)> act;
 };
 
-TEST_F(Rewinding, OfAnEditedSessionGivesTheLogitsOfBefore) {
+TEST_F(Rewinding, AnEditedSessionHasTheEarlierLogits) {
   const KvRange some{{}, {}, 5, 9};
   const Session other = session(120);
   const std::vector<float> half = vector(0.5f);
@@ -103,7 +104,7 @@ TEST_F(Rewinding, OfAnEditedSessionGivesTheLogitsOfBefore) {
       go_on(after, {1, 2, 30});
       Snapshot::save(s, file);
       Session restored = Snapshot::open(file).restore(m, {.session = options(1)});
-      // Of sizes from before, the second change remains: another state, with the same logits.
+      // At earlier sizes the second change remains, which is another state with the same logits.
       const bool rounded = &first == &changes[0] && second.name == std::string("with_kv_type");
       for (Session* each : {&s, &restored}) {
         after.expect(*each, true, what);
@@ -113,8 +114,8 @@ TEST_F(Rewinding, OfAnEditedSessionGivesTheLogitsOfBefore) {
   }
 }
 
-// Logits of sizes before the edit are those that the tokens give.
-TEST_F(Rewinding, ToBeforeTheEditGivesTheLogitsOfTheTokens) {
+// Logits of sizes before the edit are those of the tokens alone.
+TEST_F(Rewinding, BeforeTheEditTheLogitsAreThoseOfTheTokens) {
   for (const bool pruned : {false, true}) {
     Session s(m, options(1)), plain(m, options(1));
     for (Session* each : {&s, &plain}) {
@@ -139,7 +140,7 @@ TEST_F(Rewinding, ToBeforeTheEditGivesTheLogitsOfTheTokens) {
   }
 }
 
-TEST_F(Rewinding, SaysWhereLogitsCannotBeHadAndGoesOn) {
+TEST_F(Rewinding, ReportsUnavailableLogitsAndContinues) {
   Session s(m, with_kv_type(session(100).state(), KvType::bf16), options(1));
   s.append(std::span(ids).first(20));
   s.rewind(60);
@@ -155,7 +156,7 @@ TEST_F(Rewinding, SaysWhereLogitsCannotBeHadAndGoesOn) {
   EXPECT_TRUE(same_bytes(s.logits(), known));
 }
 
-TEST_F(Rewinding, OfPartsPutTogetherGivesTheLogitsThatTheyGive) {
+TEST_F(Rewinding, ASplicedSessionHasTheLogitsOfItsParts) {
   const Session a = session(90), b = session(140);
   Session copy_a = a.fork(), copy_b = b.fork();
   const Cut cuts[] = {{&copy_a.state(), 0, 70}, {&copy_b.state(), 70, 130}};
@@ -174,9 +175,9 @@ TEST_F(Rewinding, OfPartsPutTogetherGivesTheLogitsThatTheyGive) {
   EXPECT_TRUE(error_of([&] { s.logits(); }).starts_with("argument: logits: expected "));
 }
 
-// ---------------------------------------------------------------- sessions with windows alone
+// ---------------------------------------------------------------- sessions that keep only windows
 
-TEST_F(Rewinding, OfWindowsAloneIsThatOfAllKeysAndValues) {
+TEST_F(Rewinding, AWindowOnlySessionRewindsLikeAWholeOne) {
   SessionOptions windows = options(1);
   windows.window = {true, 0, [](int64_t) {}};
   for (const int64_t to : {250, 200, 100, 64, 1}) {
@@ -199,7 +200,7 @@ TEST_F(Rewinding, OfWindowsAloneIsThatOfAllKeysAndValues) {
   EXPECT_EQ(digests_of(s).id, digests_of(plain).id);
 }
 
-TEST_F(Rewinding, OfWindowsAloneRoundsKeysAndValuesThatWereLetGo) {
+TEST_F(Rewinding, AWindowOnlySessionRoundsRecomputedKeysAndValues) {
   SessionOptions windows = options(1);
   int64_t told = 0;
   windows.window = {true, 0, [&](int64_t tokens) { told = tokens; }};
@@ -224,7 +225,7 @@ TEST_F(Rewinding, OfWindowsAloneRoundsKeysAndValuesThatWereLetGo) {
               }).starts_with("argument: window-only: expected "));
 }
 
-// Rows of another size than the model's come from a damaged file, or from another model.
+// Rows of a wrong size come from a damaged file or from another model.
 TEST_F(Rewinding, KeptLogitsHaveTheSizesOfTheModel) {
   Session edited = session(20);
   edited.set_key(0, 0, 3, vector(0.5f));

@@ -1,5 +1,5 @@
-// Sessions that keep windows alone compute the bits of those that keep everything, are the same
-// state under the same names, and say what it costs to go back.
+// Sessions that keep only windows compute the bits and ids of those that keep everything, and state
+// the cost of rewinding.
 #include <algorithm>
 #include <cstring>
 #include <random>
@@ -25,7 +25,7 @@ size_t let_go(const Session& s) {
   return n;
 }
 
-// Names and logits; and the bytes of every layer that both hold.
+// Compares ids, logits, and the bytes of every layer that both hold.
 testing::AssertionResult same(Session& a, Session& b) {
   if (a.tokens() != b.tokens()) return testing::AssertionFailure() << "tokens differ";
   if (!same_bytes(a.logits(), b.logits())) return testing::AssertionFailure() << "logits differ";
@@ -111,15 +111,15 @@ TEST_P(Window, GoingBackIsExactAndItsCostIsSaid) {
   }
 }
 
-TEST_P(Window, WhatIsNotAllowedIsRefusedAndChangesNothing) {
+TEST_P(Window, RefusedCallsChangeNothing) {
   SessionOptions o = windowed();
   o.window.before_recall = nullptr;
   Session s(m, o), straight = whole(508);
   s.append(ids);
   EXPECT_EQ(error_of([&] { s.rewind(200); }),
-            "argument: window-only: expected what its windows hold, or leave to process 256 tokens "
-            "again, found block " +
-                std::to_string(std::max<int64_t>(0, 200 - window) / 64) + ", which was let go");
+            "argument: window-only: expected positions whose windows are held, or permission to "
+            "process 256 tokens again, found block " +
+                std::to_string(std::max<int64_t>(0, 200 - window) / 64) + ", which was dropped");
   ASSERT_TRUE(same(s, straight));
   EXPECT_EQ(s.rewind_cost(500), 0);
   s.rewind(500);
@@ -151,7 +151,7 @@ TEST_P(Window, PrunesAreThoseOfAWholeSession) {
   }
 }
 
-// A proof processes all tokens again, also those that a prune in the middle of a window asks for.
+// Verification processes all tokens again, including those that a prune inside a window needs.
 TEST_P(Window, APrunedStateIsProvedAndReplayedWithoutLeaveToRecall) {
   Session s(m, windowed());
   s.append(some(0, 490));
@@ -227,8 +227,8 @@ TEST_P(Window, SnapshotsOfEveryFormAreTheSameState) {
   EXPECT_TRUE(compare(a, b).equal());
 }
 
-// One that is held is damaged: found before it is used, and computed again.
-TEST_P(Window, DamageInWhatIsHeldIsFound) {
+// Damage in a held block is detected before use, and the block is computed again.
+TEST_P(Window, DamageInAHeldBlockIsDetected) {
   TemporaryDirectory scratch;
   Session s(m, windowed()), straight = whole(508);
   s.append(some(0, 500));
@@ -246,7 +246,8 @@ TEST_P(Window, DamageInWhatIsHeldIsFound) {
   ASSERT_TRUE(same(back, straight));
 }
 
-// Appends, rewinds, forks, prunes and files in any order, beside a session that keeps everything.
+// Appends, rewinds, forks, prunes and files in random order, compared with a session that keeps
+// everything.
 TEST_P(Window, Schedules) {
   TemporaryDirectory scratch;
   std::mt19937 random(7);
@@ -307,18 +308,17 @@ INSTANTIATE_TEST_SUITE_P(Models, Window,
 TEST(WindowOptions, AreRefusedWhereTheyMeanNothing) {
   const auto llama = model(data_path("models/llama31-tiny")),
              gemma = model(data_path("models/gemma3-tiny"));
-  EXPECT_EQ(
-      error_of([&] { Session(llama, windowed()); }),
-      "unsupported: window-only: expected a model of which some layers have a sliding window, "
-      "found family llama");
+  EXPECT_EQ(error_of([&] { Session(llama, windowed()); }),
+            "unsupported: window-only: expected a model with sliding-window layers, "
+            "found family llama");
   EXPECT_EQ(error_of([&] { Session(gemma, windowed(100)); }),
             "argument: checkpoint-every: expected 0, or at least 272 positions for a window of 8, "
             "found 100");
 }
 
-// Keys that were set are not to be computed again: nothing is let go from then on. What was let go
-// before the edit can be.
-TEST(WindowOptions, AnEditedStateKeepsWhatItHas) {
+// Edited keys cannot be recomputed, so nothing is evicted from then on. Blocks evicted before the
+// edit can be recomputed.
+TEST(WindowOptions, AnEditedStateEvictsNothing) {
   const auto m = model(data_path("models/gemma3-tiny"));
   const std::vector<int32_t> ids = random_tokens(*m, 508);
   SessionOptions plain = options(1);

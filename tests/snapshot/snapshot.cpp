@@ -1,4 +1,4 @@
-// Snapshots: everything comes back, the bytes are those of the specification, and no damage goes
+// Snapshots: everything is restored, the bytes follow the specification, and no damage goes
 // unnoticed.
 #include <fcntl.h>
 #include <sys/wait.h>
@@ -19,7 +19,7 @@
 namespace stet::test::snapshot_tests {
 namespace {
 
-// A tokenizer of these words, by id.
+// Returns a tokenizer of these words by id.
 std::shared_ptr<const Tokenizer> tokenizer_of(const std::string& vocab) {
   return Tokenizer::load_from_files(
       {{"tokenizer.json", R"({"model":{"type":"BPE","vocab":)" + vocab + R"(,"merges":[]}})"}});
@@ -27,7 +27,7 @@ std::shared_ptr<const Tokenizer> tokenizer_of(const std::string& vocab) {
 
 std::vector<int32_t> some_ids(int64_t n) { return stepped_ids(n, 97, 300, 5); }
 
-// Every field has a value that is not its default.
+// Returns a state in which no field has its default value.
 GenerationState unusual() {
   GenerationState g;
   g.sampling = {false,
@@ -68,7 +68,7 @@ class SnapshotTest : public testing::Test {
     return error_of(
         [&] { Snapshot::open(file + ".bad").restore(m, {.session = options(1), .check = true}); });
   }
-  // The image of session(5), changed by f, and what opening it says.
+  // Applies f to the image of session(5). Returns the error of opening the result.
   template <class F>
   std::string changed(F f) const {
     Session s = session();
@@ -140,8 +140,8 @@ TEST_F(SnapshotTest, EverythingComesBack) {
   }
 }
 
-// A state without penalties on drawn tokens and biases is what it was before there were any; one
-// with them sets a feature that older readers refuse.
+// A state without biases and penalties on drawn tokens has the format of before they existed. A
+// state with them sets a feature that older readers refuse.
 TEST_F(SnapshotTest, PenaltiesAndBiasesAreARequiredFeature) {
   const auto image_of = [&](const SamplingSettings& sampling, SnapshotForm form) {
     Session s = session(1);
@@ -201,7 +201,7 @@ TEST_F(SnapshotTest, AnEmptySessionAndEveryKvType) {
   }
 }
 
-TEST_F(SnapshotTest, TheSameStateIsTheSameBytesWhateverItsHistory) {
+TEST_F(SnapshotTest, EqualStatesHaveEqualBytesForAnyHistory) {
   Session s = session(70), t = session(90);
   t.rewind(70);
   t.generation() = s.generation();
@@ -263,7 +263,7 @@ TEST_F(SnapshotTest, BytesAreThoseOfTheSpecification) {
   EXPECT_EQ(meta["checkpoint"], "llama31-tiny");
 }
 
-// Keeps a file open and spoils it in place: thousands of times.
+// Keeps a file open and damages it in place, thousands of times.
 class Spoiled {
  public:
   explicit Spoiled(const std::string& path)
@@ -328,7 +328,7 @@ TEST_F(SnapshotTest, DamagedKeysAndValuesAreNamedByBlock) {
   const std::string bytes = read_text(file);
   const size_t block = s.kv().shape().block_bytes();
   const Spoiled spoiled(file);
-  const Snapshot snapshot = Snapshot::open(file);  // mapped: it sees the damage
+  const Snapshot snapshot = Snapshot::open(file);  // mapped, so it sees the damage
   Session live = session(7);
   const StateDigests before = digests_of(live);
   std::mt19937 random(1);
@@ -338,13 +338,11 @@ TEST_F(SnapshotTest, DamagedKeysAndValuesAreNamedByBlock) {
     const std::string error = error_of([&] {
       live = snapshot.restore(m, {.session = options(1), .map = i % 2 == 0, .check = true});
     });
-    ASSERT_EQ(
-        error,
-        "format: " + file + ": KV block " + std::to_string((at - 65536) / block) +
-            ": expected the bytes that were saved (--heal computes them again), found others");
+    ASSERT_EQ(error, "format: " + file + ": KV block " + std::to_string((at - 65536) / block) +
+                         ": its bytes are not those that were saved; --heal computes them again");
     spoiled.put(at, bytes[at]);
   }
-  EXPECT_EQ(live.tokens(), some_ids(7));  // a failed load leaves what is there
+  EXPECT_EQ(live.tokens(), some_ids(7));  // a failed load changes nothing
   EXPECT_EQ(digests_of(live).state, before.state);
   EXPECT_EQ(error_of([&] { live = snapshot.restore(m, {.session = options(1)}); }), "no error");
   EXPECT_EQ(live.tokens(), some_ids(130));
@@ -357,7 +355,7 @@ TEST_F(SnapshotTest, SplicedFilesAreRefused) {
   const std::string one = read_text(file), other = read_text(scratch / "b.stet");
   std::mt19937 random(2);
   for (int i = 0; i < 500; ++i) {
-    // Half of the cuts fall into what stands before the keys.
+    // Half of the cuts are before the keys.
     const size_t range = i % 2 == 0 ? 4096 : std::min(one.size(), other.size());
     const size_t at = 1 + random() % (range - 1),
                  from = i % 3 == 0 ? at : 1 + random() % (range - 1);
@@ -367,7 +365,7 @@ TEST_F(SnapshotTest, SplicedFilesAreRefused) {
     expect_one_line(error, file + ".bad", std::to_string(at) + " " + std::to_string(from));
     if (HasFatalFailure()) return;
   }
-  for (int i = 0; i < 300; ++i) {  // and pieces moved about in one file
+  for (int i = 0; i < 300; ++i) {  // moves pieces around in one file
     std::string moved = one;
     const size_t n = 1 + random() % 3000, from = random() % (one.size() - n),
                  to = random() % (i % 2 ? 4096 : one.size() - n);
@@ -378,7 +376,7 @@ TEST_F(SnapshotTest, SplicedFilesAreRefused) {
   }
 }
 
-TEST_F(SnapshotTest, WhatOtherVersionsMayWrite) {
+TEST_F(SnapshotTest, FilesOfOtherVersions) {
   EXPECT_EQ(changed([](SnapshotImage&) {}), "no error");
   for (const uint64_t version : {0, 1, 2, 4}) {
     EXPECT_EQ(changed([&](SnapshotImage& i) { i.version = version; }),
@@ -390,7 +388,7 @@ TEST_F(SnapshotTest, WhatOtherVersionsMayWrite) {
   EXPECT_EQ(changed([](SnapshotImage& i) { i.optional = ~uint64_t{0}; }), "no error");
   EXPECT_EQ(changed([](SnapshotImage& i) { i.header_size = 128; }),
             "format: FILE: header size: expected 192, found 128");
-  for (const size_t at : {0, 3, 6}) {  // first, between, last
+  for (const size_t at : {0, 3, 6}) {  // first, middle, last
     EXPECT_EQ(changed([&](SnapshotImage& i) {
                 i.sections.insert(i.sections.begin() + at, {"NEWS", "anything", 0, 9});
               }),
@@ -398,12 +396,12 @@ TEST_F(SnapshotTest, WhatOtherVersionsMayWrite) {
     EXPECT_EQ(changed([&](SnapshotImage& i) {
                 i.sections.insert(i.sections.begin() + at, {"NEWS", "anything", 1, 0});
               }),
-              "unsupported: FILE: section NEWS: expected one that this version knows, found flags "
-              "1, encoding 0");
+              "unsupported: FILE: section NEWS: this version of stet cannot read it (flags 1, "
+              "encoding 0)");
   }
   EXPECT_EQ(changed([](SnapshotImage& i) { i.section("LOGITS").encoding = 1; }),
-            "unsupported: FILE: section LOGITS: expected one that this version knows, found flags "
-            "1, encoding 1");
+            "unsupported: FILE: section LOGITS: this version of stet cannot read it (flags 1, "
+            "encoding 1)");
 }
 
 TEST_F(SnapshotTest, AnOptionalSectionIsSkippedAndTheStateIsTheSame) {
@@ -419,9 +417,9 @@ TEST_F(SnapshotTest, AnOptionalSectionIsSkippedAndTheStateIsTheSame) {
 
 TEST_F(SnapshotTest, SectionsThatDoNotFit) {
   EXPECT_EQ(changed([](SnapshotImage& i) { i.sections.erase(i.sections.begin()); }),
-            "format: FILE: section META: expected one, found none");
+            "format: FILE: section META: it is missing");
   EXPECT_EQ(changed([](SnapshotImage& i) { i.sections.push_back(i.sections[1]); }),
-            "format: FILE: section TOKENS: expected one, found two");
+            "format: FILE: section TOKENS: it occurs twice");
   EXPECT_EQ(changed([](SnapshotImage& i) { i.section("TOKENS").content.resize(16); }),
             "format: FILE: TOKENS: expected 20 bytes, found 16");
   EXPECT_EQ(changed([](SnapshotImage& i) { i.section("VISIBLE").content.clear(); }),
@@ -438,7 +436,7 @@ TEST_F(SnapshotTest, SectionsThatDoNotFit) {
   EXPECT_TRUE(state.starts_with("format: FILE: state: expected digest xxh3:")) << state;
 }
 
-// META with digests that are right but contents that are not.
+// META with correct digests and wrong content.
 TEST_F(SnapshotTest, MetaThatDoesNotHold) {
   using Json = nlohmann::json;
   const auto error = [&](auto f) { return changed_meta(f); };
@@ -504,7 +502,7 @@ TEST_F(SnapshotTest, RefusesAnotherModelTokenizerContractAndRoom) {
   Session s = session();
   Snapshot::save(s, file, {.tokenizer = tokenizer.get()});
   const Snapshot snapshot = Snapshot::open(file);
-  const auto model_digest = [](const Model& of) { return of.fingerprint(); };
+  const auto model_digest = [](const Model& of) { return of.fingerprint().substr(0, 19) + "..."; };
   const auto error = [&](const std::shared_ptr<const Model>& with,
                          const std::shared_ptr<const Tokenizer>& used, const SessionOptions& o) {
     return error_of([&] { snapshot.restore(with, {.session = o, .tokenizer = used.get()}); });
@@ -513,8 +511,9 @@ TEST_F(SnapshotTest, RefusesAnotherModelTokenizerContractAndRoom) {
   EXPECT_EQ(
       error(gemma, tokenizer, options(1)),
       "mismatch: " + file +
-          ": architecture, embeddings+norms+attention+mlp weights: expected LlamaForCausalLM, " +
-          model_digest(*m) + ", found Gemma3ForCausalLM, " + model_digest(*gemma));
+          ": model: the model does not fit the snapshot: architecture Gemma3ForCausalLM instead of "
+          "LlamaForCausalLM, embeddings+norms+attention+mlp weights " +
+          model_digest(*gemma) + " instead of " + model_digest(*m));
   const auto other = model(data_path("models/llama32-tiny-bf16"));
   const std::string config = error(other, tokenizer, options(1));
   EXPECT_TRUE(config.starts_with("mismatch: " + file + ": attention_scale, head_dim, ")) << config;
@@ -523,7 +522,7 @@ TEST_F(SnapshotTest, RefusesAnotherModelTokenizerContractAndRoom) {
   EXPECT_EQ(error(m, another, options(1)), "mismatch: " + file + ": tokenizer: expected " +
                                                tokenizer->fingerprint() + ", found " +
                                                another->fingerprint());
-  EXPECT_EQ(error(m, nullptr, options(1)), "no error");  // driven by ids
+  EXPECT_EQ(error(m, nullptr, options(1)), "no error");  // used by token ids
   SessionOptions bf16 = options(1);
   bf16.compute.contract = Contract::bf16;
   EXPECT_EQ(error(m, tokenizer, bf16),
@@ -557,11 +556,10 @@ TEST_F(SnapshotTest, WeightsThatDifferInOneGroupAreNamed) {
 }
 
 TEST_F(SnapshotTest, FilesThatAreNone) {
-  EXPECT_EQ(
-      error_of([&] { Snapshot::open(scratch / "none"); }),
-      "io: " + (scratch / "none") + ": expected a readable file, found No such file or directory");
+  EXPECT_EQ(error_of([&] { Snapshot::open(scratch / "none"); }),
+            "io: " + (scratch / "none") + ": cannot be read: No such file or directory");
   EXPECT_EQ(error_of([&] { Snapshot::open(scratch.path()); }),
-            "io: " + scratch.path() + ": expected a readable file, found Is a directory");
+            "io: " + scratch.path() + ": cannot be read: Is a directory");
   EXPECT_EQ(open_error(""),
             "format: " + file + ".bad: expected a file with content, found 0 bytes");
   EXPECT_EQ(open_error("{\"a\": 1}, and some more"),
@@ -572,7 +570,7 @@ TEST_F(SnapshotTest, FilesThatAreNone) {
             "format: " + file + ".bad: magic: expected a stet snapshot, found another file");
 }
 
-TEST_F(SnapshotTest, WhatCannotBeWrittenLeavesTheOldFile) {
+TEST_F(SnapshotTest, AFailedWriteLeavesTheOldFile) {
   Session s = session(), t = session(70);
   Snapshot::save(s, file);
   const std::string old = read_text(file);
@@ -580,7 +578,7 @@ TEST_F(SnapshotTest, WhatCannotBeWrittenLeavesTheOldFile) {
             "io: " + scratch.path() + ": expected a regular file to write, found a directory");
   EXPECT_EQ(error_of([&] { Snapshot::save(s, scratch / "no/s.stet"); }),
             "io: " + (scratch / "no/s.stet") +
-                ": expected to create a file in its directory, found No such file or directory");
+                ": no file can be made in its directory: No such file or directory");
   t.generation().stop_ids = {-1};
   EXPECT_TRUE(error_of([&] { Snapshot::save(t, file); }).starts_with("argument: stop_ids[0]: "));
   t.generation() = {};
@@ -590,12 +588,12 @@ TEST_F(SnapshotTest, WhatCannotBeWrittenLeavesTheOldFile) {
   EXPECT_EQ(read_text(file), old);
   EXPECT_EQ(scratch.names(), std::vector<std::string>{"s.stet"});
   t.generation() = {};
-  Snapshot::save(t, file);  // over it
+  Snapshot::save(t, file);  // over the same file
   EXPECT_EQ(Snapshot::open(file).tokens(), some_ids(70));
   EXPECT_EQ(scratch.names(), std::vector<std::string>{"s.stet"});
 }
 
-// Whoever opens the path meanwhile reads the old snapshot or the new one, whole.
+// Readers of the path see the whole old snapshot or the whole new one.
 TEST_F(SnapshotTest, SavingOverASnapshotIsAtomic) {
   Session a = session(5), b = session(130);
   const Digest states[] = {Snapshot::save(a, file).state, digests_of(b).state};

@@ -1,5 +1,5 @@
-// Fetch or compute: what is foreseen is what the formulas say, the cut is the best of all cuts, and
-// what is measured takes the place of what was assumed.
+// Fetch or compute: predictions follow the formulas, the cut is the best of all cuts, and
+// measurements replace assumptions.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace {
 
 static_assert(kPolicyBlock == kBlockPositions);
 
-// What plan() promises, tried out cut by cut.
+// Returns the cost of the best cut, found by trying each.
 double best_cut(const FetchPolicy& policy, int64_t first, int64_t blocks, uint64_t bytes) {
   double best = INFINITY;
   for (int64_t k = 0; k <= blocks; ++k) {
@@ -25,7 +25,7 @@ double best_cut(const FetchPolicy& policy, int64_t first, int64_t blocks, uint64
   return best;
 }
 
-TEST(StorePolicy, ForeseesWhatItsFormulasSay) {
+TEST(StorePolicy, PredictionsFollowTheFormulas) {
   const FetchPolicy p(
       {.token_seconds = 0.5, .growth = 64, .latency_seconds = 2, .byte_seconds = 0.25});
   // 64 tokens at positions 64 .. 127: each takes 1 + p / 64, on average 1 + 95.5 / 64.
@@ -69,7 +69,7 @@ TEST(StorePolicy, IsNeverSlowerThanTheBetterOfBothAlone) {
   EXPECT_NEAR(plan.seconds, 5 * 0.064, 1e-6);
 }
 
-// As above, where computing half of it saves 0.32 s.
+// Computing half of it saves 0.32 s, as above.
 TEST(StorePolicy, ComputesForAGainOnly) {
   for (const double least : {0.3, 0.35}) {
     const FetchPolicy p({.token_seconds = 0.001,
@@ -81,7 +81,7 @@ TEST(StorePolicy, ComputesForAGainOnly) {
   }
 }
 
-TEST(StorePolicy, AsksForAsMuchAsComesWhileABlockIsComputed) {
+TEST(StorePolicy, RequestsAsMuchAsArrivesWhileABlockIsComputed) {
   const FetchCosts costs{
       .token_seconds = 1.0 / 64, .growth = 1e9, .latency_seconds = 0.01, .byte_seconds = 0.125};
   EXPECT_EQ(FetchPolicy(costs).batch(0, 32, 1), 8);
@@ -92,7 +92,7 @@ TEST(StorePolicy, AsksForAsMuchAsComesWhileABlockIsComputed) {
   EXPECT_EQ(FetchPolicy(far).batch(0, 32, 1), 16);
 }
 
-TEST(StorePolicy, FetchesAllFromWhatIsFastAndNothingFromWhatIsSlow) {
+TEST(StorePolicy, FetchesAllFromFastStoresAndNothingFromSlowOnes) {
   const FetchPolicy fast({.token_seconds = 0.02, .latency_seconds = 1e-4, .byte_seconds = 1e-9});
   EXPECT_EQ(fast.plan(0, 64, 4 << 20).computed, 0);
   const FetchPolicy slow({.token_seconds = 1e-5, .latency_seconds = 0.2, .byte_seconds = 1e-6});
@@ -111,7 +111,7 @@ TEST(StorePolicy, CrossesOverWhereBothTakeEquallyLong) {
   EXPECT_EQ(far.crossover(0, 1, 4096), 0);
 }
 
-TEST(StorePolicy, WhatIsMeasuredReplacesWhatWasAssumed) {
+TEST(StorePolicy, MeasurementsReplaceAssumptions) {
   FetchPolicy p({.token_seconds = 9, .growth = 64, .latency_seconds = 9, .byte_seconds = 9});
   EXPECT_FALSE(p.knows_computing());
   EXPECT_FALSE(p.knows_fetching());
@@ -123,7 +123,7 @@ TEST(StorePolicy, WhatIsMeasuredReplacesWhatWasAssumed) {
   EXPECT_DOUBLE_EQ(p.costs().token_seconds, 0.5);
   EXPECT_EQ(p.costs().latency_seconds, 0.25);
   EXPECT_EQ(p.costs().byte_seconds, 0.5);
-  // Nothing is learned from nothing, nor from a clock that stands or is put back.
+  // Empty samples, and a clock that stands still or goes back, teach nothing.
   p.computed(0, 0, 1);
   p.computed(0, 64, 0);
   p.computed(0, 64, -1);
@@ -132,7 +132,7 @@ TEST(StorePolicy, WhatIsMeasuredReplacesWhatWasAssumed) {
   p.answered(-1);
   EXPECT_DOUBLE_EQ(p.costs().token_seconds, 0.5);
   EXPECT_EQ(p.costs().byte_seconds, 0.5);
-  p.assume(7, 128);  // too late for the time, never for the shape
+  p.assume(7, 128);  // the time is already measured, but the shape is accepted
   EXPECT_DOUBLE_EQ(p.costs().token_seconds, 0.5);
   EXPECT_EQ(p.costs().growth, 128);
 }
@@ -159,7 +159,7 @@ TEST(StorePolicy, CompressesForASlowWireOnly) {
   FetchPolicy w({.byte_seconds = 1e-9, .encode_seconds = 1e-8, .ratio = 0.8});
   w.written(1 << 20, 1);
   EXPECT_TRUE(w.worth_encoding());
-  p.encoded(1 << 20, 1 << 20, 0.01);  // nothing is gained by it
+  p.encoded(1 << 20, 1 << 20, 0.01);  // compression gains nothing
   EXPECT_FALSE(p.worth_encoding());
 }
 

@@ -44,8 +44,7 @@ TEST_P(GoldenChat, RendersAndTokenizesAsTransformersDoes) {
 
 INSTANTIATE_TEST_SUITE_P(Real, GoldenChat, testing::Values("gemma3", "llama3_1"));
 
-// The conversation that the pocket checkpoint was tried with: its ids are those of the rendered
-// turns.
+// The conversation that tested the pocket checkpoint. Its ids are those of the rendered turns.
 TEST(Template, PocketConversation) {
   NEEDS(Sentencepiece);
   const std::string path = kGoldens + "gemma3/script.json";
@@ -59,7 +58,7 @@ TEST(Template, PocketConversation) {
   const Ids expected = script["ids"];
   const Text text = ChatTemplate(*tokenizer).render(value_of(messages), false, Value::dict({}), 0);
   const Ids ids = tokenizer->encode(text.bytes, Bos::off);
-  // The script ends with the reply's last token; the template goes on with the line end behind it.
+  // The script ends with the reply's last token; the template adds a line break.
   ASSERT_GT(ids.size(), expected.size());
   EXPECT_EQ(Ids(ids.begin(), ids.begin() + static_cast<long>(expected.size())), expected);
 }
@@ -87,7 +86,7 @@ Text render(const std::string& source, const ordered_json& messages,
       .render(value_of(messages), false, value_of(variables), 0);
 }
 
-TEST(Template, MarksTellWhoseTextItIs) {
+TEST(Template, MarksShowTheOriginOfText) {
   const std::string source =
       "<a>{% for m in messages %}[{{ m.role }}|{{ m.content }}]{% endfor %}{{ tools[0].name }}{{ "
       "bos_token }}";
@@ -122,7 +121,7 @@ TEST(Template, NamesOfSpecialTokens) {
             "qb['a', 'b']c");
 }
 
-TEST(Template, ToolsAndDocumentsAreNoneWhereTheyAreNotGiven) {
+TEST(Template, MissingToolsAndDocumentsAreNone) {
   const std::string source =
       "{{ tools }} {{ documents }} {{ tools is defined }} {{ add_generation_prompt }} {{ "
       "enable_thinking is defined }}";
@@ -149,7 +148,7 @@ TEST(Template, OneOfSeveralNamedTemplates) {
   EXPECT_EQ(with({{"tools", {1, 2}}}), "T2");
 }
 
-TEST(Template, WhatIsNoConversationIsAnError) {
+TEST(Template, AnInvalidConversationIsAnError) {
   const auto error = [](const ordered_json& messages, const ordered_json& variables) {
     return message_of([&] { render("x", messages, variables); });
   };
@@ -162,7 +161,7 @@ TEST(Template, WhatIsNoConversationIsAnError) {
   EXPECT_EQ(error(ordered_json::array(), {{"messages", 1}}),
             "variables: expected names beside messages and add_generation_prompt, found messages");
   EXPECT_EQ(message_of([] { ChatTemplate{*tokenizer_with(ordered_json::object())}; }),
-            "chat_template: expected a tokenizer with a chat template, found one without");
+            "chat_template: the tokenizer has no chat template");
   EXPECT_EQ(message_of([] {
               ChatTemplate{*tokenizer_with({{"chat_template", "\n{{"}})};
             }),

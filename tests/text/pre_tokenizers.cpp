@@ -1,4 +1,4 @@
-// Words as the `tokenizers` library cuts them, which gave what is expected here.
+// Words as the `tokenizers` library splits them; it gave the expected results.
 #include <deque>
 
 #include "src/gguf/vocabulary_rules.hpp"
@@ -67,7 +67,7 @@ TEST(PreTokenizers, AnEmptyMatchIsReplacedToo) {
   EXPECT_EQ(from_json(document)->encode("abb", Bos::off), (Ids{1, 7, 2, 7, 2}));
 }
 
-TEST(PreTokenizers, ThoseThatFilesNameCutAsThoseOfTheModels) {
+TEST(PreTokenizers, NamedRulesSplitLikeTheModels) {
   NEEDS(Pcre2);
   const json published = json::parse(read_text(kData + "pre_tokenizers.json"));
   EXPECT_EQ(published.size(), 12u);
@@ -80,7 +80,7 @@ TEST(PreTokenizers, ThoseThatFilesNameCutAsThoseOfTheModels) {
 TEST(PreTokenizers, AllNamesAreKnown) {
   for (const std::string& name : pre_tokenizer_names()) {
     ASSERT_NE(find_vocabulary_rules(name), nullptr) << name;
-    // Their own names come back from what they ask for, or that of others with the same rules.
+    // A name is recovered from its rules, or is another name with the same rules.
     json tokenizer = {{"pre_tokenizer", rules(name)},
                       {"model", {{"ignore_merges", find_vocabulary_rules(name)->ignore_merges}}}};
     const VocabularyRules* const back = vocabulary_rules_of(tokenizer);
@@ -91,7 +91,7 @@ TEST(PreTokenizers, AllNamesAreKnown) {
   EXPECT_EQ(find_vocabulary_rules("lyrics"), nullptr);
 }
 
-TEST(AddedTokens, InsideWhiteSpaceThatAnotherTakes) {
+TEST(AddedTokens, WithinWhiteSpaceOfAnotherToken) {
   const json taking = {added(9, "<a>", {{"rstrip", true}}), added(10, "\n")};
   EXPECT_EQ(ids_with(taking, "<a>\n b"), (Ids{9, 10, 6, 2}));
   EXPECT_EQ(ids_with(taking, "<a>\n\n  b"), (Ids{9, 10, 10, 6, 6, 2}));
@@ -111,7 +111,7 @@ TEST(AddedTokens, InsideWhiteSpaceThatAnotherTakes) {
 }
 
 // Each newline would look at all that follow it.
-TEST(AddedTokens, ManyThatTakeWhiteSpaceAreNoTrouble) {
+TEST(AddedTokens, ManyStrippingTokensTakeLinearTime) {
   const json newline = {added(9, "\n", {{"rstrip", true}})};
   const std::string text(1'000'000, '\n');
   EXPECT_EQ(ids_with(newline, text), Ids(text.size(), 9));

@@ -1,4 +1,4 @@
-// One trip of some tokens through the model: what the operations of a forward pass are given.
+// One pass of some tokens through the model: the arguments of the operations of a forward pass.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace stet {
 
-// Consecutive tokens of one session inside a pass: rows [row, row + count), positions from `first`.
+// Consecutive tokens of one session in a pass: rows [row, row + count), positions from `first` on.
 struct Span {
   KvCache* kv;
   int64_t first;
@@ -25,32 +25,33 @@ struct Span {
 // capacity.
 struct Scratch {
   Memory packed;  // a block of rows, packed for the tile kernel
-  // Per thread: a panel and its sums; rounded inputs; queries, partial results of attention.
+  // Per thread: a panel and its sums, or rounded inputs, or queries and partial results of
+  // attention.
   std::vector<Memory> local;
-  Memory partial;  // attention over few rows: what tiles of queries saw of each block
+  Memory partial;  // decoding attention: the sums of each tile of queries over each block
   std::vector<Memory> tables;
   std::vector<Rows> cos, sin;  // per Rope: [rows][head_dim / 2], in `tables`
 };
 
 class Hooks;  // hooks.hpp
 
-// One trip of some tokens through the model.
+// One pass of some tokens through the model.
 struct Pass {
   const Kernels* kernels;
   Contract contract;
   std::span<const int32_t> ids;  // [rows]
   std::span<const Span> spans;
   Scratch* scratch;
-  const Hooks* hooks;  // null: nobody looks, nothing is changed
+  const Hooks* hooks;  // null: no hooks
 
-  // Activations. q, k and v are columns of qkv; gate and up are those of gate_up.
+  // Activations. q, k and v are columns of qkv; gate and up are columns of gate_up.
   Rows x, normed, qkv, attention, gate_up, mlp, out;
 
-  // Not 0: x is the residual stream before this layer already, and the keys and values of the
-  // layers below are in the caches.
+  // The first layer to run. If not 0, x already holds the residual stream before this layer, and
+  // the caches hold the keys and values of the layers below.
   size_t first_layer = 0;
 
-  // Called by one of the threads when a layer is done; null: nobody asks. It may not throw.
+  // Called by one thread after each layer; may be null. It must not throw.
   const std::function<void()>* after_layer = nullptr;
 };
 

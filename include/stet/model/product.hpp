@@ -1,5 +1,5 @@
-// Products of weights and many rows of inputs, by the tiles of the kernel table: how the work is
-// cut so that a panel of weights, the rows beside it and the sums stay in the caches.
+// Products of weights with many rows of inputs, by the tile kernels. The work is divided so that a
+// panel of weights, the rows beside it and the sums stay in the caches.
 #pragma once
 
 #include <algorithm>
@@ -10,34 +10,34 @@
 
 namespace stet {
 
-// y = f(gate) up, element by element.
+// The activation of a gated linear unit: y = f(gate) up, element by element.
 enum class Gate : uint8_t { silu, gelu_tanh };
 
-// Rows are taken in blocks that stay in the second-level cache beside a panel of weights. This is a
-// multiple of kTileRows, and one block for the default chunk of 512.
+// The largest block of rows, which must stay in the second-level cache beside a panel of weights.
+// It is a multiple of kTileRows and holds the default chunk of 512.
 constexpr size_t kGemmRows = 516;
 constexpr size_t kGemmDepth = 640;  // inputs of a panel that are widened at once
 
-// y = f(gate) up
+// Returns the kernel for y = f(gate) up.
 inline auto gate_kernel(const Kernels& k, Gate gate) {
   return gate == Gate::silu ? k.silu_mul : k.gelu_tanh_mul;
 }
 
 void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
-// linear_gated() of a matrix whose half is a multiple of kLanes: gates go no further than the
-// first-level cache.
+// Computes linear_gated() for a matrix whose half is a multiple of kLanes. Gates go no further than
+// the first-level cache.
 void gemm_gated(Team t, const Pass& p, const Matrix& w, Gate gate, Rows x, Rows y);
-// Widens panels to float32 and hands them to OpenBLAS, which has been loaded.
+// Widens panels to float32 and multiplies them by OpenBLAS, which must be loaded.
 STET_API void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
-// Loads OpenBLAS, once in a process. Throws an unsupported Error, with the loader's reason, where
-// it is not to be had. Any number of threads may call it at once.
+// Loads OpenBLAS, once per process. Throws an unsupported Error with the loader's reason if it is
+// not available. Any thread may call it.
 STET_API void load_openblas();
 
 namespace detail {
 
 constexpr size_t kPanelBlocks = kPanel / kLanes;
 
-// Inputs are taken in pieces of equal depth, multiples of `unit`, none deeper than `most`.
+// Returns the depth of equal pieces of the inputs: a multiple of `unit`, at most `most`.
 inline size_t piece_depth(size_t depth, size_t most, size_t unit) {
   const size_t pieces = (depth + most - 1) / most;
   return (depth / unit + pieces - 1) / pieces * unit;
@@ -46,16 +46,16 @@ inline size_t piece_depth(size_t depth, size_t most, size_t unit) {
 inline size_t tiles_of(size_t rows) { return (rows + kTileRows - 1) / kTileRows; }
 
 struct Panel {
-  size_t block, blocks;  // up to kPanelBlocks packed blocks, from this one on
+  size_t block, blocks;  // up to kPanelBlocks packed blocks, beginning with `block`
 };
-// Panels that are multiplied together: one, or a pair of gates and what they are for.
+// Panels that are multiplied together: one, or the gate and up panels of a gated unit.
 struct Group {
   static constexpr size_t kMost = 2;
   Panel panels[kMost];
   size_t count = 0;
 };
 
-// The inputs k0 .. k0 + kc of a group of panels.
+// Inputs k0 .. k0 + kc of a group of panels.
 struct Piece {
   Piece(const Matrix& matrix, const Group& some, size_t first, size_t depth)
       : w(&matrix),
@@ -68,13 +68,14 @@ struct Piece {
   const Matrix* w;
   const Group* group;
   size_t k0, kc;
-  size_t offset, bytes;  // of a block, where this piece begins and how long it is
+  size_t offset, bytes;  // in bytes: the piece's start in each block, and its length
 
   const Panel& panel(size_t i) const { return group->panels[i]; }
   const std::byte* weights(size_t i, size_t b = 0) const {
     return static_cast<const std::byte*>(w->block(panel(i).block + b)) + offset;
   }
-  // Part `part` of `parts` of the i-th panel, if there is one.
+  // Returns part `part` of `parts` of the i-th panel as a prefetch range, empty if there is no such
+  // panel.
   Fetch fetch(size_t i, size_t part, size_t parts) const {
     if (i >= group->count) return {};
     const size_t lines = bytes / kCacheLine, first = lines * part / parts;
@@ -83,12 +84,12 @@ struct Piece {
   }
 };
 
-// What the contracts do with a piece: a multiple of kUnit and at most kDepth inputs deep, so that
-// it stays in the second-level cache beside the next one and the sums (bench/README.md). Packed
-// rows of a tile: kElements of Packed for each kInputs inputs. `local`: what begin() makes of the
-// weights, panel after panel.
+// Each of the following types is the arithmetic of a contract, for one piece: a multiple of kUnit
+// and at most kDepth inputs deep. It then stays in the second-level cache beside the next piece and
+// the sums (bench/README.md). A tile of packed rows has kElements of Packed per kInputs inputs.
+// begin() prepares the weights in `local`, panel after panel.
 
-// Panels are widened once and reused for all rows, by the kernels named.
+// Widens panels once and reuses them for all rows, by the given kernels.
 template <auto Kernels::*kPack, auto Kernels::*kTile>
 struct Panels {
   using Packed = float;
@@ -114,7 +115,7 @@ struct Panels {
 using Floats = Panels<&Kernels::pack_rows, &Kernels::tile>;
 using WidePairs = Panels<&Kernels::pack_rounded, &Kernels::tile_flushed>;
 
-struct Pairs {  // weights as they stand
+struct Pairs {  // weights used in place
   using Packed = uint32_t;
   static constexpr size_t kInputs = 2, kElements = kTileRows, kUnit = 2, kDepth = 2048;
   static constexpr size_t kPanelFloats = 0;
@@ -140,7 +141,7 @@ struct Quants {
   }
 };
 
-struct Quants8 : Quants {  // weights as they stand
+struct Quants8 : Quants {  // weights used in place
   static constexpr size_t kDepth = 2048, kPanelFloats = 0;
 
   static void begin(const Kernels&, const Piece&, float*) {}
@@ -150,7 +151,7 @@ struct Quants8 : Quants {  // weights as they stand
   }
 };
 
-// Expanded to bytes once and reused for all rows.
+// Expands weights to bytes once and reuses them for all rows.
 template <auto kExpand, auto kTile>
 struct Expanded : Quants {
   static constexpr size_t kDepth = 1024;
@@ -173,7 +174,7 @@ struct Expanded : Quants {
 using Quants4 = Expanded<&Kernels::expand_q4, &Kernels::tile_q4>;
 using Quants5 = Expanded<&Kernels::expand_q5, &Kernels::tile_q8>;
 
-// Weights in super-blocks, expanded to bytes once and reused for all rows.
+// Weights in super-blocks: expands them to bytes once and reuses them for all rows.
 struct Supers {
   using Packed = SuperTile;
   static constexpr size_t kInputs = kQuantBlock, kElements = 1, kUnit = kSuperBlock, kDepth = 1024;
@@ -198,24 +199,24 @@ struct Supers {
   }
 };
 
-// What begin() makes of the weights; then the sums of all rows between the pieces of a group, and a
-// tile's at the end.
+// Returns the size of a thread's local memory. It holds the prepared weights, the sums of all rows
+// between the pieces of a group, and finally the sums of a tile.
 template <class Arithmetic>
 constexpr size_t local_floats() {
   return Group::kMost * (Arithmetic::kPanelFloats + (kGemmRows + kTileRows) * kPanel);
 }
 
-// Where the sums of a tile go, rows `ld` apart.
+// Destination of a tile's sums, rows `ld` apart.
 struct TileOutput {
   float* at;
   size_t ld;
 };
 
-// What becomes of the products of a group of kPanels panels. last_sums(): where those of its i-th
-// panel end, for the rows of a tile from `row` on; `tile` is room for all of the group. finish()
-// takes them from there.
+// Each of the following types is a destination of a product, computed in groups of kPanels panels.
+// last_sums() returns the destination of the i-th panel's final sums, for the rows of a tile from
+// `row` on. `tile` is scratch memory for the whole group's. finish() then processes them.
 
-// y = W x
+// Computes y = W x.
 struct Plain {
   static constexpr size_t kPanels = 1;
   const Matrix& w;
@@ -229,7 +230,7 @@ struct Plain {
   void finish(const Kernels&, const Group&, size_t, Rows) const {}
 };
 
-// y = f(W x), of the first half of the outputs, gates, and those as far into the second one
+// Computes y = f(gate) up: gates are the first half of the outputs, up the second half.
 struct Gated {
   static constexpr size_t kPanels = 2;
   const Matrix& w;
@@ -250,7 +251,7 @@ struct Gated {
   }
 };
 
-// Where the rows of a tile stand, packed: [pieces][tiles][kc / kInputs][kElements].
+// Returns the packed rows of a tile in the layout [pieces][tiles][kc / kInputs][kElements].
 template <class Arithmetic>
 typename Arithmetic::Packed* packed_rows(const Pass& p, size_t k0, size_t kc, size_t tile,
                                          size_t tiles) {
@@ -275,11 +276,14 @@ void pack(Team t, const Pass& p, size_t depth, Rows x) {
   });
 }
 
-// The products of a group for a block of rows. Its panels are taken a piece at a time, and each
-// piece serves all rows; between pieces the sums wait in `local`, so that each output stays one
-// chain. While the last kFetching tiles compute, the weights of the next piece come from memory (at
-// the end, those of the group `after`, which this thread probably takes next): the rows of a tile
-// pass through the second-level cache, and more of them would push the weights out again.
+// Multiplies a group of panels with a block of rows. Pieces of the panels are taken in turn, and
+// each serves all rows. Between pieces the sums are kept in `local`, so that each output stays one
+// chain.
+//
+// During the last kFetching tiles, the weights of the next piece are prefetched. After the last
+// piece, these are the weights of the group `after`, which this thread probably takes next.
+// Prefetching earlier does not help: the rows of the remaining tiles would evict the weights from
+// the second-level cache.
 constexpr size_t kFetching = 24;
 template <class Arithmetic, class Output>
 void group_product(const Pass& p, const Output& out, const Group& group, const Group& after, Rows x,
@@ -354,8 +358,8 @@ void multiply(Team t, const Pass& p, const Output& out, Rows x) {
     product<Floats>(t, p, out, x);
 }
 
-// OpenBLAS is given so many packed blocks at once: widened in the order of their inputs, beside one
-// panel in that of the chain.
+// OpenBLAS multiplies this many packed blocks at once. Local memory holds them widened in input
+// order, and one panel widened in chain order.
 constexpr size_t kBlasBlocks = 16, kBlasFloats = kBlasBlocks * kLanes * kGemmDepth;
 
 }  // namespace detail

@@ -1,6 +1,7 @@
-// Digests of all logits and of the KV cache after a prompt, as `stet logits --digest` prints them:
-// for builds of which only the bits are in question. Arguments: a checkpoint's directory, a
-// contract, a file with a JSON array of token ids and, if not f32, the type of keys and values.
+// Prints digests of all logits and of the KV cache after a prompt, as `stet logits --digest` does.
+// It serves builds whose bits alone are tested.
+//   golden_bits DIRECTORY CONTRACT IDS [KV_TYPE]
+// IDS is a file with a JSON array of token ids. KV_TYPE is f32 unless it is given.
 #include <cstdio>
 #include <exception>
 #include <string>
