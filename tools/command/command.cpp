@@ -154,7 +154,7 @@ void add_threads(Command& app, int& threads, const std::string& group) {
                  "number of threads (default: all processors, or OMP_NUM_THREADS)")
       ->type_name("N")
       ->group(group)
-      ->check(integer(0, kMostThreads));
+      ->check(integer(0, kMaxThreads));
   app.add_option_function(
          "--team", [](const std::string& name) { set_team_backend(*team_backend_of(name)); },
          "thread pool: openmp or own (default: openmp, if built with LLVM's runtime)")
