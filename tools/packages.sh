@@ -1,6 +1,8 @@
 # Functions for tools/demo and tools/check: install missing Debian or Ubuntu packages, and build.
 
-BUILD_PACKAGES="g++ cmake ninja-build pkg-config nlohmann-json3-dev libxxhash-dev libfmt-dev libcli11-dev libsentencepiece-dev libpcre2-dev libutf8proc-dev libedit-dev libboost-dev zlib1g-dev libssl-dev libhiredis-dev libomp-dev libopenblas-dev"
+BUILD_PACKAGES="g++ cmake ninja-build pkg-config nlohmann-json3-dev libxxhash-dev libfmt-dev libcli11-dev
+  libsentencepiece-dev libpcre2-dev libutf8proc-dev libedit-dev libboost-dev zlib1g-dev libssl-dev libhiredis-dev
+  libomp-dev libopenblas-dev"
 
 # need PACKAGE...: installs the packages that are missing
 need() {
@@ -12,7 +14,8 @@ need() {
   echo "Installing: ${missing[*]}"
   local root=()
   if [ "$(id -u)" -ne 0 ]; then
-    command -v sudo >/dev/null || { echo "Not root, and there is no sudo: install these packages by hand." >&2; return 1; }
+    command -v sudo >/dev/null ||
+      { echo "Not root, and there is no sudo: install these packages by hand." >&2; return 1; }
     root=(sudo)
   fi
   local log

@@ -108,8 +108,7 @@ TEST_F(ExperimentCommand, EachContinuationIsASnapshotThatGoesOn) {
   EXPECT_EQ(again.status, 1);
   EXPECT_EQ(again.out, "");
   EXPECT_EQ(again.err,
-            "stet: " + directory +
-                "/run-01.stet: --save-dir: expected a name that is free, found a file\n");
+            "stet: " + directory + "/run-01.stet exists already; choose an empty directory\n");
   EXPECT_EQ(run_stet(base + Args{"--save-dir", ""}).status, 2);
 }
 

@@ -101,7 +101,8 @@ TEST_F(GenerateCommand, AReplyThatWasCutGoesOnAsInAChat) {
   succeed({"resume", s, "--save", t, "-n", "40"});
   EXPECT_EQ(read_text(t), expected);
   EXPECT_NE(refused({"resume", t})
-                .find("reply: expected one to go on with (or --say), found one that has ended"),
+                .find("reply: expected an unfinished one (--say TEXT adds a message), found one "
+                      "that has ended"),
             std::string::npos);
 }
 

@@ -236,8 +236,8 @@ TEST_F(PackedCommand, WeightsAreCheckedOrReadOnRequest) {
         << error;
   }
   EXPECT_EQ(failure({"generate", "-m", kLlama, "--ids", "1", "--check"}, 2),
-            "--check: of no use: " + kLlama +
-                " has no digests (stet prepare gives it some) (stet --help)");
+            "--check compares digests, and " + kLlama +
+                " has none; stet prepare writes a checkpoint that has them (stet --help)");
 }
 
 }  // namespace

@@ -138,7 +138,8 @@ TEST_F(StoreCommand, FaultsAreOneLine) {
   EXPECT_EQ(run({"store", "init"}, 1).err,
             "stet: " + path_ + ": store: the directory is a store already\n");
   EXPECT_EQ(run({"save", "-p", "hi", "-o", "store:x", "--compress", "zlib"}, 2).err,
-            "stet: --compress: expected a file to save to, found store:x (stet --help)\n");
+            "stet: --compress is for files, and store:x is in a store; leave it out "
+            "(stet --help)\n");
   EXPECT_EQ(run({"store", "names", "--store", "dir:" + (scratch_ / "no")}, 1).err,
             "stet: " + scratch_ / "no" + ": store: there is no store; stet store init makes one\n");
   fs::permissions(scratch_ / "keys/key", fs::perms::group_read, fs::perm_options::add);

@@ -19,7 +19,7 @@ void note_signal(int signal) {
   }
   const int error = errno;
   ending_signal = signal;
-  (void)!::write(wake_pipe[1], "", 1);  // a pipe that is full wakes as well
+  (void)!::write(wake_pipe[1], "", 1);  // if the pipe is full, it is readable already
   errno = error;
 }
 

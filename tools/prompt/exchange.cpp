@@ -15,9 +15,9 @@ std::variant<Session, Conversation> talk_of(Session session,
 Exchange::Exchange(Session session, std::shared_ptr<const Tokenizer> tokenizer, Kind kind)
     : Exchange(talk_of(std::move(session), tokenizer, kind), tokenizer) {}
 
-Exchange::Exchange(std::variant<Session, Conversation> talk,
+Exchange::Exchange(std::variant<Session, Conversation> content,
                    std::shared_ptr<const Tokenizer> tokenizer)
-    : content_(std::move(talk)), tokenizer_(std::move(tokenizer)) {}
+    : content_(std::move(content)), tokenizer_(std::move(tokenizer)) {}
 
 Exchange Exchange::fork() const {
   if (const Session* session = std::get_if<Session>(&content_))

@@ -10,7 +10,7 @@
 namespace stet::serve {
 namespace {
 
-constexpr double kPause = 2;  // seconds without the store after it could not be reached
+constexpr double kPause = 2;  // seconds before the next attempt after the store was unreachable
 constexpr size_t kMostOperation = 3000;
 
 }  // namespace
