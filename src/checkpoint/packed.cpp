@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string_view>
 
 #include "src/gguf/tensors.hpp"
 #include "stet/base/bytes.hpp"
@@ -179,8 +180,12 @@ constexpr size_t kHeaderEntryBytes = 512;
 
 size_t header_room(const Checkpoint& checkpoint) {
   size_t bytes = 2 * kPackedPage;
-  for (const std::string& name : checkpoint.names())
+  for (const std::string& name : checkpoint.names()) {
+    constexpr std::string_view kExperts = ".experts.";
+    const size_t at = name.find(kExperts);  // one matrix has those of all
+    if (at != std::string::npos && !name.substr(at + kExperts.size()).starts_with("0.")) continue;
     bytes += 2 * nlohmann::json(name).dump().size() + kHeaderEntryBytes;
+  }
   return whole_pages(bytes);
 }
 

@@ -12,13 +12,25 @@ namespace stet {
 namespace {
 
 // Endings of published names and GGUF's names for them.
-constexpr std::pair<const char*, const char*> kKinds[] = {
-    {"embed_tokens", "token_embd"}, {"wte", "token_embd"},          {"lm_head", "output"},
-    {"q_proj", "attn_q"},           {"k_proj", "attn_k"},           {"v_proj", "attn_v"},
-    {"qkv_proj", "attn_qkv"},       {"o_proj", "attn_output"},      {"gate_up_proj", "ffn_up"},
-    {"gate_proj", "ffn_gate"},      {"up_proj", "ffn_up"},          {"down_proj", "ffn_down"},
-    {"attn.c_attn", "attn_qkv"},    {"attn.c_proj", "attn_output"}, {"mlp.c_fc", "ffn_up"},
-    {"mlp.c_proj", "ffn_down"}};
+constexpr std::pair<const char*, const char*> kKinds[] = {{"embed_tokens", "token_embd"},
+                                                          {"wte", "token_embd"},
+                                                          {"lm_head", "output"},
+                                                          {"q_proj", "attn_q"},
+                                                          {"k_proj", "attn_k"},
+                                                          {"v_proj", "attn_v"},
+                                                          {"qkv_proj", "attn_qkv"},
+                                                          {"o_proj", "attn_output"},
+                                                          {"gate_up_proj", "ffn_up"},
+                                                          {"w1", "ffn_gate"},
+                                                          {"w3", "ffn_up"},
+                                                          {"w2", "ffn_down"},
+                                                          {"gate_proj", "ffn_gate"},
+                                                          {"up_proj", "ffn_up"},
+                                                          {"down_proj", "ffn_down"},
+                                                          {"attn.c_attn", "attn_qkv"},
+                                                          {"attn.c_proj", "attn_output"},
+                                                          {"mlp.c_fc", "ffn_up"},
+                                                          {"mlp.c_proj", "ffn_down"}};
 
 // Returns ggml's name of a type that the kernels compute with. Q5_0 computes as Q8_0 does; it only
 // takes fewer bytes.
@@ -59,6 +71,7 @@ Name name_of(std::string published) {
     const std::string whole = from;
     if (published == whole || published.ends_with("." + whole)) name.kind = to;
   }
+  if (published.find("experts.") != std::string::npos) name.kind += "_exps";
   return {in_alphabet(name.layer), in_alphabet(name.kind)};
 }
 

@@ -187,10 +187,13 @@ TEST_P(Fingerprint, ChangesWithEveryConfigValue) {
            {"/final_logit_softcapping", [](Json& v) { v = v.get<double>() + 1; }},
            {"/attn_logit_softcapping", [](Json& v) { v = v.get<double>() + 1; }},
            {"/rope_local_base_freq", [](Json& v) { v = v.get<double>() + 1; }},
+           {"/num_experts_per_tok", [](Json& v) { v = v.get<int64_t>() - 1; }},
+           {"/norm_topk_prob", [](Json& v) { v = !v.get<bool>(); }},
            {"/rope_scaling/factor", [](Json& v) { v = v.get<double>() + 1; }}}) {
     for (const std::string& prefix : {std::string(), std::string("/text_config")}) {
       const Json::json_pointer at(prefix + path);
-      if (!config.contains(at) || !config.at(at).is_number()) continue;
+      if (!config.contains(at) || (!config.at(at).is_number() && !config.at(at).is_boolean()))
+        continue;
       // A window that no layer uses changes nothing.
       const auto m = Model::load(written(tensors, 1, [&, &f = change](Json& j) { f(j[at]); }));
       if (m->config().canonical() == model(directory)->config().canonical()) continue;

@@ -1,5 +1,6 @@
 // Analysis subcommands: data sets line by line, labelled tables, ranges, and interventions stored
 // in states.
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -141,6 +142,24 @@ TEST_F(LabCommand, DataSetsAreCapturedAndMeasured) {
   EXPECT_EQ(bad.status, 1);
   EXPECT_EQ(lines_of(bad.out).size(), 2u);
   EXPECT_NE(bad.err.find("standard input: line 3: ids[1]"), std::string::npos) << bad.err;
+}
+
+TEST_F(LabCommand, MeasuresWhichExpertTakesWhichToken) {
+  const Args experts = {"measure", "-m", data_path("models/qwen3moe-tiny"), "--experts"};
+  const auto with = [](Args args, const Args& more) {
+    args.insert(args.end(), more.begin(), more.end());
+    return args;
+  };
+  const Json took = Json::parse(succeed(with(experts, {"--ids", "5,6,7", "--json"})).out);
+  ASSERT_EQ(took.size(), 9u);  // of three layers; one is dense
+  for (const Json& row : took) {
+    EXPECT_EQ(row["experts"].size(), 2u);
+    EXPECT_NEAR(row["weights"][0].get<double>() + row["weights"][1].get<double>(), 1, 1e-6);
+    EXPECT_NE(row["layer"], 1);
+  }
+  const std::string one = succeed(with(experts, {"--ids", "5,6,7", "--layer", "2"})).out;
+  EXPECT_EQ(std::count(one.begin(), one.end(), '\n'), 4);
+  EXPECT_EQ(run_stet(with(experts, {"--ids", "5,6,7", "--layer", "1"})).status, 1);
 }
 
 TEST_F(LabCommand, TablesAreLabelled) {
