@@ -71,8 +71,8 @@ typedef struct stet_error {
   const char* message;  /* the whole error on one line, control characters escaped */
   const char* file;     /* a path, the name of the parsed input, or "" */
   const char* field;    /* the field within it, or "" */
-  const char* expected; /* expected value; only NUL is escaped in these four parts */
-  const char* found;    /* found value, or "" */
+  const char* expected; /* expected value, or ""; only NUL is escaped in these four parts */
+  const char* found;    /* found value; a whole sentence if `expected` is "" */
 } stet_error;
 /* Frees an error. */
 STET_API void stet_error_free(stet_error* error);

@@ -406,7 +406,7 @@ void set_weight_dtype(Json* config, stet::DType dtype) {
 
 namespace {
 
-// Whether a layer of Qwen 3's mixtures has experts.
+// Returns true if a layer of Qwen 3's mixtures has experts.
 bool is_sparse_layer(const stet::JsonReader& config, int64_t layer) {
   const std::vector<int64_t> dense = config.integers("mlp_only_layers", 0, kMaxLayers);
   return (layer + 1) % config.integer_or("decoder_sparse_step", 1, 1, kMaxLayers) == 0 &&

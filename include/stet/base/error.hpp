@@ -22,7 +22,8 @@ enum class ErrorKind {
 
 // An error with `file` (a path, the name of the parsed input, or empty), the `field` in it, and the
 // expected and found values. what() is "file: field: expected ..., found ..." on one line, with
-// control characters of untrusted text escaped. A call that throws it has changed nothing.
+// control characters of untrusted text escaped. If `expected` is empty, `found` is a whole sentence
+// and what() is "file: field: sentence". A call that throws it has changed nothing.
 class STET_API Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, std::string file, std::string field, std::string expected,
