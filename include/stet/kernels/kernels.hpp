@@ -248,8 +248,10 @@ struct Kernels {
   //   m' = max(m, mb); l = l*exp(m-m') + lb*exp(mb-m'); o likewise. m = -inf: nothing seen so far.
   // Rows whose bit in `seen` is 0 stay as they are; those of `next` are not read.
   void (*attend[kStoredTypes])(const AttendBlock& block, const AttendTile* tiles,
-                               size_t n);                           // n > 0
-  void (*reset)(const SoftmaxSums& sums, size_t rows, size_t ldv);  // nothing seen so far
+                               size_t n);  // n > 0
+  // Nothing seen so far. `sinks`, where it is not null: a score of each row that has no value; the
+  // sums start at m = sink, l = 1.
+  void (*reset)(const SoftmaxSums& sums, size_t rows, size_t ldv, const float* sinks);
   void (*merge)(const SoftmaxSums& sums, const SoftmaxSums& next, size_t ldv, unsigned seen);
   void (*divide)(const float* x, float divisor, float* y, size_t n);  // y = x / divisor
 

@@ -31,7 +31,7 @@ struct OneHot {
 };
 
 // One query's weights: what attention() gives for values of which each position has a column of its
-// own, so that every weight goes through the same maxima, sums and merges.
+// own, so that every weight goes through the same maxima, sums and merges. A sink has no column.
 inline void pattern_of(const Queries& s, size_t query, size_t positions, std::vector<float>& keys,
                        float* packed, float* to) {
   const Kernels& k = *s.p.kernels;
@@ -41,7 +41,7 @@ inline void pattern_of(const Queries& s, size_t query, size_t positions, std::ve
   float m = 0, l = 0, block_m = 0, block_l = 0;
   alignas(64) float o[kPanel];
   const SoftmaxSums sums = {&m, &l, all.data()};
-  k.reset(sums, 1, width);
+  reset_sums(s, query, 1, sums, width);
   pack_queries(s, query, 1, packed);
   const auto [from, end] = block_range(s, query, 1);
   for (int64_t b = from; b < end; ++b) {

@@ -40,8 +40,8 @@ Qkv attention_input(const LayerPass& at, const Linear& qkv);
 // RoPE: rotates queries and keys by their positions, where the layer has any.
 void rotate(const LayerPass& at, const Qkv& x);
 // Stores keys and values in the KV cache; p.attention = attention of the queries over all that is
-// there then.
-void attend(const LayerPass& at, const Qkv& x);
+// there then. `sinks`: of AttentionShape; empty: none.
+void attend(const LayerPass& at, const Qkv& x, const Vector& sinks = {});
 // p.out = o(p.attention).
 void attention_output(const LayerPass& at, const Linear& o);
 // What attention left in p.out is added to the residual stream.
@@ -163,7 +163,7 @@ inline void rotate(const LayerPass& at, const Qkv& x) {
   point(t, p, Point::rot_k, index, x.k);
 }
 
-inline void attend(const LayerPass& at, const Qkv& x) {
+inline void attend(const LayerPass& at, const Qkv& x, const Vector& sinks) {
   const auto& [t, p, c, index] = at;
   const LayerShape layer = at.shape();
   const AttentionShape shape = {static_cast<int64_t>(index),
@@ -172,7 +172,8 @@ inline void attend(const LayerPass& at, const Qkv& x) {
                                 static_cast<size_t>(layer.key_dim),
                                 layer.window,
                                 c.attention_scale,
-                                c.attention_softcap};
+                                c.attention_softcap,
+                                sinks.empty() ? nullptr : sinks.data()};
   store_kv(t, p, shape.layer, x.k, x.v);
   attention(t, p, shape, x.q, p.attention);
   if (p.hooks != nullptr) {
