@@ -65,6 +65,7 @@ TEST(Isa, TablesShareNoFunction) {
       EXPECT_NE(a.scale, b.scale);
       EXPECT_NE(a.silu_mul, b.silu_mul);
       EXPECT_NE(a.gelu_tanh_mul, b.gelu_tanh_mul);
+      EXPECT_NE(a.clamped_silu_mul, b.clamped_silu_mul);
       EXPECT_NE(a.gelu_tanh, b.gelu_tanh);
       EXPECT_NE(a.gelu, b.gelu);
       EXPECT_NE(a.rope, b.rope);
@@ -665,6 +666,16 @@ TEST_P(Kernel, GatesAreTheirFormulas) {
       [](float g, float u) { return g / (1.0f + contract_exp(0.0f - g)) * u; });
   const auto gelu = [](float g) {
     const float inner = 0.7978845608028654f * std::fma(0.044715f, g * g * g, g);
+  for (const float limit : {7.0f, 0.5f}) {
+    check_elementwise([&](const float* a, const float* b, float* y,
+                          size_t n) { k.clamped_silu_mul(a, b, limit, y, n); },
+                      [&](float g, float u) {
+                        const float gate = g > limit ? limit : g, up = u > limit    ? limit
+                                                                       : u < -limit ? -limit
+                                                                                    : u;
+                        return (up + 1.0f) * (gate / (1.0f + contract_exp(0.0f - 1.702f * gate)));
+                      });
+  }
     return 0.5f * g * (1.0f + contract_tanh(inner));
   };
   check_elementwise(

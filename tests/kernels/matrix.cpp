@@ -440,9 +440,8 @@ void check_gated(const std::string& isa, const Linear& layer, Contract contract,
     linear_gated(t, one.pass, 0, layer, gate, in, one.pass.gate_up, out);
   });
   std::vector<float> expected(half);
-  const auto f = gate == Gate::silu ? one.pass.kernels->silu_mul : one.pass.kernels->gelu_tanh_mul;
   for (size_t r = 0; r < rows; ++r) {
-    f(both.row(r), both.row(r) + half, expected.data(), half);
+    gate_kernel(*one.pass.kernels, gate)(both.row(r), both.row(r) + half, expected.data(), half);
     ASSERT_TRUE(equal_bits(std::span(out.row(r), half), expected))
         << "row " << r << " of " << rows << ", " << half << " gates";
     for (size_t i = half; i < ldy; ++i)
@@ -468,6 +467,8 @@ TEST_P(LinearOnEachIsa, GatesAreThoseOfTheProduct) {
       }
       ASSERT_NO_FATAL_FAILURE(check_gated(GetParam(), linear, contract, 14, 2, Gate::gelu_tanh));
       linear.bias = numbers(2 * half, 3, Fill::wide);
+      ASSERT_NO_FATAL_FAILURE(
+          check_gated(GetParam(), linear, contract, 23, 2, Gate::clamped(7.0f)));
       ASSERT_NO_FATAL_FAILURE(check_gated(GetParam(), linear, contract, 14, 2, Gate::silu));
     }
   }

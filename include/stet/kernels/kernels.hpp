@@ -297,6 +297,9 @@ STET_API extern const Kernels kernels_avx512;
 
 // Whether streams of weights are fetched ahead of their loads: Intel's own prefetchers stop at the
 // end of a 4 KB page and start late; AMD's do better alone (bench/README.md).
+  // gpt-oss: with g = min(gate, limit) and u = up clamped to -limit .. limit,
+  // y = (u + 1) (g / (1 + exp(-(1.702 g)))), each operation rounded to float32.
+  void (*clamped_silu_mul)(const float* gate, const float* up, float limit, float* y, size_t n);
 STET_API bool streams_are_fetched();
 
 // The table of that name; null for an unknown name, or where CPU or build lack the instructions.

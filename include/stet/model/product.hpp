@@ -10,17 +10,30 @@
 
 namespace stet {
 
-// y = f(gate) up, element by element.
-enum class Gate : uint8_t { silu, gelu_tanh };
+// How a gated linear unit joins gate and up, element by element: f(gate) up, with a function of
+// Kernels; or, clamped, as clamped_silu_mul does with `limit`.
+struct Gate {
+  enum class Kind : uint8_t { silu, gelu_tanh, clamped };
+  Kind kind = Kind::silu;
+  float limit = 0;  // of clamped
+
+  static const Gate silu, gelu_tanh;
+  static constexpr Gate clamped(float limit) { return {Kind::clamped, limit}; }
+};
+inline constexpr Gate Gate::silu = {Gate::Kind::silu, 0};
+inline constexpr Gate Gate::gelu_tanh = {Gate::Kind::gelu_tanh, 0};
 
 // Rows are taken in blocks that stay in the second-level cache beside a panel of weights. This is a
 // multiple of kTileRows, and one block for the default chunk of 512.
 constexpr size_t kGemmRows = 516;
 constexpr size_t kGemmDepth = 640;  // inputs of a panel that are widened at once
 
-// y = f(gate) up
-inline auto gate_kernel(const Kernels& k, Gate gate) {
-  return gate == Gate::silu ? k.silu_mul : k.gelu_tanh_mul;
+// Returns what joins n elements: f(gate, up, y, n).
+inline auto gate_kernel(const Kernels& k, const Gate& by) {
+  return [&k, by](const float* gate, const float* up, float* y, size_t n) {
+    if (by.kind == Gate::Kind::clamped) return k.clamped_silu_mul(gate, up, by.limit, y, n);
+    (by.kind == Gate::Kind::silu ? k.silu_mul : k.gelu_tanh_mul)(gate, up, y, n);
+  };
 }
 
 void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
