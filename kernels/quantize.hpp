@@ -9,7 +9,8 @@
 
 namespace stet {
 
-// Weight i is (u[i] - 128) d or (u[i] - 8) d, for the d whose float16 bits are `scale`.
+// Weight i is (u[i] - 128) d or (u[i] - 8) d, for the d whose float16 bits are `scale`. Of mxfp4
+// `scale` is the byte of the exponent, and u[i] a code.
 struct QuantizedBlock {
   uint16_t scale;
   uint8_t u[kQuantBlock];

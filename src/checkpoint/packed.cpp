@@ -58,7 +58,7 @@ std::optional<MatrixEntry> parse_entry(const std::string& text) {
   if (!number(words[1], &entry.rows) || !number(words[2], &entry.columns)) return std::nullopt;
   for (const WeightType type :
        {WeightType::f32, WeightType::bf16, WeightType::f16, WeightType::q8, WeightType::q4,
-        WeightType::q5, WeightType::q4_k, WeightType::q5_k, WeightType::q6_k}) {
+        WeightType::q5, WeightType::mxfp4, WeightType::q4_k, WeightType::q5_k, WeightType::q6_k}) {
     entry.type = type;
     const bool whole = !is_super(type) || entry.columns % kSuperBlock == 0;
     if (words[0] == weight_type_name(type) && whole) return entry;
@@ -118,9 +118,10 @@ bool has_packed_matrix(const Checkpoint& checkpoint, const std::string& name) {
 Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name,
                      std::optional<WeightType> type, bool any, size_t rows, size_t columns) {
   const MatrixEntry entry = entry_of(checkpoint, name);
-  if (type ? entry.type != *type : is_quantized(entry.type) && !any) {
+  const bool wide = !is_quantized(entry.type) || entry.type == WeightType::mxfp4;
+  if (type ? entry.type != *type : !wide && !any) {
     throw Error(ErrorKind::format, checkpoint.source(), kMatrix + name,
-                (type ? weight_type_name(*type) : "f32, bf16 or f16") +
+                (type ? weight_type_name(*type) : "f32, bf16, f16 or mxfp4") +
                     std::string(" for the contract ") + *find_metadata(checkpoint, "contract"),
                 weight_type_name(entry.type));
   }

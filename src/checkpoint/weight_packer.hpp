@@ -37,6 +37,8 @@ class WeightPacker {
   // Of the tensors from `first` to `end`.
   Matrix of_one_type(const WeightLoader::MatrixRequest& request, const Views& views, size_t first,
                      size_t end) const;
+  // Throws an unsupported Error for a block of MXFP4 that holds infinite weights.
+  void refuse_infinite(const TensorView& tensor) const;
   [[noreturn]] void refuse(const WeightError& e, const WeightLoader::MatrixRequest& request) const;
 
   const Checkpoint& checkpoint_;

@@ -37,7 +37,7 @@ STET_API void quantize_ggml(uint32_t type, const float* from, size_t blocks, voi
 STET_API float ggml_limit(uint32_t type);
 
 // 32 weights that have a scale already, as Q8_0, Q4_0 or Q5_0 stores them: weight i is (u[i] - 128)
-// d, (u[i] - 8) d or (u[i] - 16) d.
+// d, (u[i] - 8) d or (u[i] - 16) d. MXFP4: u[i] is its code, `scale` the exponent's byte.
 STET_API void store_ggml_block(uint32_t type, uint16_t scale, const uint8_t* u, void* to);
 
 }  // namespace stet

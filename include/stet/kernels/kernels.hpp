@@ -26,14 +26,15 @@ enum class WeightType : uint8_t {
   q8 = 3,
   q4 = 4,
   q5 = 5,
-  q4_k = 6,
-  q5_k = 7,
-  q6_k = 8
+  mxfp4 = 6,
+  q4_k = 7,
+  q5_k = 8,
+  q6_k = 9
 };
 enum {
   kFloatWeightTypes = 3,  // f32, bf16, f16: the first of WeightType
   kSuperTypes = 3,        // q4_k, q5_k, q6_k: the last
-  kFirstSuperType = 6,
+  kFirstSuperType = 7,
   kStoredTypes = 4  // of keys and values: the floats, and int8 with scales
 };
 
@@ -53,6 +54,10 @@ enum {
   kStripBytesQ8 = 1088,  // of 16 outputs: 64 for scales, 64 for each 4 inputs
   kStripBytesQ4 = 576,
   kStripBytesQ5 = 704,
+  kStripMxfp4 = 128,           // inputs of a strip of mxfp4
+  kStripBytesMxfp4 = 1088,     // of 16 outputs
+  kHalfStripBytesMxfp4 = 576,  // of the last one, where a row ends in its middle
+  kExpandedMxfp4 = 1152,       // of 16 outputs and 64 inputs, as tiles take them
 };
 
 // The types q4_k, q5_k and q6_k have super-blocks of 256 consecutive inputs.
@@ -209,6 +214,27 @@ struct Kernels {
   // q5 strips as those of q8.
   void (*expand_q5)(const void* w, size_t strips, void* y);
 
+  // Linear layers of weights in mxfp4, of ggml's blocks and of published ones: a weight is v s with
+  // v = 0, 1, 2, 3, 4, 6, 8, 12 or the negative of one, by its four bits, and s = 2^(e - 128) for
+  // the byte e <= 252 of its block of 32. Inputs are rounded as for q8. Each output is one chain
+  // over the blocks: acc = fma(sum of v q over the block, s scale, acc), the sum exact, s scale
+  // rounded to float32. Packed weights: [n/16] rows of strips of 128 inputs: e as [4][16]; then
+  // [4][4][16][4] as q4's. Where k is an odd multiple of 64 the last strip has 64 inputs: e as
+  // [2][16], 32 zero bytes, [2][4][16][4].
+
+  // Like gemv_q8, k a multiple of 64.
+  void (*gemv_mxfp4)(const void* w, size_t blocks, size_t k, const QuantBlock* x, size_t ldx,
+                     float* y, size_t ldy, int rows);
+  // So many times 64 inputs, from the beginning of a strip on, with a byte for each v + 128: s as
+  // float32 [2][16], then [2][8][16][4]. And like tile_q8, of those.
+  void (*expand_mxfp4)(const void* w, size_t halves, void* y);
+  void (*tile_mxfp4)(const QuantTile* packed, const void* w, size_t k, size_t kc, const Tile& sums);
+  // The same weights under the contract f32: like gemv and widen_panel (k0 a multiple of 128).
+  void (*gemv_wide_mxfp4)(const void* w, size_t blocks, size_t k, const float* x, size_t ldx,
+                          float* y, size_t ldy, int rows);
+  void (*widen_panel_mxfp4)(const void* w, size_t blocks, size_t k, size_t k0, size_t kc,
+                            float* panel);
+
   // Linear layers of weights in ggml's K types: super-blocks of 256 inputs with float16 d and m,
   // and small integers for each sub-block. A weight is (d s) u - (m t) in q4_k (u 4 bits) and q5_k
   // (u 5 bits), with s and t of 6 bits for each 32 inputs; (d s) (u - 32) in q6_k (u 6 bits), with
@@ -271,6 +297,9 @@ struct Kernels {
   // small beside it). Both: nan for -inf.
   void (*silu_mul)(const float* gate, const float* up, float* y, size_t n);
   void (*gelu_tanh_mul)(const float* gate, const float* up, float* y, size_t n);
+  // gpt-oss: with g = min(gate, limit) and u = up clamped to -limit .. limit,
+  // y = (u + 1) (g / (1 + exp(-(1.702 g)))), each operation rounded to float32.
+  void (*clamped_silu_mul)(const float* gate, const float* up, float limit, float* y, size_t n);
   void (*gelu_tanh)(const float* x, float* y,
                     size_t n);  // gelu_tanh_mul without the multiplication
   // 0.5 g (1 + erf(g / sqrt(2))): 1.52 ULP of g. nan for -inf.
@@ -297,9 +326,6 @@ STET_API extern const Kernels kernels_avx512;
 
 // Whether streams of weights are fetched ahead of their loads: Intel's own prefetchers stop at the
 // end of a 4 KB page and start late; AMD's do better alone (bench/README.md).
-  // gpt-oss: with g = min(gate, limit) and u = up clamped to -limit .. limit,
-  // y = (u + 1) (g / (1 + exp(-(1.702 g)))), each operation rounded to float32.
-  void (*clamped_silu_mul)(const float* gate, const float* up, float limit, float* y, size_t n);
 STET_API bool streams_are_fetched();
 
 // The table of that name; null for an unknown name, or where CPU or build lack the instructions.

@@ -57,6 +57,9 @@ class STET_API Matrix {
   WeightType type() const { return type_; }
   const void* block(size_t index) const { return data_ + index * block_bytes(); }
   inline size_t block_bytes() const;
+  // Bytes of a block before those of input `inputs`, which begins a strip or super-block, or is
+  // depth().
+  inline size_t offset(size_t inputs) const;
   size_t bytes() const;
   std::span<const std::byte> all() const { return {data_, data_ == nullptr ? 0 : bytes()}; }
   // Row `row` widened to float32: out[columns].
@@ -97,11 +100,12 @@ inline size_t interleaved_row(size_t row, size_t rows, size_t heads) {
   return within / each * 3 * each + row / all * each + within % each;
 }
 
-// "f32", "bf16", "f16", "q8", "q4", "q5", "q4_k", "q5_k", "q6_k"
+// "f32", "bf16", "f16", "q8", "q4", "q5", "mxfp4", "q4_k", "q5_k", "q6_k"
 STET_API const char* weight_type_name(WeightType type);
 // What tensors of a type that weights may be stored in are packed as.
 STET_API WeightType weight_type(DType dtype);
-// The inverse: what holds the same weights, q8, q4 and q5 in ggml's Q8_0, Q4_0 and Q5_0.
+// The inverse: what holds the same weights, q8, q4, q5 and mxfp4 in ggml's Q8_0, Q4_0, Q5_0 and
+// MXFP4.
 STET_API DType stored_dtype(WeightType type);
 
 // Whether weights of this type stand in blocks of integers with a scale; and whether those are
@@ -110,11 +114,18 @@ inline bool is_quantized(WeightType type) { return type >= WeightType::q8; }
 inline bool is_super(WeightType type) { return type >= WeightType::q4_k; }
 inline int super_index(WeightType type) { return static_cast<int>(type) - kFirstSuperType; }
 
-// Of the others: a packed strip of 64 inputs of 16 outputs.
+// Of the others but mxfp4: a packed strip of 64 inputs of 16 outputs.
 inline size_t strip_bytes(WeightType type) {
   return type == WeightType::q8   ? kStripBytesQ8
          : type == WeightType::q4 ? kStripBytesQ4
                                   : kStripBytesQ5;
+}
+
+// Bytes of the first `inputs` of 16 packed rows of mxfp4: a multiple of kStripMxfp4, or all that a
+// row has.
+inline size_t mxfp4_bytes(size_t inputs) {
+  return inputs / kStripMxfp4 * kStripBytesMxfp4 +
+         (inputs % kStripMxfp4 == 0 ? 0 : kHalfStripBytesMxfp4);
 }
 
 inline size_t Matrix::depth() const {
@@ -125,8 +136,13 @@ inline size_t Matrix::depth() const {
 inline size_t Matrix::block_bytes() const {
   constexpr size_t kSuperBytes[] = {kSuperBytesQ4K, kSuperBytesQ5K, kSuperBytesQ6K};
   if (is_super(type_)) return depth() / kSuperBlock * kSuperBytes[super_index(type_)];
+  if (type_ == WeightType::mxfp4) return mxfp4_bytes(depth());
   if (is_quantized(type_)) return depth() / kQuantStrip * strip_bytes(type_);
   return depth() * kLanes * element_size();
+}
+
+inline size_t Matrix::offset(size_t inputs) const {
+  return type_ == WeightType::mxfp4 ? mxfp4_bytes(inputs) : inputs * block_bytes() / depth();
 }
 
 }  // namespace stet

@@ -122,11 +122,18 @@ inline void matrix_vectors(Team t, const Pass& p, const Matrix& w, Rows x, Rows 
   if (is_super(w.type()))
     return rounded_vectors(t, p, w, x, y, depth / kQuantBlock, k.quantize_super,
                            k.gemv_super[super_index(w.type())]);
+  if (w.type() == WeightType::mxfp4 && p.contract != Contract::ggml) {
+    return each_piece(t, w, [&](size_t begin, size_t count) {
+      k.gemv_wide_mxfp4(w.block(begin), count, depth, x.data, x.stride, y.data + begin * kLanes,
+                        y.stride, static_cast<int>(x.count));
+    });
+  }
   if (is_quantized(w.type()))
     return rounded_vectors(t, p, w, x, y, depth / kQuantBlock, k.quantize,
                            w.type() == WeightType::q8   ? k.gemv_q8
                            : w.type() == WeightType::q4 ? k.gemv_q4
-                                                        : k.gemv_q5);
+                           : w.type() == WeightType::q5 ? k.gemv_q5
+                                                        : k.gemv_mxfp4);
   if (p.contract == Contract::bf16)
     return rounded_vectors(t, p, w, x, y, depth / 2, k.round_pairs, k.gemv_pairs);
   each_piece(t, w, [&](size_t begin, size_t count) {

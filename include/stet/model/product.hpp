@@ -53,7 +53,7 @@ constexpr size_t kPanelBlocks = kPanel / kLanes;
 // Inputs are taken in pieces of equal depth, multiples of `unit`, none deeper than `most`.
 inline size_t piece_depth(size_t depth, size_t most, size_t unit) {
   const size_t pieces = (depth + most - 1) / most;
-  return (depth / unit + pieces - 1) / pieces * unit;
+  return ((depth + unit - 1) / unit + pieces - 1) / pieces * unit;
 }
 
 inline size_t tiles_of(size_t rows) { return (rows + kTileRows - 1) / kTileRows; }
@@ -75,8 +75,8 @@ struct Piece {
         group(&some),
         k0(first),
         kc(depth),
-        offset(first * matrix.block_bytes() / matrix.depth()),
-        bytes(depth * matrix.block_bytes() / matrix.depth()) {}
+        offset(matrix.offset(first)),
+        bytes(matrix.offset(first + depth) - offset) {}
 
   const Matrix* w;
   const Group* group;
@@ -101,11 +101,23 @@ struct Piece {
 // rows of a tile: kElements of Packed for each kInputs inputs. `local`: what begin() makes of the
 // weights, panel after panel.
 
+// Widens the inputs k0 .. k0 + kc of a panel to float32, in the order of the chain.
+inline void widen_panel(const Kernels& k, const Matrix& w, Panel panel, size_t k0, size_t kc,
+                        float* to) {
+  const auto widen = w.type() == WeightType::mxfp4 ? k.widen_panel_mxfp4
+                                                   : k.widen_panel[static_cast<int>(w.type())];
+  widen(w.block(panel.block), panel.blocks, w.depth(), k0, kc, to);
+}
+// At what inputs it may begin.
+inline size_t widened_unit(const Matrix& w) {
+  return w.type() == WeightType::mxfp4 ? size_t{kStripMxfp4} : 2;
+}
+
 // Panels are widened once and reused for all rows, by the kernels named.
-template <auto Kernels::*kPack, auto Kernels::*kTile>
+template <auto Kernels::*kPack, auto Kernels::*kTile, size_t kBegin = 2>
 struct Panels {
   using Packed = float;
-  static constexpr size_t kInputs = 1, kElements = kTileRows, kUnit = 2, kDepth = kGemmDepth;
+  static constexpr size_t kInputs = 1, kElements = kTileRows, kUnit = kBegin, kDepth = kGemmDepth;
   static constexpr size_t kPanelFloats = kDepth * kPanel;
 
   static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc,
@@ -113,11 +125,8 @@ struct Panels {
     (k.*kPack)(x, ldx, rows, kc, packed);
   }
   static void begin(const Kernels& k, const Piece& p, float* local) {
-    for (size_t i = 0; i < p.group->count; ++i) {
-      k.widen_panel[static_cast<int>(p.w->type())](p.w->block(p.panel(i).block), p.panel(i).blocks,
-                                                   p.w->depth(), p.k0, p.kc,
-                                                   local + i * kPanelFloats);
-    }
+    for (size_t i = 0; i < p.group->count; ++i)
+      widen_panel(k, *p.w, p.panel(i), p.k0, p.kc, local + i * kPanelFloats);
   }
   static void tile(const Kernels& k, const Piece& p, size_t i, const float* packed,
                    const float* local, const Tile& sums) {
@@ -125,6 +134,7 @@ struct Panels {
   }
 };
 using Floats = Panels<&Kernels::pack_rows, &Kernels::tile>;
+using WideMxfp4 = Panels<&Kernels::pack_rows, &Kernels::tile, kStripMxfp4>;
 using WidePairs = Panels<&Kernels::pack_rounded, &Kernels::tile_flushed>;
 
 struct Pairs {  // weights as they stand
@@ -164,10 +174,10 @@ struct Quants8 : Quants {  // weights as they stand
 };
 
 // Expanded to bytes once and reused for all rows.
-template <auto kExpand, auto kTile>
+template <auto kExpand, auto kTile, size_t kStripBytes, size_t kBegin = kQuantStrip>
 struct Expanded : Quants {
-  static constexpr size_t kDepth = 1024;
-  static constexpr size_t kBlockFloats = kDepth / kQuantStrip * kStripBytesQ8 / sizeof(float);
+  static constexpr size_t kUnit = kBegin, kDepth = 1024;
+  static constexpr size_t kBlockFloats = kDepth / kQuantStrip * kStripBytes / sizeof(float);
   static constexpr size_t kPanelFloats = kPanelBlocks * kBlockFloats;
 
   static void begin(const Kernels& k, const Piece& p, float* local) {
@@ -183,8 +193,10 @@ struct Expanded : Quants {
     (k.*kTile)(packed, local + i * kPanelFloats, kDepth, p.kc, sums);
   }
 };
-using Quants4 = Expanded<&Kernels::expand_q4, &Kernels::tile_q4>;
-using Quants5 = Expanded<&Kernels::expand_q5, &Kernels::tile_q8>;
+using Quants4 = Expanded<&Kernels::expand_q4, &Kernels::tile_q4, kStripBytesQ8>;
+using Quants5 = Expanded<&Kernels::expand_q5, &Kernels::tile_q8, kStripBytesQ8>;
+using QuantsMxfp4 =
+    Expanded<&Kernels::expand_mxfp4, &Kernels::tile_mxfp4, kExpandedMxfp4, kStripMxfp4>;
 
 // Weights in super-blocks, expanded to bytes once and reused for all rows.
 struct Supers {
@@ -307,7 +319,7 @@ void group_product(const Pass& p, const Output& out, const Group& group, const G
     const size_t kc = std::min(step, depth - k0);
     const bool first = k0 == 0, last = k0 + kc == depth;
     const Piece piece(out.w, group, k0, kc);
-    const Piece next = last ? Piece(out.w, after, 0, step)
+    const Piece next = last ? Piece(out.w, after, 0, std::min(step, depth))
                             : Piece(out.w, group, k0 + kc, std::min(step, depth - k0 - kc));
     const size_t late = tiles - std::min(tiles, kFetching);
     Arithmetic::begin(*p.kernels, piece, local);
@@ -357,6 +369,10 @@ void multiply(Team t, const Pass& p, const Output& out, Rows x) {
     product<Quants4>(t, p, out, x);
   else if (type == WeightType::q5)
     product<Quants5>(t, p, out, x);
+  else if (type == WeightType::mxfp4 && p.contract == Contract::ggml)
+    product<QuantsMxfp4>(t, p, out, x);
+  else if (type == WeightType::mxfp4)
+    product<WideMxfp4>(t, p, out, x);
   else if (is_super(type))
     product<Supers>(t, p, out, x);
   else if (p.contract == Contract::bf16 && p.kernels->tile_flushed != nullptr)
@@ -376,6 +392,7 @@ constexpr size_t kBlasBlocks = 16, kBlasFloats = kBlasBlocks * kLanes * kGemmDep
 inline size_t gemm_local_floats() {
   return std::max({detail::local_floats<detail::Floats>(), detail::local_floats<detail::Pairs>(),
                    detail::local_floats<detail::Quants8>(), detail::local_floats<detail::Quants4>(),
+                   detail::local_floats<detail::QuantsMxfp4>(),
                    detail::local_floats<detail::Supers>(),
                    detail::kBlasFloats + kPanel * kGemmDepth});
 }
