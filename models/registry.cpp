@@ -7,14 +7,19 @@
 #include "models/gemma3.hpp"
 #include "models/gpt2.hpp"
 #include "models/gpt_neox.hpp"
+#include "models/gpt_oss.hpp"
 #include "models/granite.hpp"
+#include "models/granite_moe.hpp"
 #include "models/llama.hpp"
 #include "models/mistral.hpp"
+#include "models/mixtral.hpp"
 #include "models/olmo2.hpp"
 #include "models/olmo3.hpp"
+#include "models/olmoe.hpp"
 #include "models/phi3.hpp"
 #include "models/qwen2.hpp"
 #include "models/qwen3.hpp"
+#include "models/qwen3_moe.hpp"
 #include "models/smollm3.hpp"
 
 namespace stet {
@@ -24,9 +29,10 @@ namespace {
 struct Registry {
   std::mutex mutex;
   std::deque<Family> families = {
-      gemma_family(),   gemma2_family(), gemma3_family(),  gpt2_family(),   gpt_neox_family(),
-      granite_family(), llama_family(),  mistral_family(), olmo2_family(),  olmo3_family(),
-      phi3_family(),    qwen2_family(),  qwen3_family(),   smollm3_family()};
+      gemma_family(),   gemma2_family(),  gemma3_family(),      gpt2_family(),   gpt_neox_family(),
+      gpt_oss_family(), granite_family(), granite_moe_family(), llama_family(),  mistral_family(),
+      mixtral_family(), olmo2_family(),   olmo3_family(),       olmoe_family(),  phi3_family(),
+      qwen2_family(),   qwen3_family(),   qwen3_moe_family(),   smollm3_family()};
 };
 
 Registry& registry() {

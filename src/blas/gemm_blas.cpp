@@ -21,7 +21,7 @@ void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
       const size_t kc = std::min(step, depth - k0);
       for (size_t i = 0; i < blocks; i += kPanelBlocks) {
         const size_t n = std::min(kPanelBlocks, blocks - i);
-        widen_panel(*p.kernels, w, {b + i, n}, k0, kc, panel);
+        widen_panel(*p.kernels, {&w, b + i, n}, k0, kc, panel);
         for (size_t k = 0; k < kc;
              ++k) {  // out of chain order: (1, 0, 3, 2, ...) -> (0, 1, 2, 3, ...)
           std::memcpy(wide + k * outputs + i * kLanes, panel + (k ^ 1) * kPanel,

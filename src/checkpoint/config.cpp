@@ -45,6 +45,17 @@ double read_optional(const JsonReader& json, const char* field, double absent, d
   return json.names(field) ? 0 : absent;
 }
 
+ExpertShape read_experts(const JsonReader& json, const ExpertFields& fields) {
+  ExpertShape e;
+  const char* const count = json.has("num_experts") ? "num_experts" : "num_local_experts";
+  e.count = json.integer(count, 1, static_cast<int64_t>(kMostExperts));
+  e.chosen = json.integer("num_experts_per_tok", 1, e.count);
+  e.width = json.integer(fields.width, 1, kMaxSize);
+  const bool divided = !fields.rule && json.boolean_or("norm_topk_prob", fields.divided);
+  e.rule = fields.rule ? *fields.rule : divided ? RouterRule::softmax_divided : RouterRule::softmax;
+  return e;
+}
+
 int64_t read_sliding_window(const JsonReader& json) {
   if (json.has("sliding_window")) return json.integer("sliding_window", 1, int64_t{1} << 32);
   return json.names("sliding_window") ? 0 : 4096;
@@ -148,8 +159,32 @@ std::string ModelConfig::canonical() const {
   if (logit_divisor != 1) j["logit_divisor"] = logit_divisor;
   if (rotary_dim != 0) j["rotary_dim"] = rotary_dim;
   if (parallel_residual) j["parallel_residual"] = true;
+  if (qkv_clip != 0) j["qkv_clip"] = qkv_clip;
+  if (gate_limit != 0) j["gate_limit"] = gate_limit;
+  if (experts.count > 0)
+    j["experts"] = {{"count", experts.count},
+                    {"chosen", experts.chosen},
+                    {"width", experts.width},
+                    {"rule", static_cast<int>(experts.rule)},
+                    {"dense", experts.dense}};
   return j.dump();
 }
+
+namespace {
+
+ExpertShape experts_from(const JsonReader& json, const ModelConfig& config) {
+  ExpertShape e;
+  e.count = json.integer("count", 1, kMostExperts);
+  e.chosen = json.integer("chosen", 1, e.count);
+  e.width = json.integer("width", 1, kMaxSize);
+  e.rule = static_cast<RouterRule>(
+      json.integer("rule", 0, static_cast<int>(RouterRule::sigmoid_divided)));
+  e.dense = json.integers("dense", 0, config.layers - 1);
+  if (!std::ranges::is_sorted(e.dense)) json.fail("dense", "ascending layers");
+  return e;
+}
+
+}  // namespace
 
 ModelConfig ModelConfig::from_canonical(const std::string& text, const std::string& file) {
   const JsonReader json = parse_json(text, file);
@@ -174,6 +209,9 @@ ModelConfig ModelConfig::from_canonical(const std::string& text, const std::stri
   c.logit_divisor = json.number_or("logit_divisor", 1, 1e-6, 1e6);
   c.rotary_dim = json.integer_or("rotary_dim", 0, 0, c.head_dim);
   c.parallel_residual = json.boolean_or("parallel_residual", false);
+  c.qkv_clip = json.number_or("qkv_clip", 0, 0, 1e9);
+  c.gate_limit = json.number_or("gate_limit", 0, 0, 1e6);
+  if (json.has_object("experts")) c.experts = experts_from(json.required_object("experts"), c);
   c.tied_head = json.boolean("tied_head");
   c.attention_bias = json.boolean("attention_bias");
   c.mlp_bias = json.boolean("mlp_bias");
@@ -216,6 +254,12 @@ int64_t checked_capacity(const ModelConfig& c, int64_t capacity) {
 
 namespace {
 
+// Whether weights are gpt-oss's own, in MXFP4.
+bool is_of_mxfp4(const JsonReader& json, const JsonReader& how) {
+  return json.string_or("model_type", "") == "gpt_oss" &&
+         how.string_or("quant_method", "") == "mxfp4";
+}
+
 // Throws an unsupported Error for weights that another program's kernels read, and for what a
 // server answered in place of the file.
 void refuse_other_weights(const JsonReader& json) {
@@ -228,7 +272,7 @@ void refuse_other_weights(const JsonReader& json) {
     const JsonReader& place = nested && nested->has_object(name) ? *nested : json;
     if (!place.has_object(name)) continue;
     const JsonReader how = place.required_object(name);
-    if (how.keys().empty()) continue;
+    if (how.keys().empty() || is_of_mxfp4(json, how)) continue;
     for (const char* const method : {"quant_method", "quant_algo", "mode"}) {
       if (how.has(method))
         throw Error(ErrorKind::unsupported, json.file(), how.path_of(method), expected,

@@ -23,6 +23,8 @@ constexpr Input kInputs[] = {{".q_proj.", Point::ln1},
                              {".gate_proj.", Point::ln2},
                              {".up_proj.", Point::ln2},
                              {".gate_up_proj.", Point::ln2},
+                             {".w1.", Point::ln2},
+                             {".w3.", Point::ln2},
                              {".c_fc.", Point::ln2},
                              {".dense_h_to_4h.", Point::ln2},
                              {".down_proj.", Point::mlp_post},
@@ -37,7 +39,7 @@ bool is_head(const ModelConfig& c, std::string_view name) {
 
 // A family without norms before its layers reads the residual stream itself.
 Point there(const ModelConfig& c, Point p) {
-  if (has_point(c, p)) return p;
+  if (has_point(c, p) || p == Point::mlp_post) return p;
   return p == Point::ln1 ? Point::resid_pre : Point::resid_mid;
 }
 
@@ -68,8 +70,10 @@ std::optional<PointAt> input_of(const ModelConfig& c, std::string_view name) {
 std::vector<PointAt> Importance::points() const {
   std::vector<PointAt> all;
   for (int64_t layer = 0; layer < config_.layers; ++layer) {
-    for (const Point p : {Point::ln1, Point::z, Point::ln2, Point::mlp_post})
-      all.push_back({there(config_, p), layer});
+    for (const Point p : {Point::ln1, Point::z, Point::ln2, Point::mlp_post}) {
+      const PointAt at = {there(config_, p), layer};
+      if (has_point(config_, at)) all.push_back(at);  // what experts make of it has none
+    }
   }
   all.push_back({Point::ln_final, 0});
   return all;

@@ -127,6 +127,18 @@ Matrix Matrix::stacked(std::vector<Matrix> parts) {
   return m;
 }
 
+Matrix Matrix::of_experts(size_t count, int threads, const std::function<Matrix(size_t)>& make) {
+  const Matrix first = make(0);
+  const size_t each = first.bytes();
+  Matrix m(first.type(), count * first.blocks() * kLanes, first.columns());
+  std::memcpy(m.memory_.data(), first.data_, each);
+  run_each(threads, count - 1, [&](size_t i) {
+    const Matrix one = make(i + 1);
+    std::memcpy(m.memory_.data() + (i + 1) * each, one.data_, each);
+  });
+  return m;
+}
+
 Matrix::Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads,
                size_t heads, const Before& before)
     : Matrix(weight_type(parts.at(0)->dtype), rows_of(parts), columns) {

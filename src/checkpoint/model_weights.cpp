@@ -71,7 +71,8 @@ Matrix ModelWeights::packed(const MatrixRequest& request) const {
     if (end == first + 1 && !has_packed_matrix(checkpoint_, joined_names(request, first, end)))
       end = request.tensors.size();  // whose name the error has
     size_t rows = 0;
-    for (size_t i = first; i < end; ++i) rows += static_cast<size_t>(request.tensors[i].rows);
+    for (size_t i = first; i < end; ++i)
+      rows += static_cast<size_t>(request.step(request.tensors[i]));
     matrices.push_back(packed_matrix(checkpoint_, joined_names(request, first, end),
                                      rounded_type(contract_, request), contract_ == Contract::ggml,
                                      rows, static_cast<size_t>(request.columns)));
@@ -83,13 +84,16 @@ Matrix ModelWeights::packed(const MatrixRequest& request) const {
 Matrix ModelWeights::load(const MatrixRequest& request) {
   fingerprints_->add_group(request.group);
   Matrix matrix = checkpoint_.packed() ? packed(request) : packer_->pack(request);
-  if (!request.looked_up) note_types(request, matrix);
+  if (!request.looked_up && !request.exact) note_types(request, matrix);
   return keep(request, std::move(matrix));
 }
 
 Matrix ModelWeights::keep(const MatrixRequest& request, Matrix matrix) {
   bytes_ += matrix.bytes();
-  if (!request.looked_up && matrix.parts().empty()) matrices_.push_back(matrix.all());
+  if (!request.experts.empty())
+    expert_matrices_.push_back(matrix.all());
+  else if (!request.looked_up && matrix.parts().empty())
+    matrices_.push_back(matrix.all());
   for (const Matrix& part : matrix.parts()) matrices_.push_back(part.all());
   note_loaded(request, matrix);
   return matrix;
@@ -100,6 +104,7 @@ void ModelWeights::note_types(const MatrixRequest& request, const Matrix& matrix
   for (const Stored& tensor : request.tensors) {
     types_.emplace_back(tensor.canonical, place_of(matrix, row).first->type());
     row += static_cast<size_t>(tensor.rows);
+    if (!request.experts.empty()) break;  // all are of one type
   }
   if (!not_bf16_.empty()) return;
   const Stored& first = request.tensors[0];
@@ -126,7 +131,7 @@ void ModelWeights::note_loaded(const MatrixRequest& request, const Matrix& matri
                                       within->all().data(), nullptr),
                        first,
                        {}});
-    row += static_cast<size_t>(tensor.rows);
+    row += static_cast<size_t>(request.step(tensor));
   }
 }
 
@@ -164,6 +169,11 @@ void ModelWeights::finish(Model& model) {
     if (model.config().tied_head || matrix.data() != model.embedding_.all().data())
       model.matrices_.push_back(matrix);
   }
+  for (const std::span<const std::byte> all : expert_matrices_) {
+    const ExpertShape& experts = model.config().experts;
+    model.matrices_.push_back(all.first(all.size() / static_cast<size_t>(experts.count) *
+                                        static_cast<size_t>(experts.chosen)));
+  }
   const bool of_weights =
       contract_ == Contract::q8 || contract_ == Contract::q4 || contract_ == Contract::ggml;
   model.contract_ = of_weights ? contract_ : Contract::f32;
@@ -182,6 +192,7 @@ void ModelWeights::finish(Model& model) {
 Matrix WrittenWeights::keep(const MatrixRequest& request, Matrix matrix) {
   size_t first = 0;
   const auto write = [&](const Matrix& m) {
+    if (!request.experts.empty()) return writer_.add(request.experts, m);
     size_t end = first;
     for (size_t rows = 0; rows < m.rows(); ++end)
       rows += static_cast<size_t>(request.tensors[end].rows);

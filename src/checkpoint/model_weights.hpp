@@ -56,7 +56,8 @@ class ModelWeights : public WeightLoader {
   std::unique_ptr<WeightFingerprints> fingerprints_;
   std::unique_ptr<WeightPacker> packer_;
   size_t bytes_ = 0;
-  std::vector<std::span<const std::byte>> matrices_;       // of linear layers
+  std::vector<std::span<const std::byte>> matrices_;  // of linear layers
+  std::vector<std::span<const std::byte>> expert_matrices_;
   std::vector<std::pair<std::string, WeightType>> types_;  // of their tensors, by canonical name
   std::string not_bf16_, its_type_;                        // the first matrix of another type
   std::vector<LoadedWeight> loaded_;

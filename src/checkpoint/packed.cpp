@@ -325,12 +325,21 @@ bool says_blocks(const FileSource& source) {
          metadata->at("blocks") == "ggml";
 }
 
+// Whether config.json says that weights may be in MXFP4.
+bool says_mxfp4(const FileSource& source) {
+  if (!source.has("config.json")) return false;
+  const nlohmann::json config =
+      nlohmann::json::parse(source.read("config.json", kMostIndex), nullptr, false);
+  return config.is_object() && config.value("model_type", nlohmann::json()) == "gpt_oss";
+}
+
 }  // namespace
 
 Contract contract_of_weights(const FileSource& source) {
   if (source.has(kPackedName)) return packed_contract(Checkpoint::open(source));
-  const bool blocks =
-      source.has(kGgufName) ? Checkpoint::open(source).has_blocks() : says_blocks(source);
+  const bool blocks = source.has(kGgufName) || says_mxfp4(source)
+                          ? Checkpoint::open(source).has_blocks()
+                          : says_blocks(source);
   return blocks ? Contract::ggml : Contract::f32;
 }
 

@@ -1,4 +1,5 @@
 #include "stet/checkpoint/safetensors.hpp"
+#include "src/checkpoint/expert_slices.hpp"
 #include "stet/base/limits.hpp"
 
 #include <fmt/format.h>
@@ -180,10 +181,12 @@ const TensorView* SafeTensors::find(const std::string& name) const {
   return it == index_.end() ? nullptr : &tensors_[it->second];
 }
 
-std::unique_ptr<const TensorSource> safetensors_source(std::shared_ptr<const FileBytes> file) {
+std::unique_ptr<const TensorSource> safetensors_source(std::shared_ptr<const FileBytes> file,
+                                                       bool whole_stacks) {
   check_is_safetensors(*file);
   try {
     Parsed parsed = parse_all(file->bytes(), file->path());
+    if (!whole_stacks) parsed.tensors = split_experts(std::move(parsed.tensors));
     return std::make_unique<const TensorSource>(file, std::move(parsed.tensors),
                                                 std::move(parsed.metadata));
   } catch (const Error&) {

@@ -5,8 +5,12 @@ namespace stet {
 
 int64_t WeightLoader::MatrixRequest::rows() const {
   int64_t rows = 0;
-  for (const Stored& tensor : tensors) rows += tensor.rows;
+  for (const Stored& tensor : tensors) rows += step(tensor);
   return rows;
+}
+
+int64_t WeightLoader::MatrixRequest::step(const Stored& tensor) const {
+  return experts.empty() ? tensor.rows : (tensor.rows + kLanes - 1) / kLanes * kLanes;
 }
 
 WeightLoader::Stored WeightLoader::stored(const std::string& name, int64_t rows) const {
@@ -51,6 +55,36 @@ Linear WeightLoader::linear(const std::string& group, const std::vector<Part>& l
     const Vector one = vector(group, layer.name + ".bias", layer.rows);
     result.bias.insert(result.bias.end(), one.begin(), one.end());
   }
+  return result;
+}
+
+Matrix WeightLoader::experts(const std::string& group, const std::string& experts, int64_t count,
+                             const Part& part, int64_t columns) {
+  std::vector<Part> all;
+  for (int64_t i = 0; i < count; ++i)
+    all.push_back({experts + "." + std::to_string(i) + "." + part.name, part.rows});
+  MatrixRequest request{group, stored(all, ".weight"), columns};
+  request.experts = prefix_ + experts + ".*." + part.name + ".weight";
+  return load(request);
+}
+
+Vector WeightLoader::expert_biases(const std::string& group, const std::string& experts,
+                                   int64_t count, const Part& part) {
+  Vector all;
+  for (int64_t i = 0; i < count; ++i) {
+    const Vector one =
+        vector(group, experts + "." + std::to_string(i) + "." + part.name + ".bias", part.rows);
+    all.insert(all.end(), one.begin(), one.end());
+  }
+  return all;
+}
+
+Linear WeightLoader::exact(const std::string& group, const Part& layer, int64_t columns,
+                           bool bias) {
+  MatrixRequest request{group, stored(std::vector<Part>{layer}, ".weight"), columns};
+  request.exact = true;
+  Linear result{load(request), {}};
+  if (bias) result.bias = vector(group, layer.name + ".bias", layer.rows);
   return result;
 }
 

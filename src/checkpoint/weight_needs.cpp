@@ -17,8 +17,8 @@ void find_packed(const Checkpoint& checkpoint, const WeightLoader::MatrixRequest
       if (!has_packed_matrix(checkpoint, name)) continue;
       need->matrix = name;
       for (size_t i = first; i < end; ++i) {
-        if (i < at) need->first_row += tensors[i].rows;
-        need->matrix_rows += tensors[i].rows;
+        if (i < at) need->first_row += request.step(tensors[i]);
+        need->matrix_rows += request.step(tensors[i]);
       }
       return;
     }
@@ -44,6 +44,7 @@ Matrix WeightNeeds::load(const MatrixRequest& request) {
     need.transposed = request.transposed;
     need.looked_up = request.looked_up;
     need.heads = request.heads;
+    need.exact = request.exact;
     if (checkpoint_.packed())
       find_packed(checkpoint_, request, i, &need);
     else if (request.transposed)

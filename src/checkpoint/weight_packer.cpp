@@ -74,18 +74,20 @@ std::vector<size_t> ends_of_runs(const Request& request,
 }  // namespace
 
 std::optional<WeightType> rounded_type(Contract contract, const Request& request) {
-  if (request.looked_up || (contract != Contract::q8 && contract != Contract::q4))
+  if (request.looked_up || request.exact || (contract != Contract::q8 && contract != Contract::q4))
     return std::nullopt;
   return contract == Contract::q8 || is_sensitive(request.group) ? WeightType::q8 : WeightType::q4;
 }
 
 std::string joined_names(const Request& request, size_t first, size_t end) {
+  if (!request.experts.empty()) return request.experts;
   std::string name;
   for (size_t i = first; i < end; ++i) name += (i == first ? "" : "+") + request.tensors[i].name;
   return name;
 }
 
 Matrix WeightPacker::pack(const Request& request) const {
+  if (!request.experts.empty()) return pack_experts(request);
   std::vector<OwnedTensor> tensors;
   for (const WeightLoader::Stored& t : request.tensors) {
     const TensorView& found = request.transposed
@@ -98,7 +100,7 @@ Matrix WeightPacker::pack(const Request& request) const {
     refuse_infinite(tensor.view);
     views.push_back(&tensor.view);
   }
-  if (blocks_ && !request.looked_up) return pack_rounded(request, views);
+  if (blocks_ && !request.looked_up && !request.exact) return pack_rounded(request, views);
   std::vector<Matrix> matrices;
   size_t first = 0;
   const bool types_apart =
@@ -116,6 +118,28 @@ Matrix WeightPacker::pack(const Request& request) const {
   } catch (const WeightError& e) {
     refuse(e, request);
   }
+}
+
+// Experts are packed by one thread each, so that only a few stand in memory twice.
+Matrix WeightPacker::pack_experts(const Request& request) const {
+  const auto& tensors = request.tensors;
+  const TensorView& first =
+      checkpoint_.require(tensors[0].name, {tensors[0].rows, request.columns}, true);
+  for (const WeightLoader::Stored& t : tensors) {
+    const TensorView& found = checkpoint_.require(t.name, {t.rows, request.columns}, true);
+    if (found.dtype != first.dtype)
+      throw Error(ErrorKind::unsupported, checkpoint_.file_of(t.name), t.name,
+                  "dtype " + first.dtype_text + " like " + first.name, found.dtype_text);
+  }
+  return Matrix::of_experts(tensors.size(), threads_, [&](size_t i) {
+    return pack({request.group, {tensors[i]}, request.columns});
+  });
+}
+
+void WeightPacker::add_fingerprint(const std::string& group, const std::string& name,
+                                   const TensorView& tensor, const Sha256& hash) const {
+  const std::lock_guard lock(fingerprints_mutex_);
+  fingerprints_.add(group, name, tensor, hash);
 }
 
 // Named by what they are rounded to, as a GGUF file of these blocks would be.
@@ -136,7 +160,7 @@ Matrix WeightPacker::pack_rounded(const Request& request, const Views& views) co
     rounded.push_back(rounded_to_blocks(*views[i], request.transposed, type, importance, threads_,
                                         checkpoint_.file_of(views[i]->name)));
     const TensorView& view = rounded.back().view;
-    fingerprints_.add(request.group, name, view, digest_matrix(view, threads_));
+    add_fingerprint(request.group, name, view, digest_matrix(view, threads_));
     checkpoint_.drop(*views[i]);
   }
   Views to;
@@ -152,7 +176,8 @@ Matrix WeightPacker::of_one_type(const Request& request, const Views& all, size_
   const Views views(all.begin() + static_cast<ptrdiff_t>(first),
                     all.begin() + static_cast<ptrdiff_t>(end));
   const auto differs = [&](const TensorView* v) { return v->dtype != views[0]->dtype; };
-  const bool keep = is_kept(views[0]->dtype, contract_) && std::ranges::none_of(views, differs);
+  const bool keep =
+      is_kept(views[0]->dtype, contract_) && !request.exact && std::ranges::none_of(views, differs);
   std::vector<OwnedTensor> wide;
   wide.reserve(views.size());
   Views plain;
@@ -177,7 +202,7 @@ Matrix WeightPacker::of_one_type(const Request& request, const Views& all, size_
                                               static_cast<size_t>(request.heads), digest);
   const std::vector<Sha256> hashes = digester.result();
   for (size_t i = 0; i < views.size(); ++i) {
-    fingerprints_.add(request.group, request.tensors[first + i].canonical, *views[i], hashes[i]);
+    add_fingerprint(request.group, request.tensors[first + i].canonical, *views[i], hashes[i]);
     checkpoint_.drop(*views[i]);
   }
   return matrix;

@@ -1,6 +1,7 @@
 // Tensors of a checkpoint as the matrices that the kernels read.
 #pragma once
 
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -33,12 +34,16 @@ class WeightPacker {
  private:
   using Views = std::vector<const TensorView*>;
 
+  Matrix pack_experts(const WeightLoader::MatrixRequest& request) const;
   Matrix pack_rounded(const WeightLoader::MatrixRequest& request, const Views& views) const;
   // Of the tensors from `first` to `end`.
   Matrix of_one_type(const WeightLoader::MatrixRequest& request, const Views& views, size_t first,
                      size_t end) const;
   // Throws an unsupported Error for a block of MXFP4 that holds infinite weights.
   void refuse_infinite(const TensorView& tensor) const;
+  // Any number of threads may call it at once.
+  void add_fingerprint(const std::string& group, const std::string& name, const TensorView& tensor,
+                       const Sha256& hash) const;
   [[noreturn]] void refuse(const WeightError& e, const WeightLoader::MatrixRequest& request) const;
 
   const Checkpoint& checkpoint_;
@@ -46,6 +51,7 @@ class WeightPacker {
   int threads_;
   std::optional<BlockRounding> blocks_;
   WeightFingerprints& fingerprints_;
+  mutable std::mutex fingerprints_mutex_;  // guards fingerprints_
 };
 
 // Returns what the contract rounds a matrix to, or nothing.

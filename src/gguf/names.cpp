@@ -24,18 +24,28 @@ const GgufArchitecture kArchitectures[] = {
     {"mistral", "MistralForCausalLM", "mistral", GgufLayout::llama, true, false},
     {"qwen2", "Qwen2ForCausalLM", "qwen2", GgufLayout::llama, false, false},
     {"qwen3", "Qwen3ForCausalLM", "qwen3", GgufLayout::llama, false, false},
+    {"qwen3moe", "Qwen3MoeForCausalLM", "qwen3_moe", GgufLayout::llama, false, false},
     {"gemma", "GemmaForCausalLM", "gemma", GgufLayout::llama, false, true},
     {"gemma2", "Gemma2ForCausalLM", "gemma2", GgufLayout::four_norms, false, true},
     {"gemma3", "Gemma3ForCausalLM", "gemma3_text", GgufLayout::four_norms, false, true},
     {"gpt2", "GPT2LMHeadModel", "gpt2", GgufLayout::gpt2, false, false},
     {"granite", "GraniteForCausalLM", "granite", GgufLayout::llama, true, false},
+    {"granitemoe", "GraniteMoeForCausalLM", "granitemoe", GgufLayout::llama, true, false},
+    {"olmoe", "OlmoeForCausalLM", "olmoe", GgufLayout::llama, false, false},
     {"olmo2", "Olmo2ForCausalLM", "olmo2", GgufLayout::four_norms, false, false},
     {"smollm3", "SmolLM3ForCausalLM", "smollm3", GgufLayout::llama, true, false},
+    {"gpt-oss", "GptOssForCausalLM", "gpt_oss", GgufLayout::gpt_oss, false, false},
     {"gptneox", "GPTNeoXForCausalLM", "gpt_neox", GgufLayout::gpt_neox, false, false},
     {"phi3", "Phi3ForCausalLM", "phi3", GgufLayout::phi3, false, false}};
 
 // A file that stet wrote says in a key of its own where llama.cpp takes a family for another.
 bool is_mistral(const Gguf& keys) { return keys.text(kGgufModelType).value_or("") == "mistral"; }
+
+// Whether models of the architecture may have experts that stet knows.
+bool may_have_experts(std::string_view architecture) {
+  return architecture == "llama" || architecture == "qwen3moe" || architecture == "olmoe" ||
+         architecture == "granitemoe" || architecture == "gpt-oss";
+}
 
 const GgufArchitecture* find_architecture(const std::string& name) {
   for (const GgufArchitecture& a : kArchitectures) {
@@ -126,10 +136,12 @@ Json llama3_scaling(const Gguf& keys, const GgufTensor& tensor, double theta, in
 }  // namespace
 
 const GgufArchitecture& architecture_for(const ModelConfig& c, const std::string& file) {
-  const std::string name = c.family == "mistral"    ? "llama"
-                           : c.family == "olmo3"    ? "olmo2"
-                           : c.family == "gpt_neox" ? "gptneox"
-                                                    : c.family;
+  const std::string name = c.family == "mistral" || c.family == "mixtral" ? "llama"
+                           : c.family == "olmo3"                          ? "olmo2"
+                           : c.family == "gpt_neox"                       ? "gptneox"
+                           : c.family == "qwen3_moe"                      ? "qwen3moe"
+                           : c.family == "gpt_oss"                        ? "gpt-oss"
+                                                                          : c.family;
   if (const GgufArchitecture* const found = find_architecture(name)) return *found;
   throw Error(ErrorKind::unsupported, file, "model_type", "a family that GGUF files have",
               c.family);
@@ -332,17 +344,53 @@ void GgufNames::add_own(nlohmann::ordered_json& c) const {
     c["model_type"] = "mistral";
     if (!c.contains("sliding_window")) c["sliding_window"] = nullptr;
   }
-  if (name == "granite") {
+  if (may_have_experts(name)) add_experts(c);
+  if (name == "granite" || name == "granitemoe") {
     copy("embedding_scale", "embedding_multiplier");
     copy("attention.scale", "attention_multiplier");
     copy("residual_scale", "residual_multiplier");
     copy("logit_scale", "logits_scaling");
   }
+  if (name == "gpt-oss" && c.contains("rope_scaling"))
+    c["rope_scaling"]["truncate"] = false;                // for which there is no key
   if (name == "olmo2" && c.contains("sliding_window")) {  // the architecture of OLMo 3, too
     c["architectures"] = {"Olmo3ForCausalLM"};
     c["model_type"] = "olmo3";
     add_layer_types(c);
   }
+}
+
+// How many experts there are, and which layers have an MLP in their place.
+void GgufNames::add_experts(nlohmann::ordered_json& c) const {
+  const std::string name = architecture_.name;
+  const int64_t count =
+      keys_.integer(key("expert_count"), 0, static_cast<int64_t>(kMostExperts)).value_or(0);
+  if (count == 0 && name == "llama") return;
+  if (name == "llama") {
+    c["architectures"] = {"MixtralForCausalLM"};
+    c["model_type"] = "mixtral";
+  }
+  const bool local = name == "llama" || name == "granitemoe" || name == "gpt-oss";
+  c[local ? "num_local_experts" : "num_experts"] =
+      need("expert_count", static_cast<int64_t>(kMostExperts));
+  c["num_experts_per_tok"] = need("expert_used_count", count);
+  const auto width = keys_.integer(key("expert_feed_forward_length"), 1, kMaxSize);
+  if (name == "qwen3moe") {
+    c["moe_intermediate_size"] = width.value_or(c["intermediate_size"].get<int64_t>());
+    c["norm_topk_prob"] = true;
+    c["use_sliding_window"] = c.contains("sliding_window") && !c["sliding_window"].is_null();
+    c["mlp_only_layers"] = Json::array();
+    for (int64_t i = 0; i < c["num_hidden_layers"].get<int64_t>(); ++i) {
+      if (find(fmt::format("blk.{}.ffn_gate_inp.weight", i)) == nullptr)
+        c["mlp_only_layers"].push_back(i);
+    }
+    return;
+  }
+  if (width) c["intermediate_size"] = *width;
+  if (name != "olmoe") return;
+  c["norm_topk_prob"] = false;
+  if (keys_.has(key("attention.clamp_kqv")))
+    c["clip_qkv"] = published_number("attention.clamp_kqv");
 }
 
 std::string GgufNames::config() const {

@@ -4,6 +4,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "src/gguf/gguf.hpp"
@@ -12,7 +13,7 @@
 namespace stet {
 
 // How the tensors of a layer are called. four_norms: ffn_norm is not what stands after attention.
-enum class GgufLayout { llama, four_norms, gpt2, gpt_neox, phi3 };
+enum class GgufLayout { llama, four_norms, gpt2, gpt_neox, phi3, gpt_oss };
 
 struct GgufArchitecture {
   const char* name;                     // general.architecture
@@ -35,6 +36,15 @@ struct GgufStored {
 std::optional<GgufStored> stored_as(const GgufArchitecture& architecture,
                                     const std::string& canonical);
 
+// A tensor that has one matrix, or vector, of all experts of a layer: its name, and which expert's
+// this one is.
+struct GgufStoredExpert {
+  std::string name;
+  int64_t expert;
+};
+std::optional<GgufStoredExpert> stored_expert(const GgufArchitecture& architecture,
+                                              const std::string& canonical);
+
 class GgufNames {
  public:
   // The first part of a file has the keys. Throws an unsupported Error for an architecture that
@@ -54,6 +64,9 @@ class GgufNames {
   };
   // Nothing for a tensor that the config stands for: rope_freqs, a head that is the embeddings.
   std::optional<Published> published(const GgufTensor& tensor) const;
+  // The parts of a tensor that has those of all experts of a layer, or of one, each as a tensor of
+  // its own. Empty for another.
+  std::vector<std::pair<GgufTensor, Published>> experts(const GgufTensor& tensor) const;
 
  private:
   const GgufTensor* find(const std::string& name) const;
@@ -69,6 +82,7 @@ class GgufNames {
   void add_long_factors(nlohmann::ordered_json& config) const;
   void add_rotary_part(nlohmann::ordered_json& config, const char* field) const;
   void add_layer_types(nlohmann::ordered_json& config) const;
+  void add_experts(nlohmann::ordered_json& config) const;
   void add_own(nlohmann::ordered_json& config) const;
   std::optional<Published> of_layer(const std::string& at, const std::string& stem,
                                     const std::string& kind, const GgufTensor& tensor) const;

@@ -51,6 +51,16 @@ constexpr Rename kGptNeoXLayer[] = {
     {"attn_output", "attention.dense"}, {"ffn_norm", "post_attention_layernorm"},
     {"ffn_up", "mlp.dense_h_to_4h"},    {"ffn_down", "mlp.dense_4h_to_h"}};
 
+constexpr Rename kGptOssLayer[] = {
+    {"attn_q", "self_attn.q_proj", Change::queries},
+    {"attn_k", "self_attn.k_proj", Change::keys},
+    {"attn_v", "self_attn.v_proj"},
+    {"attn_output", "self_attn.o_proj"},
+    {"attn_norm", "input_layernorm", Change::norm},
+    {"post_attention_norm", "post_attention_layernorm", Change::norm}};
+// The one tensor of a layer that was published without an ending.
+constexpr const char *kSinks = "attn_sinks", *kPublishedSinks = "self_attn.sinks";
+
 constexpr Rename kLlamaEnds[] = {{"token_embd.weight", "model.embed_tokens.weight"},
                                  {"output_norm.weight", "model.norm.weight", Change::norm},
                                  {"output.weight", "lm_head.weight"}};
@@ -74,11 +84,13 @@ struct Names {
 const Names& names_of(GgufLayout layout) {
   static constexpr Names kLlama = {kLlamaEnds, kLlamaLayer, "model.", "layers"},
                          kPhi3 = {kLlamaEnds, kPhi3Layer, "model.", "layers"},
+                         kGptOss = {kLlamaEnds, kGptOssLayer, "model.", "layers"},
                          kGpt2 = {kGpt2Ends, kGpt2Layer, "", "h"},
                          kGptNeoX = {kGptNeoXEnds, kGptNeoXLayer, "gpt_neox.", "layers"};
   return layout == GgufLayout::gpt2       ? kGpt2
          : layout == GgufLayout::gpt_neox ? kGptNeoX
          : layout == GgufLayout::phi3     ? kPhi3
+         : layout == GgufLayout::gpt_oss  ? kGptOss
                                           : kLlama;
 }
 
@@ -98,6 +110,41 @@ const Rename* layer_name(GgufLayout layout, std::string_view name, const char* R
   }
   return find_in(names_of(layout).layer, name, side);
 }
+
+// How the families call what GGUF has of experts: a router, and what stands before and behind the
+// number of an expert.
+struct GgufExpertNames {
+  std::string_view architecture, router, experts, gate, up, down;
+};
+constexpr GgufExpertNames kExperts[] = {
+    {"llama", "block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"},
+    {"granitemoe", "block_sparse_moe.router.layer", "block_sparse_moe.experts", "gate_proj",
+     "up_proj", "down_proj"},
+    {"gpt-oss", "mlp.router", "mlp.experts", "gate_proj", "up_proj", "down_proj"},
+    {"qwen3moe", "mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"},
+    {"olmoe", "mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"}};
+
+const GgufExpertNames* experts_of(const GgufArchitecture& a) {
+  for (const GgufExpertNames& n : kExperts) {
+    if (n.architecture == a.name) return &n;
+  }
+  return nullptr;
+}
+
+// A tensor of experts by what llama.cpp calls it, and what each expert's matrix is called; two where
+// the rows of one follow those of the other.
+struct GgufExpertTensor {
+  std::string_view stem;
+  std::string_view GgufExpertNames::*first;
+  std::string_view GgufExpertNames::*second;
+};
+constexpr GgufExpertTensor kExpertTensors[] = {
+    {"ffn_gate", &GgufExpertNames::gate, nullptr},
+    {"ffn_up", &GgufExpertNames::up, nullptr},
+    {"ffn_down", &GgufExpertNames::down, nullptr},
+    {"ffn_gate_up", &GgufExpertNames::gate, &GgufExpertNames::up}};
+
+constexpr std::string_view kRouter = "ffn_gate_inp";
 
 // "STEM.3.REST": the number, and REST.
 std::optional<std::pair<int64_t, std::string>> numbered(const std::string& name,
@@ -122,6 +169,11 @@ std::optional<GgufNames::Published> GgufNames::of_layer(const std::string& at,
                                                         const std::string& stem,
                                                         const std::string& kind,
                                                         const GgufTensor& t) const {
+  const GgufExpertNames* const experts = experts_of(architecture_);
+  const bool gpt_oss = architecture_.layout == GgufLayout::gpt_oss;
+  if (experts != nullptr && stem == kRouter && (kind == "weight" || (gpt_oss && kind == "bias")))
+    return Published{at + std::string(experts->router) + "." + kind};
+  if (gpt_oss && stem == kSinks && kind == "weight") return Published{at + kPublishedSinks};
   const Rename* const n = layer_name(architecture_.layout, stem, &Rename::from);
   if (n == nullptr || !fits(*n, architecture_.layout, kind)) return std::nullopt;
   Published p{at + n->to + "." + kind};
@@ -160,6 +212,64 @@ std::optional<GgufNames::Published> GgufNames::published(const GgufTensor& t) co
               std::string("a tensor of architecture ") + architecture_.name, "another");
 }
 
+std::vector<std::pair<GgufTensor, GgufNames::Published>> GgufNames::experts(
+    const GgufTensor& t) const {
+  std::vector<std::pair<GgufTensor, Published>> parts;
+  const GgufExpertNames* const names = experts_of(architecture_);
+  const auto layer = names == nullptr ? std::nullopt : numbered(t.name, "blk");
+  if (!layer) return parts;
+  const Names& all = names_of(architecture_.layout);
+  const std::string at =
+      fmt::format("{}{}.{}.{}.", all.prefix, all.layers, layer->first, names->experts);
+  for (const GgufExpertTensor& e : kExpertTensors) {
+    const std::string stem(e.stem);
+    const int64_t matrices = e.second == nullptr ? 1 : 2;
+    const auto one = e.second == nullptr ? numbered(layer->second, stem) : std::nullopt;
+    if (one && one->second == "weight") {  // as the first files of Mixtral have it
+      parts.emplace_back(t,
+                         Published{fmt::format("{}{}.{}.weight", at, one->first, names->*e.first)});
+      return parts;
+    }
+    for (const char* const kind : {"weight", "bias"}) {
+      const size_t dimensions = kind == std::string("weight") ? 3 : 2;
+      if (layer->second != stem + "_exps." + kind) continue;
+      if (t.shape.size() != dimensions || t.shape[1] % matrices != 0)
+        keys_.fail(t.name, fmt::format("{} dimensions", dimensions),
+                   std::to_string(t.shape.size()));
+      const auto count = static_cast<size_t>(t.shape[0] * matrices);
+      const size_t bytes = t.bytes.size() / count;
+      for (size_t i = 0; i < count; ++i) {
+        GgufTensor part = t;
+        part.shape.erase(part.shape.begin());
+        part.shape[0] /= matrices;
+        part.bytes = t.bytes.subspan(i * bytes, bytes);
+        const auto matrix = i % static_cast<size_t>(matrices) == 0 ? e.first : e.second;
+        parts.emplace_back(std::move(part), Published{fmt::format("{}{}.{}.{}", at,
+                                                                  i / static_cast<size_t>(matrices),
+                                                                  names->*matrix, kind)});
+      }
+      return parts;
+    }
+  }
+  return parts;
+}
+
+std::optional<GgufStoredExpert> stored_expert(const GgufArchitecture& a,
+                                              const std::string& canonical) {
+  const GgufExpertNames* const names = experts_of(a);
+  const auto layer = names == nullptr ? std::nullopt : numbered(canonical, "layers");
+  const auto expert = layer ? numbered(layer->second, std::string(names->experts)) : std::nullopt;
+  if (!expert) return std::nullopt;
+  for (const GgufExpertTensor& e : kExpertTensors) {
+    for (const char* const kind : {"weight", "bias"}) {
+      if (e.second == nullptr && expert->second == std::string(names->*e.first) + "." + kind)
+        return GgufStoredExpert{fmt::format("blk.{}.{}_exps.{}", layer->first, e.stem, kind),
+                                expert->first};
+    }
+  }
+  return std::nullopt;
+}
+
 std::optional<GgufStored> stored_as(const GgufArchitecture& a, const std::string& canonical) {
   const Names& names = names_of(a.layout);
   for (const std::string& published : {names.prefix + canonical, canonical}) {
@@ -170,6 +280,11 @@ std::optional<GgufStored> stored_as(const GgufArchitecture& a, const std::string
   const size_t dot = layer ? layer->second.rfind('.') : std::string::npos;
   if (dot == std::string::npos) return std::nullopt;
   const std::string kind = layer->second.substr(dot + 1);
+  const GgufExpertNames* const experts = experts_of(a);
+  if (experts != nullptr && layer->second == std::string(experts->router) + "." + kind)
+    return GgufStored{fmt::format("blk.{}.{}.{}", layer->first, kRouter, kind), {}, false};
+  if (layer->second == kPublishedSinks)
+    return GgufStored{fmt::format("blk.{}.{}.weight", layer->first, kSinks), {}, false};
   const Rename* const n = layer_name(a.layout, layer->second.substr(0, dot), &Rename::to);
   if (n == nullptr || !fits(*n, a.layout, kind)) return std::nullopt;
   GgufStored stored{fmt::format("blk.{}.{}.{}", layer->first, n->from, kind),

@@ -117,8 +117,8 @@ std::string model_name_of(const std::string& path) {
 // What llama.cpp calls a file whose matrices are mostly of a type of ggml.
 uint32_t file_type(uint32_t most) {
   static constexpr std::pair<DType, uint32_t> kFileTypes[] = {
-      {DType::f16, 1},   {DType::q4_0, 2},  {DType::q8_0, 7},  {DType::q5_0, 8},
-      {DType::q4_k, 15}, {DType::q5_k, 17}, {DType::q6_k, 18}, {DType::bf16, 32}};
+      {DType::f16, 1},   {DType::q4_0, 2},  {DType::q8_0, 7},  {DType::q5_0, 8},  {DType::q4_k, 15},
+      {DType::q5_k, 17}, {DType::q6_k, 18}, {DType::bf16, 32}, {DType::mxfp4, 38}};
   for (const auto& [dtype, type] : kFileTypes) {
     if (ggml_number(dtype) == most) return type;
   }
@@ -127,7 +127,8 @@ uint32_t file_type(uint32_t most) {
 
 struct Tensor {
   GgufDeclared declared;
-  const WeightNeed* need = nullptr;  // null: `values`
+  const WeightNeed* need = nullptr;          // null: `values`
+  std::vector<const WeightNeed*> more = {};  // of the other experts, in their order
   std::vector<float> values;
   GgufStored stored;
 };
@@ -162,7 +163,7 @@ class Conversion {
  private:
   DType dtype_of(const WeightNeed& need) const {
     // Those are added, normalised with and looked up, which llama.cpp does in float32 alone.
-    if (need.is_vector || need.looked_up) return DType::f32;
+    if (need.is_vector || need.looked_up || need.exact) return DType::f32;
     const bool ends = need.canonical.find("layers.") != 0 && need.canonical.find("h.") != 0;
     switch (options_.weights) {
       case GgufWeights::stored:
@@ -190,7 +191,25 @@ class Conversion {
     return need.columns % kSuperBlock == 0 ? type : DType::q8_0;
   }
 
+  // Those of one layer come one after another.
+  bool add_expert(const WeightNeed& need) {
+    const auto expert = stored_expert(architecture_, need.canonical);
+    if (!expert) return false;
+    if (expert->expert > 0) {
+      Tensor& all = entries_.back();
+      all.more.push_back(&need);
+      ++all.declared.shape[0];
+      return true;
+    }
+    std::vector<int64_t> shape = {1, need.columns};
+    if (!need.is_vector) shape.insert(shape.begin() + 1, need.rows);
+    entries_.push_back(
+        {{expert->name, ggml_number(dtype_of(need)), shape}, &need, {}, {}, {expert->name}});
+    return true;
+  }
+
   void add(const WeightNeed& need) {
+    if (add_expert(need)) return;
     const auto stored = stored_as(architecture_, need.canonical);
     if (!stored)
       throw Error(ErrorKind::unsupported, checkpoint_.source(), need.name,
@@ -198,7 +217,8 @@ class Conversion {
                   "another");
     std::vector<int64_t> shape = {need.columns};
     if (!need.is_vector) shape.insert(shape.begin(), need.rows);
-    entries_.push_back({{stored->name, ggml_number(dtype_of(need)), shape}, &need, {}, *stored});
+    entries_.push_back(
+        {{stored->name, ggml_number(dtype_of(need)), shape}, &need, {}, {}, *stored});
   }
 
   void add_head() {
@@ -213,6 +233,7 @@ class Conversion {
   void add_numbers(const char* name, std::vector<float> values) {
     entries_.push_back({{name, ggml_number(DType::f32), {static_cast<int64_t>(values.size())}},
                         nullptr,
+                        {},
                         std::move(values),
                         {}});
   }
@@ -279,7 +300,7 @@ class Conversion {
     const auto columns = static_cast<size_t>(d.shape.back());
     if (rows.stored_as(d.type)) return rows.copy(model_row(e, row), to);
     std::vector<float> values(columns);
-    rows.widen(d.shape.size() > 1 ? model_row(e, row) : row, values);
+    rows.widen(e.need->is_vector ? row : model_row(e, row), values);
     if (d.shape.size() == 1 && e.stored.rows != GgufStored::Rows::as_they_are) {  // a bias
       const std::vector<float> model = values;
       for (size_t i = 0; i < columns; ++i) values[i] = model[model_row(e, i)];
@@ -303,12 +324,16 @@ class Conversion {
 
   void write(const Tensor& e, GgufWriter& writer) const {
     if (e.need == nullptr) return writer.write(std::as_bytes(std::span(e.values)));
-    const SourceRows rows(checkpoint_, *e.need);
+    write(e, *e.need, writer);
+    for (const WeightNeed* const need : e.more) write(e, *need, writer);
+  }
+
+  void write(const Tensor& e, const WeightNeed& need, GgufWriter& writer) const {
+    const SourceRows rows(checkpoint_, need);
     std::vector<float> importance;
-    if (options_.importance != nullptr) importance = options_.importance->of(e.need->canonical);
-    const size_t count = e.declared.shape.size() > 1 ? static_cast<size_t>(e.declared.shape.front())
-                                                     : 1,
-                 row_bytes = e.declared.bytes() / count,
+    if (options_.importance != nullptr) importance = options_.importance->of(need.canonical);
+    const size_t count = need.is_vector ? 1 : static_cast<size_t>(need.rows),
+                 row_bytes = e.declared.bytes() / count / (1 + e.more.size()),
                  at_once = std::max<size_t>(1, kRowsAtOnce / row_bytes);
     std::vector<std::byte> bytes;
     for (size_t first = 0; first < count; first += at_once) {

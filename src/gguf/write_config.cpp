@@ -60,8 +60,16 @@ class Writer {
     keys_.booleans(key("attention.sliding_window_pattern"), slides);
   }
 
+  void add_experts() {
+    if (c_.experts.count == 0) return;
+    count("expert_count", c_.experts.count);
+    count("expert_used_count", c_.experts.chosen);
+    count("expert_feed_forward_length", c_.experts.width);
+    if (c_.qkv_clip != 0) number("attention.clamp_kqv", c_.qkv_clip);
+  }
+
   void add_own() {
-    if (c_.family == "granite") {
+    if (c_.family == "granite" || c_.family == "granitemoe") {
       number("embedding_scale", c_.embedding_scale);
       number("attention.scale", c_.attention_scale);
       number("residual_scale", c_.residual_scale);
@@ -90,6 +98,7 @@ void add_config_keys(const ModelConfig& c, const GgufArchitecture& a, GgufKeys& 
   writer.add_sizes();
   writer.add_rope();
   writer.add_windows();
+  writer.add_experts();
   writer.add_own();
 }
 

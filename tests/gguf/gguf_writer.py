@@ -1,12 +1,13 @@
 """Writes a checkpoint directory as GGUF, as llama.cpp's converter does: for tests. Types: F32, F16, BF16, Q8_0, Q4_0 and K types."""
 import json
 import os
+import re
 import struct
 
 import gguf_k_types
 import numpy as np
 
-TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "BF16": 30, **gguf_k_types.TYPES}
+TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "BF16": 30, "MXFP4": 39, **gguf_k_types.TYPES}
 KINDS = {"u32": 4, "f32": 6, "bool": 7, "text": 8}
 
 
@@ -29,6 +30,8 @@ def read_safetensors(path):
 
 
 def encode(x, kind):
+    if kind == "MXFP4":  # blocks already, [..., 17]
+        return np.ascontiguousarray(x, np.uint8).tobytes()
     x = np.ascontiguousarray(x, np.float32)
     if kind in gguf_k_types.TYPES:
         return gguf_k_types.encode(x, kind)
@@ -163,8 +166,8 @@ def frequencies(config):
 
 
 # model_type: the architecture of llama.cpp. Those of the second set have the pairs of q and k as neighbours.
-ARCHITECTURES = {"gemma3_text": "gemma3", "olmo3": "olmo2"}
-NEIGHBOURS = {"llama", "mistral", "granite", "smollm3"}
+ARCHITECTURES = {"gemma3_text": "gemma3", "olmo3": "olmo2", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
+NEIGHBOURS = {"llama", "mistral", "granite", "granitemoe", "smollm3"}
 
 
 def architecture_keys(c, arch):
@@ -190,6 +193,10 @@ def architecture_keys(c, arch):
         keys.append(pair(k("attention.sliding_window_pattern"), "bool", [(i + 1) % c["sliding_window_pattern"] != 0 for i in range(c["num_hidden_layers"])]))
     if c["model_type"] == "olmo3":
         keys.append(pair(k("attention.sliding_window_pattern"), "bool", [t == "sliding_attention" for t in c["layer_types"]]))
+    if "num_experts_per_tok" in c:
+        width = c.get("moe_intermediate_size", c["intermediate_size"])
+        keys += [pair(k("expert_count"), "u32", c.get("num_experts") or c["num_local_experts"]), pair(k("expert_used_count"), "u32", c["num_experts_per_tok"]),
+                 pair(k("expert_feed_forward_length"), "u32", width)]
     scaling = c.get("rope_scaling") or {}
     if scaling.get("rope_type") == "yarn":
         keys += [pair(k("rope.scaling.type"), "text", "yarn"), pair(k("rope.scaling.factor"), "f32", scaling["factor"]),
@@ -204,7 +211,8 @@ def gguf_name(name, c, arch):
     inner = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
              "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
              "post_attention_layernorm": "post_attention_norm" if after_norms else "ffn_norm", "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
-             "ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
+             "ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
+             "mlp.gate": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp"}
     if name in ends:
         return ends[name]
     layer, rest = name.removeprefix("model.layers.").removeprefix("h.").split(".", 1)
@@ -212,7 +220,31 @@ def gguf_name(name, c, arch):
     return "blk.%s.%s.%s" % (layer, inner[part], suffix)
 
 
-def write(directory, path, kind, float_kind="F32", with_tokenizer=True):
+EXPERT = re.compile(r"model\.layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
+EXPERT_PARTS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
+
+
+def expert_tensors(weights, how):
+    """name -> (published names, tensor): "stacked" by matrix, "gate_up" with gates and ups in one, or "one" tensor an expert."""
+    layers, tensors = {}, {}
+    for name in weights:
+        if found := EXPERT.fullmatch(name):
+            layer, expert, part = found.groups()
+            layers.setdefault(layer, {}).setdefault(EXPERT_PARTS[part], {})[int(expert)] = name
+    for layer, parts in layers.items():
+        if how == "one":
+            for part, names in parts.items():
+                for expert, name in names.items():
+                    tensors[f"blk.{layer}.ffn_{part}.{expert}.weight"] = [name], weights[name]
+            continue
+        rows = [("gate_up", ("gate", "up")), ("down", ("down",))] if how == "gate_up" else [(part, (part,)) for part in ("gate", "up", "down")]
+        for stem, together in rows:
+            names = [[parts[part][e] for part in together] for e in sorted(parts["gate"])]
+            tensors[f"blk.{layer}.ffn_{stem}_exps.weight"] = sum(names, []), np.stack([np.concatenate([weights[n] for n in one]) for one in names])
+    return tensors
+
+
+def write(directory, path, kind, float_kind="F32", with_tokenizer=True, experts="stacked"):
     """`kind`: of matrices, or a function of their names in the file. Two paths: a file in two parts. Returns the weights, by their published names, as the file has them."""
     with open(os.path.join(directory, "config.json")) as file:
         c = json.load(file)
@@ -221,7 +253,9 @@ def write(directory, path, kind, float_kind="F32", with_tokenizer=True):
     gemma = arch.startswith("gemma")
     keys = architecture_keys(c, arch)
     eos = c["eos_token_id"] if isinstance(c["eos_token_id"], list) else [c["eos_token_id"]]
-    keys += [pair("tokenizer.ggml.bos_token_id", "u32", c["bos_token_id"]), pair("tokenizer.ggml.eos_token_id", "u32", eos[0])]
+    keys += [pair("tokenizer.ggml.eos_token_id", "u32", eos[0])]
+    if "bos_token_id" in c:
+        keys.append(pair("tokenizer.ggml.bos_token_id", "u32", c["bos_token_id"]))
     if len(eos) > 1:
         keys.append(pair("tokenizer.ggml.eot_token_id", "u32", eos[1]))
     if with_tokenizer:
@@ -229,9 +263,16 @@ def write(directory, path, kind, float_kind="F32", with_tokenizer=True):
     tensors, has = [], {}
     if (c.get("rope_scaling") or {}).get("rope_type") == "llama3":
         tensors.append(("rope_freqs.weight", frequencies(c), "F32"))
+    for to, (names, x) in expert_tensors(weights, experts).items():
+        used = kind(to) if callable(kind) else kind
+        tensors.append((to, x, used))
+        for name in names:
+            has[name] = decoded(weights[name], used)
     for name, x in weights.items():
+        if name in has:
+            continue
         to = gguf_name(name, c, arch)
-        used = float_kind if x.ndim != 2 else kind(to) if callable(kind) else kind
+        used = float_kind if x.ndim != 2 or "ffn_gate_inp" in to else kind(to) if callable(kind) else kind
         y = x + np.float32(1) if gemma and "norm" in to else x
         if arch in NEIGHBOURS and ".attn_q." in to or arch in NEIGHBOURS and ".attn_k." in to:
             n = c["num_attention_heads"] if "attn_q" in to else c["num_key_value_heads"]
@@ -254,7 +295,8 @@ def write_file(path, keys, tensors):
     header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys)) + b"".join(keys)
     data = b""
     for name, x, used in tensors:
-        header += text(name) + struct.pack("<I", x.ndim) + b"".join(struct.pack("<Q", n) for n in reversed(x.shape)) + struct.pack("<IQ", TYPES[used], len(data))
+        shape = (*x.shape[:-2], 32 * x.shape[-2]) if used == "MXFP4" else x.shape
+        header += text(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q", n) for n in reversed(shape)) + struct.pack("<IQ", TYPES[used], len(data))
         data += encode(x, used)
         data += b"\0" * (-len(data) % 32)
     with open(path, "wb") as file:
@@ -304,7 +346,7 @@ def header_of(path):
 
 def tensors_of(path):
     """name -> (shape, type, bytes), for the types that are written here."""
-    sizes = {0: (1, 4), 1: (1, 2), 30: (1, 2), 2: (32, 18), 8: (32, 34), 12: (256, 144), 13: (256, 176), 14: (256, 210)}
+    sizes = {0: (1, 4), 1: (1, 2), 30: (1, 2), 2: (32, 18), 8: (32, 34), 12: (256, 144), 13: (256, 176), 14: (256, 210), 39: (32, 17)}
     with open(path, "rb") as file:
         raw = file.read()
     return {name: (shape, kind, raw[at : at + int(np.prod(shape)) // sizes[kind][0] * sizes[kind][1]]) for name, shape, kind, at in header_of(path)}

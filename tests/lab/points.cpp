@@ -178,7 +178,9 @@ INSTANTIATE_TEST_SUITE_P(Families, PointsOfFamily,
                          testing::Values("llama2-tiny-f16", "gemma-tiny", "gemma2-tiny",
                                          "gemma3-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny",
                                          "granite-tiny", "olmo2-tiny", "olmo3-tiny", "smollm3-tiny",
-                                         "gpt2-tiny", "pythia-tiny", "phi3-tiny", "phi4-tiny"),
+                                         "gpt2-tiny", "pythia-tiny", "phi3-tiny", "phi4-tiny",
+                                         "qwen3moe-tiny", "mixtral-tiny", "olmoe-tiny",
+                                         "gptoss-tiny"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');
@@ -213,7 +215,9 @@ class Points : public testing::TestWithParam<Subject> {
     };
     add(Point::resid_pre, Op::add, {}, 0, -1);
     add(Point::v, Op::scale, {0}, 45, 60);
-    add(Point::mlp_post, Op::project_out, {}, 50, -1);
+    add(has_point(c, PointAt{Point::mlp_post, c.layers - 1}) ? Point::mlp_post
+                                                             : Point::expert_weights,
+        Op::project_out, {}, 50, -1);
     add(Point::z, Op::set, {0}, 70, 71);
     add(Point::resid_post, Op::clamp, {}, 41, 100);
     return all;

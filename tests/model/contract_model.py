@@ -9,7 +9,7 @@ import numpy as np
 import contract_arithmetic as a
 from contract_arithmetic import F32, F64
 from contract_config import read_config
-from contract_products import make
+from contract_products import Floats, Mxfp4, make
 
 BLOCK = 64
 
@@ -38,7 +38,7 @@ class Checkpoint:
         """dtype and elements as they are stored."""
         entry = self.header[self.short[name]]
         begin, end = entry["data_offsets"]
-        kind = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}[entry["dtype"]]
+        kind = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U8": np.uint8}[entry["dtype"]]
         return entry["dtype"], np.frombuffer(self.data[begin:end], kind).reshape(entry["shape"])
 
     def __call__(self, name):
@@ -48,10 +48,25 @@ class Checkpoint:
     def has(self, name):
         return name in self.short
 
+    def of_stack(self, experts, i, name):
+        """Expert i's matrix, float32 or Mxfp4, and bias, of gpt-oss."""
+        stack = experts + ("down_proj" if name == "down_proj" else "gate_up_proj")
+        part = {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2), "down_proj": slice(None)}[name]
+        bias = self(stack + "_bias")[i][part]
+        if not self.has(stack + "_blocks"):
+            return self(stack)[i].T[part], bias
+        codes = self.raw(stack + "_blocks")[1][i][part]
+        pairs = np.stack([codes & 15, codes >> 4], axis=-1)  # the low half of a byte comes first
+        return Mxfp4(pairs.reshape(*codes.shape[:-1], 32), self.raw(stack + "_scales")[1][i][part]), bias
+
 
 class Linear:
     def __init__(self, w, kind, group, bias=None):
-        self.matrix, self.bias = make(np.ascontiguousarray(w), kind, group), bias
+        if isinstance(w, Mxfp4):
+            self.matrix = w if kind == "ggml" else make(w.wide(), kind, group)
+        else:
+            self.matrix = Floats(w) if kind == "ggml" else make(np.ascontiguousarray(w), kind, group)
+        self.bias = bias
 
     def __call__(self, x):
         y = self.matrix.product(x)
@@ -135,12 +150,14 @@ def widened(x, kind):
     return a.widen_bf16(x) if kind == "bf16" else a.widen_f16(x) if kind == "f16" else x.astype(F32)
 
 
-def attention(q, keys, values, scale, softcap, window, kind="f32", first=0, hidden=()):
+def attention(q, keys, values, scale, softcap, window, kind="f32", first=0, hidden=(), sink=None):
     """Queries [T][D] of positions first, first + 1, ... of one head, over keys and values (x [P][D], scales [P] or None)."""
     (k, k_scale), (v, v_scale) = keys, values
     k, v = widened(k, kind), widened(v, kind)
     rows = len(q)
     m, l, o = np.full(rows, -np.inf, F32), np.zeros(rows, F32), np.zeros(q.shape, F32)
+    if sink is not None:
+        m, l = np.full(rows, sink, F32), np.ones(rows, F32)
     at = np.arange(first, first + rows)[:, None]
     for begin in range(0, len(k), BLOCK):
         p = np.arange(begin, min(begin + BLOCK, len(k)))
@@ -186,6 +203,7 @@ class Model:
         self.offset = F32(1) if c.family.startswith("gemma") else None
         self.names = {"gpt2": ("wte.weight", "ln_f", "h."), "gpt_neox": ("embed_in.weight", "final_layer_norm", "layers.")}.get(
             c.family, ("embed_tokens.weight", "norm", "layers."))
+        kind = "f32" if kind == "ggml" else kind  # but for experts
         self.embedding = make(t(self.names[0]), kind, "embeddings")
         head = "embed_out.weight" if c.family == "gpt_neox" else "lm_head.weight"
         self.head = self.embedding if c.tied_head else make(t(head), kind, "head")
@@ -222,27 +240,74 @@ class Model:
         qkv = ["qkv_proj"] if fused else ["q_proj", "k_proj", "v_proj"]
         gates = ["gate_up_proj"] if fused else ["gate_proj", "up_proj"]
         bias = c.attention_bias
-        return [self.linear([at + "self_attn." + n for n in qkv], "attention", bias),
-                self.linear([at + "self_attn.o_proj"], "attention", bias and c.family != "qwen2"),
+        attention = [self.linear([at + "self_attn." + n for n in qkv], "attention", bias),
+                     self.linear([at + "self_attn.o_proj"], "attention", bias and c.family != "qwen2")]
+        if c.experts and i not in c.experts["dense"]:
+            return attention + [None, lambda x: self.experts(at, x)]
+        return attention + [
                 self.linear([at + "mlp." + n for n in gates], "mlp", c.mlp_bias),
                 self.linear([at + "mlp.down_proj"], "mlp", c.mlp_bias)]
+
+    def experts(self, at, x):
+        """What the experts of a layer give together."""
+        c, e = self.c, self.c.experts
+        moe = at + ("mlp." if c.family in ("qwen3_moe", "olmoe", "gpt_oss") else "block_sparse_moe.")
+        name = moe + {"granitemoe": "router.layer", "gpt_oss": "router"}.get(c.family, "gate")
+        router = Linear(self.t(name + ".weight"), "f32", "mlp", self.t(name + ".bias") if c.family == "gpt_oss" else None)
+        weights = np.array([self.route(row) for row in router(x)])
+        gate, up, down = ("w1", "w3", "w2") if c.family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+        z = np.zeros(x.shape, F32)
+        for i in range(e["count"]):
+            rows = np.nonzero(weights[:, i])[0]
+            if len(rows) == 0:
+                continue
+            if c.family == "gpt_oss":
+                g, u, d = (Linear(w, self.kind, "mlp", b) for w, b in (self.t.of_stack(moe + "experts.", i, n) for n in (gate, up, down)))
+                y = d(a.clamped(g(x[rows]), u(x[rows]), c.gate_limit))
+            else:
+                g, u, d = (self.linear([f"{moe}experts.{i}.{n}"], "mlp", False) for n in (gate, up, down))
+                y = d(a.silu(g(x[rows])) * u(x[rows]))
+            z[rows] = a.fma(weights[rows, i, None], y, z[rows])
+        return z
+
+    def route(self, logits):
+        """The weights of all experts for one row."""
+        e = self.c.experts
+        chosen = np.sort(np.argsort(-logits, kind="stable")[:e["chosen"]])
+
+        def softmax(x):
+            s = a.exp(x - x.max())
+            return s / a.lanes(s[None], lambda x, total: total + x)[0]
+
+        w = softmax(logits[chosen]) if e["rule"] == 2 else softmax(logits)[chosen]
+        if e["rule"] == 1:
+            total = F32(0)
+            for x in w:
+                total = total + x
+            w = w / total
+        all_weights = np.zeros(e["count"], F32)
+        all_weights[chosen] = w
+        return all_weights
 
     def attend(self, i, y, cache, positions):
         c = self.c
         q, k, v = np.split(y, [c.heads * c.head_dim, (c.heads + c.kv_heads) * c.head_dim], axis=1)
         at = self.names[2] + str(i) + ".self_attn."
-        if c.family in ("olmo2", "olmo3"):
+        if c.family in ("olmo2", "olmo3", "olmoe"):
             q, k = self.norm(at + "q_norm")(q), self.norm(at + "k_norm")(k)
+        if c.qkv_clip:
+            q, k, v = (np.minimum(F32(c.qkv_clip), np.maximum(F32(-c.qkv_clip), x)) for x in (q, k, v))
         q, k, v = (x.reshape(len(x), -1, c.head_dim) for x in (q, k, v))
-        if c.family in ("gemma3", "qwen3"):
+        if c.family in ("gemma3", "qwen3", "qwen3_moe"):
             q, k = self.norm(at + "q_norm")(q), self.norm(at + "k_norm")(k)
         if c.rope_of and c.rope_of[i] >= 0:
             cos, sin = (x[:, None] for x in a.angles(positions, *self.ropes[c.rope_of[i]]))
             q, k = a.rotate(q, cos, sin), a.rotate(k, cos, sin)
         keys, values = cache.store(i, k, v)
+        sinks = self.t(at + "sinks") if c.family == "gpt_oss" else [None] * c.heads
         one = lambda pair, g: (pair[0][:, g], None if pair[1] is None else pair[1][:, g])
         z = [attention(q[:, h], one(keys, g), one(values, g), c.attention_scale, c.attention_softcap, c.window[i], cache.kind,
-                       cache.size, list(cache.hidden))
+                       cache.size, list(cache.hidden), sinks[h])
              for h in range(c.heads) for g in [h // (c.heads // c.kv_heads)]]
         return np.concatenate(z, axis=1)
 
@@ -279,10 +344,10 @@ class Model:
             y = y * F32(c.residual_scale)
         after = x + y
         z = after if olmo else self.norm(at + middle)(x if c.parallel_residual else after)
-        z = up(z)
         if family in ("gpt2", "gpt_neox"):
-            z = a.gelu_tanh(z) if family == "gpt2" else a.gelu(z)
-        else:
+            z = a.gelu_tanh(up(z)) if family == "gpt2" else a.gelu(up(z))
+        elif up is not None:
+            z = up(z)
             gate, rest = np.split(z, 2, axis=1)
             z = (a.gelu_tanh(gate) if family.startswith("gemma") else a.silu(gate)) * rest
         z = down(z)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
 
 #include "tests/support/models.hpp"
 
@@ -98,6 +99,27 @@ TEST_P(GoldenModel, GreedyContinuation) {
   EXPECT_EQ(greedy, golden.ids("greedy"));
 }
 
+// The experts that each row is given to, best first.
+TEST_P(GoldenModel, RouterChoices) {
+  const Golden golden(directory() + "/golden.safetensors");
+  Session session(model(directory()));
+  const ModelConfig& c = session.model().config();
+  if (c.experts.count == 0) GTEST_SKIP() << "no experts";
+  std::map<int64_t, std::vector<int32_t>> found;
+  Watch watch;
+  for (int64_t i = 0; i < c.layers; ++i) {
+    if (c.has_experts(i)) watch.points.push_back({Point::expert_indices, i});
+  }
+  watch.sink = [&](const PointAt& at, int64_t, Rows r) {
+    for (size_t i = 0; i < r.count; ++i)
+      found[at.layer].insert(found[at.layer].end(), r.row(i), r.row(i) + r.width);
+  };
+  session.append(golden.ids("input_ids"), nullptr, nullptr, nullptr, &watch);
+  ASSERT_FALSE(found.empty());
+  for (const auto& [layer, chosen] : found)
+    EXPECT_EQ(chosen, golden.ids("router_topk." + std::to_string(layer))) << "layer " << layer;
+}
+
 // Left padding moves the same tokens to later positions, where RoPE gives the same relative angles:
 // the logits of the real tokens are those of the unpadded run up to rounding.
 TEST_P(GoldenModel, PaddedReferenceAgrees) {
@@ -121,7 +143,9 @@ TEST_P(GoldenModel, NewerConfigIsTheSameModel) {
 INSTANTIATE_TEST_SUITE_P(Models, GoldenModel,
                          testing::Values("gemma3-tiny", "gemma3-tiny-bf16", "gemma3-vision-tiny",
                                          "llama31-tiny", "llama32-tiny-bf16", "llama2-tiny-f16",
-                                         "gpt2-tiny", "gemma2-tiny", "mistral-tiny", "qwen3-tiny"),
+                                         "gpt2-tiny", "gemma2-tiny", "mistral-tiny", "qwen3-tiny",
+                                         "qwen3moe-tiny", "mixtral-tiny", "olmoe-tiny",
+                                         "gptoss-tiny", "gptoss-mxfp4-tiny"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

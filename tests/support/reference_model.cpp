@@ -1,5 +1,6 @@
 #include "tests/support/reference_model.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <map>
@@ -121,6 +122,8 @@ class ReferenceModel::Weights {
           if (to != &v) {
             y = turned(y, self + name + "_norm", dim, t, layer);
             at_point(block + "attn.hook_rot_" + name, t, y);
+          } else {
+            clip(y);
           }
           to->push_back(std::move(y));
         }
@@ -139,7 +142,8 @@ class ReferenceModel::Weights {
         }
         at_point(block + "attn.hook_attn_scores", t, scores);
         for (size_t h = 0; h < heads; ++h) {
-          double sum = 0;
+          const auto sinks = weights_.find(self + "sinks");
+          double sum = sinks != weights_.end() ? std::exp(sinks->second[h]) : 0;
           for (size_t s = first; s <= t; ++s) sum += std::exp(scores[h * x.size() + s]);
           for (size_t s = first; s <= t; ++s)
             pattern[h * x.size() + s] = std::exp(scores[h * x.size() + s]) / sum;
@@ -179,13 +183,19 @@ class ReferenceModel::Weights {
                                               : "post_attention_layernorm"));
           at_point(block + "ln2.hook_normalized", t, n);
         }
-        auto [gate, up] = gate_and_up(n, mlp);
-        at_point(block + "mlp.hook_pre", t, gate);
-        if (!neox) at_point(block + "mlp.hook_pre_linear", t, up);
-        for (size_t i = 0; i < gate.size(); ++i)
-          gate[i] = (neox ? gelu_by_erf(gate[i]) : gemma ? gelu(gate[i]) : silu(gate[i])) * up[i];
-        at_point(block + "mlp.hook_post", t, gate);
-        out = linear(gate, mlp + "down_proj");
+        if (const std::string router = router_of(at); !router.empty()) {
+          out = mixture(n, router, [&](const char* name, Vec& values) {
+            at_point(block + "mlp." + name, t, values);
+          });
+        } else {
+          auto [gate, up] = gate_and_up(n, mlp);
+          at_point(block + "mlp.hook_pre", t, gate);
+          if (!neox) at_point(block + "mlp.hook_pre_linear", t, up);
+          for (size_t i = 0; i < gate.size(); ++i)
+            gate[i] = (neox ? gelu_by_erf(gate[i]) : gemma ? gelu(gate[i]) : silu(gate[i])) * up[i];
+          at_point(block + "mlp.hook_post", t, gate);
+          out = linear(gate, mlp + "down_proj");
+        }
         if (after_norm) out = norm(out, at + "post_feedforward_layernorm");
         for (double& e : out) e *= residual;
         at_point(block + "hook_mlp_out", t, out);
@@ -258,6 +268,90 @@ class ReferenceModel::Weights {
     if (!weights_.contains(mlp + "gate_proj.weight")) return {up, Vec(up.size(), 1.0)};
     return {linear(n, mlp + "gate_proj"), up};
   }
+  // The router of a layer with experts; nothing for another layer.
+  std::string router_of(const std::string& at) const {
+    for (const char* name :
+         {"mlp.gate", "mlp.router", "block_sparse_moe.gate", "block_sparse_moe.router.layer"}) {
+      if (weights_.contains(at + name + ".weight")) return at + name;
+    }
+    return "";
+  }
+  // Qwen 3, OLMoE: arXiv 2505.09388, 2409.02060; Mixtral: 2401.04088; Granite:
+  // modeling_granitemoe.py.
+  template <class AtPoint>
+  Vec mixture(const Vec& n, const std::string& router, const AtPoint& at_point) const {
+    const std::string family = config_.at("model_type");
+    const auto chosen = config_.at("num_experts_per_tok").get<size_t>();
+    const bool among_chosen = family == "granitemoe" || family == "gpt_oss",
+               divided = family == "mixtral" || config_.value("norm_topk_prob", false);
+    Vec logits = linear(n, router);
+    at_point("hook_router_logits", logits);
+    std::vector<size_t> order(logits.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return logits[a] > logits[b]; });
+    double all = 0, some = 0;
+    for (const double l : logits) all += std::exp(l);
+    for (size_t i = 0; i < chosen; ++i) some += std::exp(logits[order[i]]);
+    Vec weights(logits.size()), ids;
+    for (size_t i = 0; i < chosen; ++i) {
+      weights[order[i]] = std::exp(logits[order[i]]) / (among_chosen || divided ? some : all);
+      ids.push_back(static_cast<double>(order[i]));
+    }
+    at_point("hook_expert_weights", weights);
+    at_point("hook_expert_indices", ids);
+    const size_t layer = router.find('.') + 1, mlp = router.find('.', layer) + 1;
+    const std::string experts = router.substr(0, router.find('.', mlp) + 1);
+    Vec out(n.size());
+    for (size_t e = 0; e < weights.size(); ++e) {
+      if (weights[e] == 0) continue;
+      const Vec y = expert(n, experts, e);
+      for (size_t i = 0; i < out.size(); ++i) out[i] += weights[e] * y[i];
+    }
+    return out;
+  }
+  // gpt-oss: arXiv 2508.10925. Matrices stand transposed, gates and ups in turn.
+  Vec expert_of_gpt_oss(const Vec& n, const std::string& at, size_t e) const {
+    const auto y = [&](const Vec& x, const std::string& name) {
+      const Vec &w = weights_.at(at + name), &bias = weights_.at(at + name + "_bias");
+      const size_t outputs = bias.size() / config_.at("num_local_experts").get<size_t>();
+      Vec sums = part_of(bias, e * outputs, outputs);
+      for (size_t k = 0; k < x.size(); ++k) {
+        for (size_t i = 0; i < outputs; ++i) sums[i] += x[k] * w[(e * x.size() + k) * outputs + i];
+      }
+      return sums;
+    };
+    const Vec both = y(n, "experts.gate_up_proj");
+    const double limit = config_.at("swiglu_limit");
+    Vec inner(both.size() / 2);
+    for (size_t i = 0; i < inner.size(); ++i) {
+      const double gate = std::min(both[2 * i], limit),
+                   up = std::clamp(both[2 * i + 1], -limit, limit);
+      inner[i] = (up + 1) * gate / (1 + std::exp(-1.702 * gate));
+    }
+    return y(inner, "experts.down_proj");
+  }
+  Vec expert(const Vec& n, const std::string& at, size_t e) const {
+    if (config_.at("model_type") == "gpt_oss") return expert_of_gpt_oss(n, at, e);
+    Vec gate, up;
+    std::string down = at + "experts." + std::to_string(e) + ".";
+    if (const auto both = weights_.find(at + "input_linear.weight"); both != weights_.end()) {
+      const size_t count = config_.at("num_local_experts"), size = both->second.size() / count;
+      const Vec y = product(n, both->second.data() + e * size, size);
+      gate = part_of(y, 0, y.size() / 2), up = part_of(y, y.size() / 2, y.size() / 2);
+    } else {
+      const bool mixtral = weights_.contains(down + "w1.weight");
+      gate = linear(n, down + (mixtral ? "w1" : "gate_proj"));
+      up = linear(n, down + (mixtral ? "w3" : "up_proj"));
+      down += mixtral ? "w2" : "down_proj";
+    }
+    for (size_t i = 0; i < gate.size(); ++i) gate[i] = silu(gate[i]) * up[i];
+    if (const auto all = weights_.find(at + "output_linear.weight"); all != weights_.end()) {
+      const size_t count = config_.at("num_local_experts"), size = all->second.size() / count;
+      return product(gate, all->second.data() + e * size, size);
+    }
+    return linear(gate, down);
+  }
   double capped(double y, const char* field) const {
     if (!config_.contains(field) || config_.at(field).is_null()) return y;
     const double cap = config_.at(field);
@@ -271,20 +365,24 @@ class ReferenceModel::Weights {
     if (family == "gemma2") return layer % 2 == 0 ? window : 0;
     if (family == "gemma3_text")
       return (layer + 1) % config_.at("sliding_window_pattern").get<size_t>() != 0 ? window : 0;
-    if (family == "mistral" || family == "phi3") return window;
-    if (family == "olmo3")
+    if (family == "mistral" || family == "mixtral" || family == "phi3") return window;
+    if (family == "qwen3_moe") return config_.value("use_sliding_window", false) ? window : 0;
+    if (family == "olmo3" || family == "gpt_oss")
       return config_.at("layer_types").at(layer) == "sliding_attention" ? window : 0;
     const bool slides = config_.value("use_sliding_window", false) &&
                         layer >= config_.value("max_window_layers", size_t{28});
     return slides ? window : 0;
   }
 
+  static Vec product(const Vec& x, const double* w, size_t size) {
+    Vec y(size / x.size());
+    for (size_t i = 0; i < y.size(); ++i)
+      y[i] = std::transform_reduce(x.begin(), x.end(), w + i * x.size(), 0.0);
+    return y;
+  }
   Vec times(const Vec& x, const std::string& matrix) const {
     const Vec& w = weights_.at(matrix);
-    Vec y(w.size() / x.size());
-    for (size_t i = 0; i < y.size(); ++i)
-      y[i] = std::transform_reduce(x.begin(), x.end(), w.data() + i * x.size(), 0.0);
-    return y;
+    return product(x, w.data(), w.size());
   }
   Vec linear(const Vec& x, const std::string& name) const {
     Vec y = times(x, name + ".weight");
@@ -340,25 +438,33 @@ class ReferenceModel::Weights {
               stretch > 1 ? std::sqrt(1 + std::log(stretch) / std::log(length)) : 1};
     }
     if (yarn.value("rope_type", "") != "yarn") throw std::runtime_error("another scaling");
-    if (window_of(config_.at("model_type"), layer) > 0) return {plain, 1};
+    const bool everywhere = config_.at("model_type") == "gpt_oss";
+    if (!everywhere && window_of(config_.at("model_type"), layer) > 0) return {plain, 1};
     const double factor = yarn.at("factor"), length = yarn.at("original_max_position_embeddings");
     const auto pair_that_turns = [&](double times) {
       return width * std::log(length / (times * 2 * std::acos(-1.0))) / (2 * std::log(theta));
     };
-    const double low = std::max(0.0, std::floor(pair_that_turns(yarn.value("beta_fast", 32.0)))),
-                 high =
-                     std::min(width - 1, std::ceil(pair_that_turns(yarn.value("beta_slow", 1.0)))),
-                 part = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
+    double low = pair_that_turns(yarn.value("beta_fast", 32.0)),
+           high = pair_that_turns(yarn.value("beta_slow", 1.0));
+    if (yarn.value("truncate", true)) low = std::floor(low), high = std::ceil(high);
+    low = std::max(0.0, low), high = std::min(width - 1, high);
+    const double part = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
     return {plain * (1 - part) + plain / factor * part,
             yarn.value("attention_factor", 0.1 * std::log(factor) + 1)};
   }
 
   // Normalised, each head or all of them where there is such a norm, and each rotated to position
   // t.
+  void clip(Vec& x) const {  // OLMoE
+    if (!config_.contains("clip_qkv") || config_.at("clip_qkv").is_null()) return;
+    const double most = config_.at("clip_qkv");
+    for (double& e : x) e = std::clamp(e, -most, most);
+  }
   Vec turned(Vec x, const std::string& qk_norm, size_t dim, size_t t, size_t layer) const {
     const auto weight = weights_.find(qk_norm + ".weight");
     const bool normed = weight != weights_.end(), each = normed && weight->second.size() == dim;
     if (normed && !each) x = norm(x, qk_norm);
+    clip(x);
     const bool rotated =
         config_.at("model_type") != "smollm3" || config_.at("no_rope_layers").at(layer) != 0;
     for (size_t at = 0; at < x.size(); at += dim) {

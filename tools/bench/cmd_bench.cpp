@@ -103,9 +103,12 @@ double prefill_operations(const Model& model, double tokens) {
                kv = static_cast<double>(c.kv_heads * c.head_dim);
   const double h = static_cast<double>(c.hidden_size),
                inter = static_cast<double>(c.intermediate_size);
-  const double layer = h * (2 * q + 2 * kv + 3 * inter);
-  return 2 *
-         (tokens * static_cast<double>(c.layers) * layer + h * static_cast<double>(c.vocab_size));
+  const double layer = h * (2 * q + 2 * kv), dense = 3 * h * inter,
+               experts = h * static_cast<double>(c.experts.count) +
+                         3 * h * static_cast<double>(c.experts.chosen * c.experts.width);
+  double all = 0;
+  for (int64_t i = 0; i < c.layers; ++i) all += layer + (c.has_experts(i) ? experts : dense);
+  return 2 * (tokens * all + h * static_cast<double>(c.vocab_size));
 }
 
 double bytes_per_token(const Model& model) {

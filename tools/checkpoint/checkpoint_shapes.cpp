@@ -30,6 +30,8 @@ Json llama_config(const Shape& shape);
 Json mistral_config(const Shape& shape);
 Json qwen2_config(const Shape& shape);
 Json qwen3_config(const Shape& shape);
+Json qwen3_moe_config(const Shape& shape);
+Json gpt_oss_config(const Shape& shape);
 
 constexpr Shape kShapes[] = {
     {"gemma2-2b", 2304, 9216, 26, 8, 4, 256, 256000, 8192, 4096, 256, 0, true, gemma2_config},
@@ -39,6 +41,7 @@ constexpr Shape kShapes[] = {
     {"gemma3-12b", 3840, 15360, 48, 16, 8, 256, 262208, 131072, 1024, 256, 8, true, gemma3_config},
     {"gemma3-27b", 5376, 21504, 62, 32, 16, 128, 262208, 131072, 1024, 168, 8, true, gemma3_config},
     {"gpt2", 768, 3072, 12, 12, 12, 64, 50257, 1024, 0, 0, 0, true, gpt2_config},
+    {"gpt-oss-20b", 2880, 2880, 24, 64, 8, 64, 201088, 131072, 128, 0, 0, false, gpt_oss_config},
     {"llama2-7b", 4096, 11008, 32, 32, 32, 128, 32000, 4096, 0, 0, 0, false, llama_config},
     {"llama3.1-8b", 4096, 14336, 32, 32, 8, 128, 128256, 131072, 0, 0, 8, false, llama_config},
     {"llama3.2-1b", 2048, 8192, 16, 32, 8, 64, 128256, 131072, 0, 0, 32, true, llama_config},
@@ -47,6 +50,7 @@ constexpr Shape kShapes[] = {
     {"mistral-7b", 4096, 14336, 32, 32, 8, 128, 32000, 32768, 4096, 0, 0, false, mistral_config},
     {"qwen2.5-0.5b", 896, 4864, 24, 14, 2, 64, 151936, 32768, 0, 0, 0, true, qwen2_config},
     {"qwen3-0.6b", 1024, 3072, 28, 16, 8, 128, 151936, 40960, 0, 0, 0, true, qwen3_config},
+    {"qwen3-30b-a3b", 2048, 6144, 48, 32, 4, 128, 151936, 40960, 0, 0, 0, false, qwen3_moe_config},
 };
 
 bool is_llama2(const Shape& shape) { return shape.vocab == 32000; }
@@ -213,6 +217,55 @@ Json qwen3_config(const Shape& shape) {
   return config;
 }
 
+Json qwen3_moe_config(const Shape& shape) {
+  Json config = qwen3_config(shape);
+  config.update({{"architectures", {"Qwen3MoeForCausalLM"}},
+                 {"model_type", "qwen3_moe"},
+                 {"decoder_sparse_step", 1},
+                 {"mlp_only_layers", Json::array()},
+                 {"moe_intermediate_size", 768},
+                 {"norm_topk_prob", true},
+                 {"num_experts", 128},
+                 {"num_experts_per_tok", 8}});
+  return config;
+}
+
+Json gpt_oss_config(const Shape& shape) {
+  Json types = Json::array();
+  for (int64_t i = 0; i < shape.layers; ++i)
+    types.push_back(i % 2 == 0 ? "sliding_attention" : "full_attention");
+  return Json{{"architectures", {"GptOssForCausalLM"}},
+              {"model_type", "gpt_oss"},
+              {"vocab_size", shape.vocab},
+              {"hidden_size", shape.hidden},
+              {"intermediate_size", shape.intermediate},
+              {"num_hidden_layers", shape.layers},
+              {"num_attention_heads", shape.heads},
+              {"num_key_value_heads", shape.kv_heads},
+              {"head_dim", shape.head_dim},
+              {"max_position_embeddings", shape.context},
+              {"attention_bias", true},
+              {"eos_token_id", 200002},
+              {"hidden_act", "silu"},
+              {"layer_types", types},
+              {"num_experts_per_tok", 4},
+              {"num_local_experts", 32},
+              {"quantization_config", {{"quant_method", "mxfp4"}}},
+              {"rms_norm_eps", 1e-5},
+              {"rope_scaling",
+               {{"beta_fast", 32.0},
+                {"beta_slow", 1.0},
+                {"factor", 32.0},
+                {"original_max_position_embeddings", 4096},
+                {"rope_type", "yarn"},
+                {"truncate", false}}},
+              {"rope_theta", 150000},
+              {"sliding_window", shape.window},
+              {"swiglu_limit", 7.0},
+              {"tie_word_embeddings", shape.tied},
+              {"torch_dtype", "bfloat16"}};
+}
+
 // What families differ in, as far as names and sizes of weights go; and the defaults that their
 // configs leave out.
 struct Family {
@@ -233,10 +286,12 @@ constexpr Family kFamilies[] = {
     {"gemma3", "language_model.", true, true, false, 0, true, 256, 8, 4, 262208},
     {"gemma3_text", "", true, true, false, 0, true, 256, 8, 4, 262208},
     {"gpt2", "", false, false, true, 1, true, 0, 0, 0, 0},
+    {"gpt_oss", "", false, false, false, 1, false, 0, 0, 0, 0},
     {"llama", "", false, false, false, 1, false, 0, 0, 0, 0},
     {"mistral", "", false, false, false, 1, false, 0, 0, 0, 0},
     {"qwen2", "", false, false, true, 1, false, 0, 0, 0, 0},
     {"qwen3", "", false, true, false, 1, false, 128, 0, 0, 0},
+    {"qwen3_moe", "", false, true, false, 1, false, 0, 0, 0, 0},
 };
 
 const Family& family_of(const stet::JsonReader& config) {
@@ -288,6 +343,19 @@ class WeightList {
   void layer_norm(const std::string& name, int64_t size) {
     norm(name, size);
     add(name + ".bias", {size}, {0, 0.02f});
+  }
+
+  void numbers(const std::string& name, int64_t size) { add(name, {size}, {0, 1}); }
+  // [experts, outputs, inputs] in MXFP4, codes and exponents, with [experts, outputs] of biases. The
+  // root mean square of the codes' values is 2.93.
+  void mxfp4(const std::string& name, int64_t experts, int64_t outputs, int64_t inputs) {
+    const double scale = 1 / (2.93 * std::sqrt(static_cast<double>(inputs)));
+    const auto exponent = static_cast<unsigned>(std::lround(127 + std::log2(scale)));
+    add(name + "_blocks", {experts, outputs, inputs / 32, 16}, {});
+    weights_.back().bytes = {0, 256};
+    add(name + "_scales", {experts, outputs, inputs / 32}, {});
+    weights_.back().bytes = {exponent - 1, 3};
+    add(name + "_bias", {experts, outputs}, {0, 0.02f});
   }
 
   std::vector<Weight> take() { return std::move(weights_); }
@@ -348,7 +416,7 @@ Json generation_config(const std::string& name, const Json& config) {
         {{"do_sample", true}, {"cache_implementation", "hybrid"}, {"top_k", 64}, {"top_p", 0.95}});
   } else if (shape->config == llama_config) {
     result.update({{"do_sample", true}, {"temperature", 0.6}, {"top_p", 0.9}});
-  } else if (shape->config == qwen3_config) {
+  } else if (shape->config == qwen3_config || shape->config == qwen3_moe_config) {
     result.update({{"do_sample", true}, {"temperature", 0.6}, {"top_k", 20}, {"top_p", 0.95}});
   }
   return result;
@@ -388,6 +456,43 @@ void set_weight_dtype(Json* config, stet::DType dtype) {
   if (!config->contains("dtype")) (*config)["torch_dtype"] = name;
 }
 
+namespace {
+
+// Whether a layer of Qwen 3's mixtures has experts.
+bool is_sparse_layer(const stet::JsonReader& config, int64_t layer) {
+  const std::vector<int64_t> dense = config.integers("mlp_only_layers", 0, kMaxLayers);
+  return (layer + 1) % config.integer_or("decoder_sparse_step", 1, 1, kMaxLayers) == 0 &&
+         std::find(dense.begin(), dense.end(), layer) == dense.end();
+}
+
+void add_mlp_weights(WeightList& list, const std::string& at, int64_t hidden, int64_t width,
+                     bool bias) {
+  list.linear(at + "gate_proj", width, hidden, bias);
+  list.linear(at + "up_proj", width, hidden, bias);
+  list.linear(at + "down_proj", hidden, width, bias);
+}
+
+void add_expert_weights(WeightList& list, const stet::JsonReader& config, const std::string& at,
+                        int64_t hidden) {
+  const int64_t count = config.integer("num_experts", 1, 1024),
+                width = config.integer("moe_intermediate_size", 1, kMaxSize);
+  list.linear(at + "gate", count, hidden, false);
+  for (int64_t i = 0; i < count; ++i)
+    add_mlp_weights(list, at + "experts." + std::to_string(i) + ".", hidden, width, false);
+}
+
+void add_gpt_oss_experts(WeightList& list, const stet::JsonReader& config, const std::string& at,
+                         int64_t hidden, int64_t width) {
+  const int64_t count = config.integer("num_local_experts", 1, 1024);
+  if (hidden % 32 != 0) config.fail("hidden_size", "a multiple of 32");
+  if (width % 32 != 0) config.fail("intermediate_size", "a multiple of 32");
+  list.linear(at + "router", count, hidden, true);
+  list.mxfp4(at + "experts.gate_up_proj", count, 2 * width, hidden);
+  list.mxfp4(at + "experts.down_proj", count, hidden, width);
+}
+
+}  // namespace
+
 std::vector<Weight> weights_of(const Json& whole, const std::string& file) {
   const stet::JsonReader top = reader_of(whole, file);
   const Family& family = family_of(top);
@@ -426,9 +531,13 @@ std::vector<Weight> weights_of(const Json& whole, const std::string& file) {
     }
     list.norm(layer + "post_attention_layernorm", hidden);
     if (family.four_norms) list.norm(layer + "pre_feedforward_layernorm", hidden);
-    list.linear(layer + "mlp.gate_proj", intermediate, hidden, mlp_bias);
-    list.linear(layer + "mlp.up_proj", intermediate, hidden, mlp_bias);
-    list.linear(layer + "mlp.down_proj", hidden, intermediate, mlp_bias);
+    if (std::string(family.model_type) == "gpt_oss") {
+      list.numbers(layer + "self_attn.sinks", heads);
+      add_gpt_oss_experts(list, config, layer + "mlp.", hidden, intermediate);
+    } else if (std::string(family.model_type) == "qwen3_moe" && is_sparse_layer(config, i))
+      add_expert_weights(list, config, layer + "mlp.", hidden);
+    else
+      add_mlp_weights(list, layer + "mlp.", hidden, intermediate, mlp_bias);
     if (family.four_norms) list.norm(layer + "post_feedforward_layernorm", hidden);
   }
   list.norm("model.norm", hidden);

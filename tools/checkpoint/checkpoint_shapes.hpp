@@ -34,6 +34,7 @@ struct Weight {
   std::string name;
   std::vector<int64_t> shape;
   Distribution distribution;  // such that activations keep their scale from layer to layer
+  Bytes bytes = {};           // not 0 values: it is of bytes, whatever the type of the others
 };
 
 // All weights of the language model that `config` describes, in the order of its layers. Errors

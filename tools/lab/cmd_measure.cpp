@@ -15,7 +15,7 @@ struct MeasureCommand {
   PictureOptions pictures;
   std::string lens, kl;
   bool tokens = false, logit_lens = false, attribution = false, attention = false, norms = false,
-       json = false, jsonl = false;
+       experts = false, json = false, jsonl = false;
   int64_t layer = -1;
   std::optional<int32_t> target;
 };
@@ -27,6 +27,18 @@ void print_tokens(const Json& rows) {
     out(fmt::format("{:8}  {:7.3f}  {:7.3f}  {}\n", r["position"].get<int64_t>() + 1,
                     r["logprob"].get<double>(), r["entropy"].get<double>(),
                     r["next_text"].get<std::string>()));
+  }
+}
+
+void print_experts(const Json& rows) {
+  out("position  layer  experts and their weights; token\n");
+  for (const Json& r : rows) {
+    std::string experts;
+    for (size_t i = 0; i < r["experts"].size(); ++i)
+      experts +=
+          fmt::format(" {} {:.3f}", r["experts"][i].get<size_t>(), r["weights"][i].get<double>());
+    out(fmt::format("{:8}  {:5} {}; {}\n", r["position"].get<int64_t>(), r["layer"].get<int64_t>(),
+                    experts, r["text"].get<std::string>()));
   }
 }
 
@@ -72,7 +84,8 @@ void check(const MeasureCommand& o) {
   if (o.pictures.asked() && (o.tokens || !o.kl.empty()))
     usage_error(o.pictures.option(), "a measure with a picture", o.tokens ? "--tokens" : "--kl");
   if (o.jsonl && o.pictures.asked()) usage_error(o.pictures.option(), "no --jsonl beside it", "it");
-  if (o.layer >= 0 && !o.attention) usage_error("--layer", "--attention", "another measure");
+  if (o.layer >= 0 && !o.attention && !o.experts)
+    usage_error("--layer", "--attention or --experts", "another measure");
   if (o.target && !o.attribution) usage_error("--target", "--attribution", "another measure");
 }
 
@@ -91,6 +104,7 @@ Measured measure(LabWork& work, const MeasureCommand& o) {
   }
   if (o.attribution) m.maps.push_back(measure_attribution(work, o.target, m.numbers));
   if (o.attention) m.maps = measure_attention(work, o.layer);
+  if (o.experts) m.maps = measure_experts(work, o.layer, m.numbers);
   if (o.norms) {
     work.session.append(work.ids);
     m.maps = measure_norms(work.session.state(), work.tokenizer.get());
@@ -153,6 +167,7 @@ void run(MeasureCommand& o) {
     return;
   }
   if (o.tokens) return print_tokens(m.numbers);
+  if (o.experts && !o.pictures.asked()) return print_experts(m.numbers);
   if (!o.kl.empty()) return print_kl(m.numbers, work.tokenizer.get());
   if (o.attribution) return print_attribution(m.numbers, work.tokenizer.get());
   if (o.pictures.asked()) return;
@@ -178,11 +193,12 @@ void add_measure(Command& app) {
       sub->add_flag("--attribution", o->attribution,
                     "what each layer adds to the logit of the likeliest token, or of --target"));
   what.add(sub->add_flag("--attention", o->attention, "attention patterns of all heads"));
+  what.add(sub->add_flag("--experts", o->experts, "which expert takes which token"));
   what.add(sub->add_flag("--norms", o->norms, "norms of keys and values"));
   what.add(
       sub->add_option("--kl", o->kl, "how the next token's distribution differs from this state's")
           ->type_name("SNAPSHOT"));
-  sub->add_option("--layer", o->layer, "of --attention: one layer (default: all)")
+  sub->add_option("--layer", o->layer, "of --attention and --experts: one layer (default: all)")
       ->type_name("N")
       ->check(integer(0, 1023));
   sub->add_option("--target", o->target, "of --attribution: a token id")
@@ -196,7 +212,8 @@ void add_measure(Command& app) {
       ->group("Output");
   o->lab.add_to(*sub);
   sub->callback([o, what] {
-    what.require("--tokens, --lens, --tuned-lens, --attribution, --attention, --norms or --kl");
+    what.require(
+        "--tokens, --lens, --tuned-lens, --attribution, --attention, --experts, --norms or --kl");
     run(*o);
   });
 }

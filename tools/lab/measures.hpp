@@ -36,6 +36,10 @@ HeatMap measure_attribution(LabWork& work, std::optional<int32_t> target, Json& 
 // Who looks where: a picture for each head of one layer (-1: of all).
 std::vector<HeatMap> measure_attention(LabWork& work, int64_t layer);
 
+// Which expert takes which token, and by which weight: a picture for each layer that has experts, or
+// for one layer. `rows` gets an entry for each layer and position.
+std::vector<HeatMap> measure_experts(LabWork& work, int64_t layer, Json& rows);
+
 // Norms of the keys and values that a state holds, by layer and position, over all heads.
 std::vector<HeatMap> measure_norms(const State& state, const Tokenizer* tokenizer);
 

@@ -43,9 +43,10 @@ class STET_API SafeTensors {
 };
 
 // Opens the tensors of a file. Throws what SafeTensors::parse() does, and a format Error that says
-// so for a file that is something else, or that a download left cut off.
+// so for a file that is something else, or that a download left cut off. With `whole_stacks` a
+// tensor that has all experts of a layer is one tensor, as the file has it.
 STET_API std::unique_ptr<const TensorSource> safetensors_source(
-    std::shared_ptr<const FileBytes> file);
+    std::shared_ptr<const FileBytes> file, bool whole_stacks = false);
 
 struct TensorSpec {
   std::string name;

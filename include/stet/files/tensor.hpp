@@ -68,6 +68,7 @@ struct TensorView {
   // 0 where rows stand in their order. Otherwise they are those of so many heads in the order of
   // GGUF: paired_row().
   size_t paired_heads = 0;
+  std::string stack = {};  // the tensor of the file that this is one expert's part of; or nothing
 };
 
 // A tensor, and the memory of its bytes where those do not lie in a file.

@@ -309,6 +309,12 @@ struct Kernels {
   // exp: 0.940 ULP (of the denormal spacing where the result is denormal). exp(-inf) = 0, exp(inf)
   // = inf. tanh: 1.371 ULP. tanh(+-0) = +-0, tanh(+-inf) = +-1. nan for nan.
   void (*exp)(const float* x, float* y, size_t n);
+  // x = exp(x - m) / sum, m the largest of x, all finite; the sum in the lanes and the tree of
+  // rms_norm.
+  void (*softmax)(float* x, size_t n);
+  void (*sigmoid)(const float* x, float* y, size_t n);                     // y = 1 / (1 + exp(-x))
+  void (*weighted_add)(float* y, const float* x, float weight, size_t n);  // y = fma(weight, x, y)
+  void (*clamp)(float* x, float limit, size_t n);  // x = min(limit, max(-limit, x)); nan for nan
   void (*tanh)(const float* x, float* y, size_t n);
   void (*widen[kStoredTypes])(const void* x, float* y, size_t n);  // exact; int8 without a scale
 

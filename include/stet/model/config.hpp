@@ -1,11 +1,13 @@
 // The shape of a model, in one form whatever its family and whoever wrote its config.json.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "stet/api.h"
+#include "stet/kernels/router.hpp"
 
 namespace stet {
 
@@ -42,6 +44,17 @@ STET_API std::vector<float> inverse_frequencies(const Rope& rope, int64_t dim);
 // sqrt(1 + ln(factor) / ln(original positions)), unless the config gives another.
 STET_API float rope_magnitude(const Rope& rope);
 
+// A mixture of experts: a router gives each token to some of many MLPs.
+struct ExpertShape {
+  int64_t count = 0;   // of experts; 0: no layer has any
+  int64_t chosen = 0;  // of them for each token
+  int64_t width = 0;   // of an expert: what its last matrix reads
+  RouterRule rule = RouterRule::softmax_divided;
+  std::vector<int64_t> dense;  // ascending: the layers that have a plain MLP in their place
+
+  bool operator==(const ExpertShape&) const = default;
+};
+
 // Attention in one layer, and the keys and values that it keeps.
 struct LayerShape {
   int64_t heads, kv_heads;
@@ -68,6 +81,9 @@ struct STET_API ModelConfig {
   bool tied_head = false;
   bool parallel_residual = false;  // the MLP reads what attention reads, not what that gave
   bool attention_bias = false, mlp_bias = false;
+  double qkv_clip = 0;    // OLMoE: queries, keys and values are clamped to +- that; 0: they are not
+  double gate_limit = 0;  // gpt-oss: what gates and ups are clamped to; 0: they are not
+  ExpertShape experts;
   // Per layer: a query sees itself and window - 1 positions before it, or (0) all.
   std::vector<int64_t> window;
   std::vector<int> rope_of;      // per layer: index into ropes; -1: keys are not rotated
@@ -75,6 +91,10 @@ struct STET_API ModelConfig {
   std::vector<int32_t> eos_ids;  // from config.json; generation_config.json overrides
 
   int64_t rotated() const { return rotary_dim > 0 ? rotary_dim : head_dim; }
+  // Whether a layer has experts.
+  bool has_experts(int64_t index) const {
+    return experts.count > 0 && !std::ranges::binary_search(experts.dense, index);
+  }
   // The layers of these families differ in window and rotation alone.
   LayerShape layer(int64_t index) const {
     const auto i = static_cast<size_t>(index);

@@ -47,14 +47,24 @@ struct Biases {
 
 // The linear layers of layer `at` ("layers.0."), under the names that Llama gave them. `fused`:
 // with qkv_proj in place of three tensors, and gate_up_proj in place of two, as Phi-3 has them.
-struct LinearLayers {
-  LinearLayers(WeightLoader& w, const ModelConfig& c, const std::string& at, Biases biases = {},
-               bool fused = false);
+struct AttentionLayers {
+  AttentionLayers(WeightLoader& w, const ModelConfig& c, const std::string& at, Biases biases = {},
+                  bool fused = false);
 
-  Linear qkv;      // [(heads + 2 kv_heads) head_dim][hidden]
-  Linear o;        // [hidden][heads head_dim]
+  Linear qkv;  // [(heads + 2 kv_heads) head_dim][hidden]
+  Linear o;    // [hidden][heads head_dim]
+};
+struct MlpLayers {
+  MlpLayers(WeightLoader& w, const ModelConfig& c, const std::string& at, Biases biases = {},
+            bool fused = false);
+
   Linear gate_up;  // [2 intermediate][hidden]
   Linear down;     // [hidden][intermediate]
+};
+struct LinearLayers : AttentionLayers, MlpLayers {
+  LinearLayers(WeightLoader& w, const ModelConfig& c, const std::string& at, Biases biases = {},
+               bool fused = false)
+      : AttentionLayers(w, c, at, biases, fused), MlpLayers(w, c, at, biases, fused) {}
 };
 
 inline void Decoder::forward(Team t, const Pass& p) const {
@@ -99,16 +109,23 @@ inline Norm Decoder::load_layer_norm(WeightLoader& w, const std::string& name,
   return n;
 }
 
-inline LinearLayers::LinearLayers(WeightLoader& w, const ModelConfig& c, const std::string& at,
-                                  Biases biases, bool fused) {
-  const int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim, inter = c.intermediate_size;
-  const std::string self = at + "self_attn.", mlp = at + "mlp.";
+inline AttentionLayers::AttentionLayers(WeightLoader& w, const ModelConfig& c,
+                                        const std::string& at, Biases biases, bool fused) {
+  const int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
+  const std::string self = at + "self_attn.";
   using Parts = std::vector<WeightLoader::Part>;
   qkv = w.linear("attention",
                  fused ? Parts{{self + "qkv_proj", q + 2 * kv}}
                        : Parts{{self + "q_proj", q}, {self + "k_proj", kv}, {self + "v_proj", kv}},
                  c.hidden_size, biases.qkv);
   o = w.linear("attention", {{self + "o_proj", c.hidden_size}}, q, biases.o);
+}
+
+inline MlpLayers::MlpLayers(WeightLoader& w, const ModelConfig& c, const std::string& at,
+                            Biases biases, bool fused) {
+  const int64_t inter = c.intermediate_size;
+  const std::string mlp = at + "mlp.";
+  using Parts = std::vector<WeightLoader::Part>;
   gate_up = w.linear("mlp",
                      fused ? Parts{{mlp + "gate_up_proj", 2 * inter}}
                            : Parts{{mlp + "gate_proj", inter}, {mlp + "up_proj", inter}},

@@ -6,6 +6,7 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -77,6 +78,14 @@ STET_API std::vector<int64_t> read_windows(const JsonReader& json, int64_t layer
 // A number that null switches off: 0 for null, `absent` where the field is missing.
 STET_API double read_optional(const JsonReader& json, const char* field, double absent, double min,
                               double max);
+// A mixture of experts: their number by num_experts or num_local_experts, num_experts_per_tok, and
+// `width` or the field of that name; norm_topk_prob, where `rule` is nothing.
+struct ExpertFields {
+  const char* width;
+  std::optional<RouterRule> rule = {};
+  bool divided = false;  // norm_topk_prob where it is missing
+};
+STET_API ExpertShape read_experts(const JsonReader& json, const ExpertFields& fields);
 // The value of sliding_window: 0 for null, 4096 where it is missing.
 STET_API int64_t read_sliding_window(const JsonReader& json);
 // A token id or a list of them, each below vocab_size.

@@ -42,6 +42,10 @@ class STET_API Matrix {
   // Matrices of equal columns, one below the other, each of a type of its own. All but the last
   // have a multiple of 16 rows.
   static Matrix stacked(std::vector<Matrix> parts);
+  // `count` matrices of one shape and type, one behind the other in one memory, each from a block
+  // on: block i of the j-th is block j * blocks() / count + i. make(j) gives them; it is called by
+  // any number of threads.
+  static Matrix of_experts(size_t count, int threads, const std::function<Matrix(size_t)>& make);
   // The same weights rounded to `to`, q8 or q4 (kernels/quantize.hpp). Throws an unsupported Error
   // for weights that are not finite, or too large for a scale in float16.
   Matrix quantized(WeightType to, int threads) const;

@@ -88,7 +88,8 @@ class STET_API Model {
   const std::string& directory() const { return source_->path(); }
   size_t weight_bytes() const { return weight_bytes_; }
   // Where the packed matrices lie that every token multiplies with: all but the embeddings, where
-  // the head has its own. They live as long as the model.
+  // the head has its own; of experts the first ones, as many as a token is given to. They live as
+  // long as the model.
   const std::vector<std::span<const std::byte>>& matrices() const { return matrices_; }
   // The tensors that it was made of, in the order in which they were loaded (matrix.hpp). They
   // show what lives as long as the model.

@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <cstring>
 #include <span>
+#include <type_traits>
 
 #include "stet/kernels/rope.hpp"
 #include "stet/model/attention.hpp"
 #include "stet/model/config.hpp"
+#include "stet/model/expert_scratch.hpp"
 #include "stet/model/hooks.hpp"
 #include "stet/model/product.hpp"
 
@@ -37,6 +39,7 @@ void rms_norm_heads(Team t, const Pass& p, const Vector& weight, double eps, Row
                     size_t head_dim);
 void add(Team t, const Pass& p, Rows y, Rows x);           // y += x
 void scale(Team t, const Pass& p, double factor, Rows y);  // y *= factor
+void clamp(Team t, const Pass& p, double limit, Rows y);   // to +- limit; nothing when that is 0
 void gelu_tanh(Team t, const Pass& p, Rows x, Rows y);
 void gelu(Team t, const Pass& p, Rows x, Rows y);  // with the error function itself
 // Of one Rope: the angle of each pair per position, and what cosines and sines are multiplied by.
@@ -96,50 +99,57 @@ void each_piece(Team t, const Matrix& w, F f) {
                [&](Range blocks) { f(blocks.begin, blocks.size()); });
 }
 
-// Products of weights that are multiplied with rounded inputs, `per_row` of them each. Every thread
-// rounds for itself, with its first piece: shorter than waiting for each other.
+// How weights of a type are multiplied with few rows: inputs, `depth` of them, are rounded to
+// `per_row` Input, or (float) taken as they are.
 template <class Input>
-void rounded_vectors(Team t, const Pass& p, const Matrix& w, Rows x, Rows y, size_t per_row,
-                     void (*round)(const float* x, size_t k, Input* y),
-                     void (*gemv)(const void* w, size_t blocks, size_t k, const Input* x,
-                                  size_t ldx, float* y, size_t ldy, int rows)) {
-  const size_t depth = w.depth();
-  Input* const inputs =
-      reinterpret_cast<Input*>(p.scratch->local[static_cast<size_t>(t.rank)].data());
-  bool rounded = false;
-  each_piece(t, w, [&](size_t begin, size_t count) {
-    for (size_t r = 0; !rounded && r < x.count; ++r) round(x.row(r), depth, inputs + r * per_row);
-    rounded = true;
-    gemv(w.block(begin), count, depth, inputs, per_row, y.data + begin * kLanes, y.stride,
-         static_cast<int>(x.count));
-  });
-}
+struct VectorKernels {
+  size_t depth, per_row;
+  void (*round)(const float* x, size_t k, Input* y);
+  void (*gemv)(const void* w, size_t blocks, size_t k, const Input* x, size_t ldx, float* y,
+               size_t ldy, int rows);
+};
 
-// Up to kGemvRows rows.
-inline void matrix_vectors(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
+// f(VectorKernels) of w.
+template <class F>
+void with_vectors(const Pass& p, const Matrix& w, F f) {
   const Kernels& k = *p.kernels;
   const size_t depth = w.depth();
   if (is_super(w.type()))
-    return rounded_vectors(t, p, w, x, y, depth / kQuantBlock, k.quantize_super,
-                           k.gemv_super[super_index(w.type())]);
-  if (w.type() == WeightType::mxfp4 && p.contract != Contract::ggml) {
-    return each_piece(t, w, [&](size_t begin, size_t count) {
-      k.gemv_wide_mxfp4(w.block(begin), count, depth, x.data, x.stride, y.data + begin * kLanes,
-                        y.stride, static_cast<int>(x.count));
-    });
-  }
+    return f(VectorKernels<SuperInput>{depth, depth / kQuantBlock, k.quantize_super,
+                                       k.gemv_super[super_index(w.type())]});
+  if (w.type() == WeightType::mxfp4 && p.contract != Contract::ggml)
+    return f(VectorKernels<float>{depth, depth, nullptr, k.gemv_wide_mxfp4});
   if (is_quantized(w.type()))
-    return rounded_vectors(t, p, w, x, y, depth / kQuantBlock, k.quantize,
-                           w.type() == WeightType::q8   ? k.gemv_q8
-                           : w.type() == WeightType::q4 ? k.gemv_q4
-                           : w.type() == WeightType::q5 ? k.gemv_q5
-                                                        : k.gemv_mxfp4);
+    return f(VectorKernels<QuantBlock>{depth, depth / kQuantBlock, k.quantize,
+                                       w.type() == WeightType::q8   ? k.gemv_q8
+                                       : w.type() == WeightType::q4 ? k.gemv_q4
+                                       : w.type() == WeightType::q5 ? k.gemv_q5
+                                                                    : k.gemv_mxfp4});
   if (p.contract == Contract::bf16)
-    return rounded_vectors(t, p, w, x, y, depth / 2, k.round_pairs, k.gemv_pairs);
-  each_piece(t, w, [&](size_t begin, size_t count) {
-    k.gemv[static_cast<int>(w.type())](w.block(begin), count, depth, x.data, x.stride,
-                                       y.data + begin * kLanes, y.stride,
-                                       static_cast<int>(x.count));
+    return f(VectorKernels<uint32_t>{depth, depth / 2, k.round_pairs, k.gemv_pairs});
+  f(VectorKernels<float>{depth, depth, nullptr, k.gemv[static_cast<int>(w.type())]});
+}
+
+// Up to kGemvRows rows. Every thread rounds for itself, with its first piece: shorter than waiting
+// for each other.
+inline void matrix_vectors(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
+  with_vectors(p, w, [&]<class Input>(const VectorKernels<Input>& v) {
+    const Input* from = nullptr;
+    size_t stride = v.per_row;
+    if constexpr (std::is_same_v<Input, float>) {
+      from = x.data;
+      stride = x.stride;
+    }
+    each_piece(t, w, [&](size_t begin, size_t count) {
+      if (from == nullptr) {
+        Input* const inputs =
+            reinterpret_cast<Input*>(p.scratch->local[static_cast<size_t>(t.rank)].data());
+        for (size_t r = 0; r < x.count; ++r) v.round(x.row(r), v.depth, inputs + r * v.per_row);
+        from = inputs;
+      }
+      v.gemv(w.block(begin), count, v.depth, from, stride, y.data + begin * kLanes, y.stride,
+             static_cast<int>(x.count));
+    });
   });
 }
 
@@ -207,6 +217,13 @@ inline void scale(Team t, const Pass& p, double factor, Rows y) {
   if (factor == 1) return;
   detail::each_row(t, y.count, [&](size_t r) {
     p.kernels->scale(y.row(r), static_cast<float>(factor), y.width);
+  });
+}
+
+inline void clamp(Team t, const Pass& p, double limit, Rows y) {
+  if (limit == 0) return;
+  detail::each_row(t, y.count, [&](size_t r) {
+    p.kernels->clamp(y.row(r), static_cast<float>(limit), y.width);
   });
 }
 
@@ -348,6 +365,7 @@ inline Scratch make_scratch(const ModelConfig& config, size_t max_rows, int thre
       table->push_back({s.tables.back().as<float>(), stride, pairs, max_rows});
     }
   }
+  detail::make_expert_scratch(config, max_rows, &s);
   return s;
 }
 

@@ -21,6 +21,24 @@ struct Span {
   size_t row, count;
 };
 
+// What layers of experts keep between the steps of a pass. A slot is one row of one expert. All of
+// it is written and read within operations alone.
+struct ExpertScratch {
+  Memory memory;
+  Rows logits, weights;  // [rows][experts]
+  Rows chosen;           // [rows][experts chosen], as numbers
+  Rows hidden;           // [slots][width]: what the last matrices of experts read
+  Rows out;              // [rows][hidden_size]: room for what the experts give
+  // Of the rows that are computed together (group_by_expert()).
+  std::vector<uint32_t> experts, first, rows, tiles;
+  std::vector<float> slot_weights;
+  size_t active = 0;
+  std::vector<uint8_t> sound;  // [rows]: whether the logits of a row are finite
+  // The first layer, and row of the pass, whose router gave a logit that is not finite; -1: none.
+  int64_t failed_layer = -1;
+  size_t failed_row = 0;
+};
+
 // Scratch memory of a pass, sized once for the largest pass, the number of threads and the
 // capacity.
 struct Scratch {
@@ -30,6 +48,7 @@ struct Scratch {
   Memory partial;  // attention over few rows: what tiles of queries saw of each block
   std::vector<Memory> tables;
   std::vector<Rows> cos, sin;  // per Rope: [rows][head_dim / 2], in `tables`
+  ExpertScratch experts;
 };
 
 class Hooks;  // hooks.hpp

@@ -36,6 +36,9 @@ enum class Point : uint8_t {
   resid_mid,       // the residual stream between attention and MLP, where they are in turn
   ln2_scale,       // as ln1_scale
   ln2,             // what the MLP reads
+  router_logits,   // [experts]: what a router gives for each
+  expert_weights,  // [experts]: what each expert's output is multiplied by; 0: it is not computed
+  expert_indices,  // [experts chosen]: their numbers, best first; to look at alone
   mlp_pre,         // before the activation function
   mlp_pre_linear,  // what its result is multiplied with; not of GPT-2 and GPT-NeoX
   mlp_post,        // what the last matrix reads
@@ -44,7 +47,7 @@ enum class Point : uint8_t {
   ln_final_scale,  // as ln1_scale
   ln_final,        // what the head reads
 };
-constexpr int kPoints = 28;
+constexpr int kPoints = 31;
 
 struct PointInfo {
   const char* name;  // after "blocks.N." where it is of a layer
@@ -53,21 +56,37 @@ struct PointInfo {
 };
 
 inline const PointInfo& point_info(Point p) {
-  static constexpr PointInfo kAll[kPoints] = {
-      {"hook_embed", false, true},           {"hook_pos_embed", false, true},
-      {"hook_resid_pre", true, true},        {"hook_q_input", true, true},
-      {"hook_k_input", true, true},          {"hook_v_input", true, true},
-      {"ln1.hook_scale", true, false},       {"ln1.hook_normalized", true, true},
-      {"attn.hook_q", true, true},           {"attn.hook_k", true, true},
-      {"attn.hook_v", true, true},           {"attn.hook_rot_q", true, true},
-      {"attn.hook_rot_k", true, true},       {"attn.hook_attn_scores", true, false},
-      {"attn.hook_pattern", true, false},    {"attn.hook_z", true, true},
-      {"attn.hook_result", true, false},     {"hook_attn_out", true, true},
-      {"hook_resid_mid", true, true},        {"ln2.hook_scale", true, false},
-      {"ln2.hook_normalized", true, true},   {"mlp.hook_pre", true, true},
-      {"mlp.hook_pre_linear", true, true},   {"mlp.hook_post", true, true},
-      {"hook_mlp_out", true, true},          {"hook_resid_post", true, true},
-      {"ln_final.hook_scale", false, false}, {"ln_final.hook_normalized", false, true}};
+  static constexpr PointInfo kAll[kPoints] = {{"hook_embed", false, true},
+                                              {"hook_pos_embed", false, true},
+                                              {"hook_resid_pre", true, true},
+                                              {"hook_q_input", true, true},
+                                              {"hook_k_input", true, true},
+                                              {"hook_v_input", true, true},
+                                              {"ln1.hook_scale", true, false},
+                                              {"ln1.hook_normalized", true, true},
+                                              {"attn.hook_q", true, true},
+                                              {"attn.hook_k", true, true},
+                                              {"attn.hook_v", true, true},
+                                              {"attn.hook_rot_q", true, true},
+                                              {"attn.hook_rot_k", true, true},
+                                              {"attn.hook_attn_scores", true, false},
+                                              {"attn.hook_pattern", true, false},
+                                              {"attn.hook_z", true, true},
+                                              {"attn.hook_result", true, false},
+                                              {"hook_attn_out", true, true},
+                                              {"hook_resid_mid", true, true},
+                                              {"ln2.hook_scale", true, false},
+                                              {"ln2.hook_normalized", true, true},
+                                              {"mlp.hook_router_logits", true, true},
+                                              {"mlp.hook_expert_weights", true, true},
+                                              {"mlp.hook_expert_indices", true, false},
+                                              {"mlp.hook_pre", true, true},
+                                              {"mlp.hook_pre_linear", true, true},
+                                              {"mlp.hook_post", true, true},
+                                              {"hook_mlp_out", true, true},
+                                              {"hook_resid_post", true, true},
+                                              {"ln_final.hook_scale", false, false},
+                                              {"ln_final.hook_normalized", false, true}};
   return kAll[static_cast<int>(p)];
 }
 
@@ -89,17 +108,43 @@ inline Point scale_of_norm(Point norm) {
                               : Point::ln_final_scale;
 }
 
+// Whether it is a point of layers with experts.
+inline bool is_of_router(Point p) {
+  return p == Point::router_logits || p == Point::expert_weights || p == Point::expert_indices;
+}
+
+// Whether it is a point between the matrices of an MLP: of layers without experts.
+inline bool is_within_mlp(Point p) {
+  return p == Point::mlp_pre || p == Point::mlp_pre_linear || p == Point::mlp_post;
+}
+
 // Whether models of this kind have it.
 inline bool has_point(const ModelConfig& c, Point p) {
   const bool gpt2 = c.family == "gpt2", neox = c.family == "gpt_neox";
   // OLMo 2 and 3 normalise what a layer adds, not what it reads.
   if (p == Point::ln1 || p == Point::ln1_scale || p == Point::ln2 || p == Point::ln2_scale)
-    return !c.family.starts_with("olmo");
+    return c.family != "olmo2" && c.family != "olmo3";
+  if (is_of_router(p)) return c.experts.count > 0;
+  if (is_within_mlp(p) && c.experts.count > 0 && c.experts.dense.empty()) return false;
   if (p == Point::pos_embed) return gpt2;
   if (p == Point::resid_mid) return !c.parallel_residual;
   if (p == Point::rot_q || p == Point::rot_k) return !gpt2;
   if (p == Point::mlp_pre_linear) return !gpt2 && !neox;
   return true;
+}
+
+// A point of one layer; layer 0 for those that have none.
+struct PointAt {
+  Point point = Point::embed;
+  int64_t layer = 0;
+  bool operator==(const PointAt&) const = default;
+};
+
+// Whether a model has it in this layer, which must be one of the model's.
+inline bool has_point(const ModelConfig& c, const PointAt& at) {
+  if (!has_point(c, at.point)) return false;
+  if (is_of_router(at.point)) return c.has_experts(at.layer);
+  return !is_within_mlp(at.point) || !c.has_experts(at.layer);
 }
 
 // Heads that its columns are of; 0: none.
@@ -130,17 +175,11 @@ inline int64_t point_width(const ModelConfig& c, Point p, int64_t positions) {
   if (p == Point::result || is_head_input(p)) return point_heads(c, p) * c.hidden_size;
   if (is_norm_scale(p)) return 1;
   if (const int64_t heads = point_heads(c, p)) return heads * c.head_dim;
-  if (p == Point::mlp_pre || p == Point::mlp_pre_linear || p == Point::mlp_post)
-    return c.intermediate_size;
+  if (is_within_mlp(p)) return c.intermediate_size;
+  if (p == Point::expert_indices) return c.experts.chosen;
+  if (is_of_router(p)) return c.experts.count;
   return c.hidden_size;
 }
-
-// A point of one layer; layer 0 for those that have none.
-struct PointAt {
-  Point point = Point::embed;
-  int64_t layer = 0;
-  bool operator==(const PointAt&) const = default;
-};
 
 inline std::string point_name(const PointAt& at) {
   const PointInfo& info = point_info(at.point);
@@ -151,7 +190,7 @@ inline std::string point_name(const PointAt& at) {
 inline std::vector<PointAt> points_of(const ModelConfig& c) {
   std::vector<PointAt> all;
   const auto add = [&](Point p, int64_t layer) {
-    if (has_point(c, p)) all.push_back({p, layer});
+    if (has_point(c, {p, layer})) all.push_back({p, layer});
   };
   for (const Point p : {Point::embed, Point::pos_embed}) add(p, 0);
   for (int64_t layer = 0; layer < c.layers; ++layer) {

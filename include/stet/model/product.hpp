@@ -59,9 +59,11 @@ inline size_t piece_depth(size_t depth, size_t most, size_t unit) {
 inline size_t tiles_of(size_t rows) { return (rows + kTileRows - 1) / kTileRows; }
 
 struct Panel {
-  size_t block, blocks;  // up to kPanelBlocks packed blocks, from this one on
+  const Matrix* w;
+  size_t block, blocks;  // up to kPanelBlocks packed blocks of w, from this one on
 };
-// Panels that are multiplied together: one, or a pair of gates and what they are for.
+// Panels that are multiplied together, of matrices of one type and depth: one, or a pair of gates
+// and what they are for.
 struct Group {
   static constexpr size_t kMost = 2;
   Panel panels[kMost];
@@ -85,7 +87,7 @@ struct Piece {
 
   const Panel& panel(size_t i) const { return group->panels[i]; }
   const std::byte* weights(size_t i, size_t b = 0) const {
-    return static_cast<const std::byte*>(w->block(panel(i).block + b)) + offset;
+    return static_cast<const std::byte*>(panel(i).w->block(panel(i).block + b)) + offset;
   }
   // Part `part` of `parts` of the i-th panel, if there is one.
   Fetch fetch(size_t i, size_t part, size_t parts) const {
@@ -102,8 +104,8 @@ struct Piece {
 // weights, panel after panel.
 
 // Widens the inputs k0 .. k0 + kc of a panel to float32, in the order of the chain.
-inline void widen_panel(const Kernels& k, const Matrix& w, Panel panel, size_t k0, size_t kc,
-                        float* to) {
+inline void widen_panel(const Kernels& k, const Panel& panel, size_t k0, size_t kc, float* to) {
+  const Matrix& w = *panel.w;
   const auto widen = w.type() == WeightType::mxfp4 ? k.widen_panel_mxfp4
                                                    : k.widen_panel[static_cast<int>(w.type())];
   widen(w.block(panel.block), panel.blocks, w.depth(), k0, kc, to);
@@ -126,7 +128,7 @@ struct Panels {
   }
   static void begin(const Kernels& k, const Piece& p, float* local) {
     for (size_t i = 0; i < p.group->count; ++i)
-      widen_panel(k, *p.w, p.panel(i), p.k0, p.kc, local + i * kPanelFloats);
+      widen_panel(k, p.panel(i), p.k0, p.kc, local + i * kPanelFloats);
   }
   static void tile(const Kernels& k, const Piece& p, size_t i, const float* packed,
                    const float* local, const Tile& sums) {
@@ -247,7 +249,7 @@ struct Plain {
   Rows y;
 
   size_t outputs() const { return w.blocks(); }
-  Group group(Panel some) const { return {{some}, kPanels}; }
+  Group group(size_t block, size_t blocks) const { return {{{&w, block, blocks}}, kPanels}; }
   TileOutput last_sums(const Group& g, size_t i, size_t row, Rows) const {
     return {y.row(row) + g.panels[i].block * kLanes, y.stride};
   }
@@ -262,7 +264,9 @@ struct Gated {
   Gate gate;
 
   size_t outputs() const { return w.blocks() / 2; }
-  Group group(Panel some) const { return {{some, {outputs() + some.block, some.blocks}}, kPanels}; }
+  Group group(size_t block, size_t blocks) const {
+    return {{{&w, block, blocks}, {&w, outputs() + block, blocks}}, kPanels};
+  }
   TileOutput last_sums(const Group&, size_t i, size_t, Rows tile) const {
     return {tile.data + i * kPanel, tile.stride};
   }
@@ -300,21 +304,27 @@ void pack(Team t, const Pass& p, size_t depth, Rows x) {
   });
 }
 
-// The products of a group for a block of rows. Its panels are taken a piece at a time, and each
+// Rows that are multiplied together, where they stand packed: tiles first .. of `all`.
+struct PackedRows {
+  size_t rows, first, all;
+};
+
+// The products of a group for a block of rows, the first of which is row `first_row` of the output.
+// Its panels are taken a piece at a time, and each
 // piece serves all rows; between pieces the sums wait in `local`, so that each output stays one
 // chain. While the last kFetching tiles compute, the weights of the next piece come from memory (at
 // the end, those of the group `after`, which this thread probably takes next): the rows of a tile
 // pass through the second-level cache, and more of them would push the weights out again.
 constexpr size_t kFetching = 24;
 template <class Arithmetic, class Output>
-void group_product(const Pass& p, const Output& out, const Group& group, const Group& after, Rows x,
-                   size_t first_row, float* local) {
+void group_product(const Pass& p, const Output& out, const Group& group, const Group& after,
+                   const PackedRows& x, size_t first_row, float* local) {
   constexpr size_t kWidth = Output::kPanels * kPanel;
   static_assert(Output::kPanels <= Group::kMost);
   float* const held = local + Group::kMost * Arithmetic::kPanelFloats;
   const size_t depth = out.w.depth(),
                step = piece_depth(depth, Arithmetic::kDepth, Arithmetic::kUnit),
-               tiles = tiles_of(x.count);
+               tiles = tiles_of(x.rows);
   for (size_t k0 = 0; k0 < depth; k0 += step) {
     const size_t kc = std::min(step, depth - k0);
     const bool first = k0 == 0, last = k0 + kc == depth;
@@ -324,14 +334,14 @@ void group_product(const Pass& p, const Output& out, const Group& group, const G
     const size_t late = tiles - std::min(tiles, kFetching);
     Arithmetic::begin(*p.kernels, piece, local);
     for (size_t i = 0; i < tiles; ++i) {
-      const size_t row = i * kTileRows, rows = std::min(size_t{kTileRows}, x.count - row);
+      const size_t row = i * kTileRows, rows = std::min(size_t{kTileRows}, x.rows - row);
       const Rows tile = {held + kGemmRows * kWidth, kWidth, kWidth, rows};
       for (size_t panel = 0; panel < group.count; ++panel) {
         float* const sums = held + row * kWidth + panel * kPanel;
         const TileOutput to =
             last ? out.last_sums(group, panel, first_row + row, tile) : TileOutput{sums, kWidth};
-        Arithmetic::tile(*p.kernels, piece, panel, packed_rows<Arithmetic>(p, k0, kc, i, tiles),
-                         local,
+        Arithmetic::tile(*p.kernels, piece, panel,
+                         packed_rows<Arithmetic>(p, k0, kc, x.first + i, x.all), local,
                          {first ? nullptr : sums, kWidth, to.at, to.ld, static_cast<int>(rows),
                           static_cast<int>(group.panels[panel].blocks),
                           i < late ? Fetch{} : next.fetch(panel, i - late, tiles - late)});
@@ -348,39 +358,45 @@ void product(Team t, const Pass& p, const Output& out, Rows x) {
                threads = static_cast<size_t>(t.size);
   const auto group = [&](size_t i) {
     const size_t first = i * kPanelBlocks;
-    return i < groups ? out.group({first, std::min(kPanelBlocks, out.outputs() - first)}) : Group{};
+    return i < groups ? out.group(first, std::min(kPanelBlocks, out.outputs() - first)) : Group{};
   };
   for (size_t row = 0; row < x.count; row += kGemmRows) {
     const size_t count = std::min(kGemmRows, x.count - row);
     pack<Arithmetic>(t, p, out.w.depth(), x.rows(row, count));
     t.each(groups, [&](size_t i) {
-      group_product<Arithmetic>(p, out, group(i), group(i + threads), x.rows(row, count), row,
-                                local);
+      group_product<Arithmetic>(p, out, group(i), group(i + threads), {count, 0, tiles_of(count)},
+                                row, local);
     });
   }
 }
 
+// f(Arithmetic()) of what multiplies weights of this type.
+template <class F>
+void with_arithmetic(const Pass& p, WeightType type, F f) {
+  if (type == WeightType::q8)
+    f(Quants8());
+  else if (type == WeightType::q4)
+    f(Quants4());
+  else if (type == WeightType::q5)
+    f(Quants5());
+  else if (type == WeightType::mxfp4 && p.contract == Contract::ggml)
+    f(QuantsMxfp4());
+  else if (type == WeightType::mxfp4)
+    f(WideMxfp4());
+  else if (is_super(type))
+    f(Supers());
+  else if (p.contract == Contract::bf16 && p.kernels->tile_flushed != nullptr)
+    f(WidePairs());
+  else if (p.contract == Contract::bf16)
+    f(Pairs());
+  else
+    f(Floats());
+}
+
 template <class Output>
 void multiply(Team t, const Pass& p, const Output& out, Rows x) {
-  const WeightType type = out.w.type();
-  if (type == WeightType::q8)
-    product<Quants8>(t, p, out, x);
-  else if (type == WeightType::q4)
-    product<Quants4>(t, p, out, x);
-  else if (type == WeightType::q5)
-    product<Quants5>(t, p, out, x);
-  else if (type == WeightType::mxfp4 && p.contract == Contract::ggml)
-    product<QuantsMxfp4>(t, p, out, x);
-  else if (type == WeightType::mxfp4)
-    product<WideMxfp4>(t, p, out, x);
-  else if (is_super(type))
-    product<Supers>(t, p, out, x);
-  else if (p.contract == Contract::bf16 && p.kernels->tile_flushed != nullptr)
-    product<WidePairs>(t, p, out, x);
-  else if (p.contract == Contract::bf16)
-    product<Pairs>(t, p, out, x);
-  else
-    product<Floats>(t, p, out, x);
+  with_arithmetic(p, out.w.type(),
+                  [&]<class Arithmetic>(Arithmetic) { product<Arithmetic>(t, p, out, x); });
 }
 
 // OpenBLAS is given so many packed blocks at once: widened in the order of their inputs, beside one

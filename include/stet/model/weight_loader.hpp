@@ -20,7 +20,8 @@ struct WeightNeed {
   std::string canonical;  // without what differs between checkpoints of a family
   int64_t rows, columns;  // a vector: one row
   bool is_vector = false, transposed = false, looked_up = false;
-  int64_t heads = 0;  // not 0: the checkpoint has the q, k and v of each head together
+  int64_t heads = 0;   // not 0: the checkpoint has the q, k and v of each head together
+  bool exact = false;  // multiplied in float32 whatever the contract
   // In a packed checkpoint: the matrix that it is a part of, from that row on.
   std::string matrix;
   int64_t first_row = 0, matrix_rows = 0;
@@ -58,6 +59,15 @@ class STET_API WeightLoader {
   // One that is stored transposed, as GPT-2's Conv1D is: NAME.weight [columns][rows], NAME.bias
   // [rows].
   Linear transposed(const std::string& group, const Part& layer, int64_t columns);
+  // Of each of `count` experts the tensor EXPERTS.N.NAME.weight [rows][columns]: one matrix, in
+  // which each expert begins at a block of rows.
+  Matrix experts(const std::string& group, const std::string& experts, int64_t count,
+                 const Part& part, int64_t columns);
+  // Of each expert the vector EXPERTS.N.NAME.bias [rows]: [count][rows].
+  Vector expert_biases(const std::string& group, const std::string& experts, int64_t count,
+                       const Part& part);
+  // A matrix NAME.weight that is multiplied in float32 whatever the contract, with its bias.
+  Linear exact(const std::string& group, const Part& layer, int64_t columns, bool bias);
   // Queries, keys and values in one tensor that has those of each head together, as GPT-NeoX does,
   // with their bias where `bias` says so: all queries, then all keys, then all values.
   Linear interleaved(const std::string& group, const Part& layer, int64_t columns, int64_t heads,
@@ -80,8 +90,15 @@ class STET_API WeightLoader {
     bool looked_up = false;   // not multiplied: no contract rounds it
     bool transposed = false;  // the one tensor is [columns][rows]
     int64_t heads = 0;        // as WeightNeed has it
+    bool exact = false;       // no contract rounds it, or what it is multiplied with
+    // Not empty: each tensor is an expert's and begins at a block of rows; what the matrix of all
+    // is called in packed files.
+    std::string experts = {};
 
+    // Rows of the matrix.
     int64_t rows() const;
+    // Rows from where one tensor begins to where the next one does.
+    int64_t step(const Stored& tensor) const;
   };
   struct VectorRequest {
     std::string group;

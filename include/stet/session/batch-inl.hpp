@@ -57,8 +57,8 @@ inline size_t watched_rows(const ModelConfig& c, const Watch& watch, int64_t pos
 inline void check_watch(const ModelConfig& c, const Watch& watch) {
   for (size_t i = 0; i < watch.points.size(); ++i) {
     const PointAt& at = watch.points[i];
-    const bool there = has_point(c, at.point) && at.layer >= 0 &&
-                       at.layer < (point_info(at.point).of_layer ? c.layers : 1);
+    const bool there = at.layer >= 0 && at.layer < (point_info(at.point).of_layer ? c.layers : 1) &&
+                       has_point(c, at);
     if (there) continue;
     throw Error(ErrorKind::argument, "", "points[" + std::to_string(i) + "]",
                 "a point of family " + c.family + " with " + std::to_string(c.layers) + " layers",
@@ -238,6 +238,7 @@ inline void BatchAppend::run_until_sound(size_t first_entry, const Pass& pass, c
   const auto forward = [&](Team t) { model().forward(t, pass); };
   for (int tries = 0; tries <= detail::kMostMends; ++tries) {
     const uint64_t weights = model().weights_version();
+    forget_routers(pass);
     run_interruptible(detail::team_of(first_.compute_),
                       std::ref(forward));  // by reference: a copy of the closure would be allocated
     if (pass.hooks != nullptr) pass.hooks->rethrow();
@@ -249,7 +250,7 @@ inline void BatchAppend::run_until_sound(size_t first_entry, const Pass& pass, c
       detail::for_entry(batch_.size(), i,
                         [&] { session.recompute_.mend(session.target(), KvCache::Look::again); });
     }
-    if (sound) return;
+    if (sound) return check_routers(pass);
   }
   detail::throw_restless();
 }

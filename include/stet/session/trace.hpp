@@ -299,7 +299,9 @@ inline void Trace::forward(size_t layer, std::span<Run* const> runs, const Works
     }
   }
   const auto work = [&](Team t) { model().forward(t, pass); };
+  forget_routers(pass);
   run_interruptible(detail::team_of(compute()), std::ref(work));
+  check_routers(pass);
 }
 
 inline Hooks Trace::hooks_of(std::span<Run* const> runs, const Workspace& w) const {

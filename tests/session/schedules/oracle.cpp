@@ -16,6 +16,7 @@ Intervention change_of(const Model& m, uint32_t which) {
       Intervention::Op::set};
   Intervention w;
   w.point = kPoints[which];
+  if (!has_point(m.config(), PointAt{w.point, 0})) w.point = Point::expert_weights;
   w.op = kOps[which];
   w.layers = {0};
   w.amount = 0.5f;

@@ -1,0 +1,75 @@
+#include "src/checkpoint/expert_slices.hpp"
+#include "src/checkpoint/gpt_oss_tensors.hpp"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace stet {
+namespace {
+
+constexpr int64_t kMostSlices = 4096;  // experts of one tensor
+
+// How a tensor of all experts is called, what precedes the number of an expert then, and what
+// follows it for each matrix: one, or two whose rows are one behind the other.
+struct Stack {
+  std::string_view ending, experts;
+  std::array<std::string_view, 2> matrices;
+};
+constexpr Stack kStacks[] = {
+    {".block_sparse_moe.experts.gate_up_proj", ".block_sparse_moe.experts.", {"w1", "w3"}},
+    {".block_sparse_moe.experts.down_proj", ".block_sparse_moe.experts.", {"w2", ""}},
+    {".experts.gate_up_proj", ".experts.", {"gate_proj", "up_proj"}},
+    {".experts.gate_proj", ".experts.", {"gate_proj", ""}},
+    {".experts.up_proj", ".experts.", {"up_proj", ""}},
+    {".experts.down_proj", ".experts.", {"down_proj", ""}},
+    {".block_sparse_moe.input_linear.weight",
+     ".block_sparse_moe.experts.",
+     {"gate_proj", "up_proj"}},
+    {".block_sparse_moe.output_linear.weight", ".block_sparse_moe.experts.", {"down_proj", ""}}};
+
+const Stack* stack_of(const TensorView& t) {
+  if (t.shape.size() != 3 || t.shape[0] < 1 || t.shape[0] > kMostSlices ||
+      !is_weight_dtype(t.dtype))
+    return nullptr;
+  for (const Stack& s : kStacks) {
+    const int64_t matrices = s.matrices[1].empty() ? 1 : 2;
+    if (t.name.ends_with(s.ending) && t.shape[1] % matrices == 0) return &s;
+  }
+  return nullptr;
+}
+
+void add_slices(const TensorView& t, const Stack& s, std::vector<TensorView>& to) {
+  const int64_t matrices = s.matrices[1].empty() ? 1 : 2, rows = t.shape[1] / matrices;
+  const size_t bytes = t.bytes.size() / static_cast<size_t>(t.shape[0] * matrices);
+  const std::string before =
+      t.name.substr(0, t.name.size() - s.ending.size()) + std::string(s.experts);
+  for (int64_t i = 0; i < t.shape[0] * matrices; ++i) {
+    TensorView slice = t;
+    slice.name = before + std::to_string(i / matrices) + "." +
+                 std::string(s.matrices[static_cast<size_t>(i % matrices)]) + ".weight";
+    slice.shape = {rows, t.shape[2]};
+    slice.bytes = t.bytes.subspan(static_cast<size_t>(i) * bytes, bytes);
+    slice.stack = t.name;
+    to.push_back(std::move(slice));
+  }
+}
+
+}  // namespace
+
+std::vector<TensorView> split_experts(std::vector<TensorView> tensors) {
+  if (std::ranges::any_of(tensors, [](const TensorView& t) { return is_of_gpt_oss(t.name); }))
+    return tensors;  // which are stacked in another way
+  std::vector<TensorView> all;
+  for (TensorView& t : tensors) {
+    if (const Stack* const s = stack_of(t))
+      add_slices(t, *s, all);
+    else
+      all.push_back(std::move(t));
+  }
+  return all;
+}
+
+}  // namespace stet
