@@ -1,3 +1,4 @@
+// Compares caches and logits of two states, number by number.
 #include "kernels/compare.hpp"
 
 #include <fmt/format.h>
@@ -21,10 +22,10 @@ bool within(double x, double y, double tolerance) {
   return std::abs(x - y) <= tolerance * std::max(1.0, std::abs(x));
 }
 
-// With the bits as they are stored, in so many bytes.
+// Formats a number with its stored bits (`bytes` bytes).
 std::string number_text(float x, const void* at, size_t bytes) {
   uint32_t bits = 0;
-  std::memcpy(&bits, at, bytes);  // the lower ones, on a little-endian machine
+  std::memcpy(&bits, at, bytes);  // the low bytes: the machine is little-endian
   return fmt::format("{} (bits {:x})", x, bits);
 }
 
@@ -46,15 +47,15 @@ class DeviationSum {
   int64_t count_ = 0;
 };
 
-// Keys, or values, of one head of one layer in one block.
+// The keys or the values of one head of one layer in one block.
 struct HeadView {
   const KvShape& shape;
   bool key;
   const std::byte* data;
 
-  // As float32, [head_dim].
+  // Reads one position as float32, [head_dim].
   void read(int64_t slot, std::vector<float>& x) const { read_row(shape, key, data, slot, x); }
-  // One of them, x, with what is stored of it: of q8 the integer and the scale.
+  // Formats one element, whose value is x, with its stored bits; for q8 with its integer and scale.
   std::string text(int64_t slot, int64_t d, float x) const {
     const int64_t i = key ? d * kBlockPositions + slot : slot * shape.head_dim + d;
     const std::byte* const at = data + static_cast<size_t>(i) * shape.element_size();
@@ -112,7 +113,7 @@ class KvComparer {
     }
   }
 
-  // Of a layer that one of them has let go: whether it was the same, if the types are.
+  // Compares the digests of a layer that one of the caches has dropped, if the types are equal.
   void compare_digests(int64_t block, int64_t layer, uint64_t slots) {
     if (a_.shape().type != b_.shape().type || slots != positions_of_block(block, a_.size()) ||
         slots != positions_of_block(block, b_.size()))
@@ -156,12 +157,12 @@ class KvComparer {
 
   const KvCache &a_, &b_;
   const double tolerance_;
-  std::vector<float> rows_[2];          // a key or value of each
-  std::optional<Difference> first_[2];  // of values, of keys
-  std::vector<DeviationSum> sums_;      // of each layer: of values, of keys
+  std::vector<float> rows_[2];          // one key or value of each cache
+  std::optional<Difference> first_[2];  // [0] values, [1] keys
+  std::vector<DeviationSum> sums_;      // per layer: values, keys
 };
 
-// The logarithm of the sum of e^x, less the largest x, which is put into `largest`.
+// Returns log(sum of e^x) minus the largest x, which is stored in `largest`.
 double log_sum(std::span<const float> x, double* largest) {
   *largest = *std::max_element(x.begin(), x.end());
   double sum = 0;
@@ -197,7 +198,7 @@ double divergence(std::span<const float> a, std::span<const float> b) {
     const double p = math::exp(log_p);
     if (p > 0) total += p * (log_p - log_q);
   }
-  return std::max(total, 0.0);  // below zero by rounding alone
+  return std::max(total, 0.0);  // rounding can make it slightly negative
 }
 
 }  // namespace stet

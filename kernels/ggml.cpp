@@ -1,3 +1,4 @@
+// Reads and writes the quantized blocks of GGUF files.
 #include "stet/kernels/ggml.hpp"
 
 #include <algorithm>
@@ -13,7 +14,7 @@
 namespace stet {
 namespace {
 
-constexpr size_t kSuper = 256;  // elements of a block of the K types
+constexpr size_t kSuper = 256;  // elements per block of the K types
 
 float half_at(const uint8_t* p) {
   uint16_t bits;
@@ -44,11 +45,11 @@ void q4_1(const uint8_t* b, float* y) {
   }
 }
 
-// The 32 integers of five bits whose fifth ones are `high`.
+// Combines 32 integers of five bits; `high` holds their fifth bits.
 void five_bits(const uint8_t* high, const uint8_t* low, uint8_t* q) {
   uint32_t fifths;
   std::memcpy(&fifths, high, sizeof fifths);
-  for (size_t i = 0; i < 32; i += 4) {  // the product puts four bits into a byte each
+  for (size_t i = 0; i < 32; i += 4) {  // the product spreads four bits over four bytes
     const uint32_t four = ((fifths >> i & 15) * 0x204081u & 0x01010101u) << 4;
     std::memcpy(q + i, &four, sizeof four);
   }
@@ -92,7 +93,7 @@ void q2_k(const uint8_t* b, float* y) {
   }
 }
 
-// The scale of sub-block i, of 6 bits each in 12 bytes.
+// Returns the 6-bit scale of sub-block i, from 12 bytes.
 int scale_q3(const uint8_t* s, int i) {
   const int low = i < 8 ? s[i] & 15 : s[i - 8] >> 4;
   const int high = s[8 + i % 4] >> (2 * (i / 4)) & 3;
@@ -187,7 +188,7 @@ void to_q4_0(const float* x, uint8_t* b) {
 struct Entry {
   uint32_t type;
   GgmlType stored;
-  void (*dequantize)(const uint8_t*, float*);  // null: by kernels, from kFirstSuper on
+  void (*dequantize)(const uint8_t*, float*);  // null: use the kernels, indexed from kFirstSuper on
   void (*quantize)(const float*, uint8_t*) = nullptr;
   void (*quantize_by)(std::span<const float, kSuper>, const float* importance, uint8_t*) = nullptr;
 };
@@ -248,7 +249,7 @@ void quantize_ggml(uint32_t type, const float* from, size_t blocks, void* to,
 }
 
 float ggml_limit(uint32_t type) {
-  constexpr float kHalf = 65520, kBf16 = 0x1.FFp127f;  // round to infinity
+  constexpr float kHalf = 65520, kBf16 = 0x1.FFp127f;  // from here on, values round to infinity
   const bool super = type >= 12 && type <= 14;
   return type == 1 || super ? kHalf
          : type == 8        ? kHalf * 127

@@ -1,3 +1,4 @@
+// Selects a kernel table for this CPU, and sets the floating-point environment.
 #include "stet/kernels/kernels.hpp"
 
 #include <string.h>
@@ -12,7 +13,8 @@ namespace stet {
 namespace {
 
 #if defined(__x86_64__)
-// clang 14 knows no name for F16C. Asked once: a virtual machine takes microseconds to answer.
+// clang 14 has no name for F16C. The result is cached because CPUID takes microseconds in a virtual
+// machine.
 bool have_f16c() {
   static const bool have = [] {
     unsigned a, b, c = 0, d;
@@ -55,7 +57,7 @@ bool have_f16c() {
 #endif
 }
 
-// These functions run code of their instruction set: callers ask the processor first.
+// These functions run code of their instruction set. Callers must check the CPU first.
 #if defined(STET_KERNELS_AVX512VNNI)
 const Kernels& avx512vnni_table() {
   static const Kernels table = kernels_avx512vnni(kernels_avx512);
@@ -130,8 +132,8 @@ const Kernels& best_kernels() {
 }
 
 #if defined(__x86_64__)
-// The x87 control word computes nothing here, but the C library asks it for the rounding mode when
-// it reads decimals.
+// The x87 control word affects no computation here, but the C library reads its rounding mode when
+// it parses decimals.
 uint64_t enter_float_environment() {
   uint16_t x87;
   const uint16_t standard = 0x037F;

@@ -1,3 +1,4 @@
+// The kernel table for AVX2.
 #include <immintrin.h>
 #include "kernels/fetching.hpp"
 #include "stet/kernels/kernels.hpp"

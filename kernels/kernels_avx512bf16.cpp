@@ -1,3 +1,4 @@
+// The kernel table for AVX-512 with BF16.
 #include <immintrin.h>
 #include "kernels/fetching.hpp"
 #include "kernels/tables.hpp"

@@ -1,3 +1,4 @@
+// The portable kernel table: the reference for all others.
 #include "kernels/fetching.hpp"
 #include "stet/kernels/kernels.hpp"
 

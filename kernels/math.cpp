@@ -1,3 +1,4 @@
+// Double-precision scalar functions with identical bits on every platform (math.hpp).
 #include "stet/kernels/math.hpp"
 
 #include <algorithm>
@@ -16,34 +17,34 @@ static_assert(std::numeric_limits<double>::is_iec559 && FLT_EVAL_METHOD == 0,
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-// Adding and subtracting 1.5 * 2^52 rounds |x| < 2^51 to the nearest integer, ties to even; the
-// integer stands in the low bits of the sum.
+// Adding and subtracting 1.5 * 2^52 rounds |x| < 2^51 to the nearest integer, ties to even. The
+// integer is in the low bits of the sum.
 constexpr double kRound = 0x1.8p52;
 
 double magnitude(double x) { return x < 0 ? -x : x; }
 
-// 2^n for -1022 <= n <= 1023.
+// Returns 2^n for -1022 <= n <= 1023.
 double power_of_two(int64_t n) { return std::bit_cast<double>((n + 1023) << 52); }
 
 // An unevaluated sum hi + lo of about 106 bits, |lo| <= ulp(hi) / 2. The operations below are the
-// error-free transformations of Dekker (1971) and Knuth; errors are below 2^-100 of the operands.
+// error-free transformations of Dekker (1971) and Knuth. Errors are below 2^-100 of the operands.
 struct Pair {
   double hi, lo;
 };
 
-// a + b, exactly, for |a| >= |b| or a == 0.
+// Returns a + b exactly, for |a| >= |b| or a == 0.
 Pair fast_sum(double a, double b) {
   const double s = a + b;
   return {s, b - (s - a)};
 }
 
-// a + b, exactly.
+// Returns a + b exactly.
 Pair exact_sum(double a, double b) {
   const double s = a + b, t = s - a;
   return {s, (a - (s - t)) + (b - t)};
 }
 
-// a * b, exactly (no overflow of 2^27 * a or b, no underflow of the error term).
+// Returns a * b exactly, if 2^27 * a and b do not overflow and the error term does not underflow.
 Pair exact_product(double a, double b) {
   constexpr double kSplit = 0x1p27 + 1;
   const double as = a * kSplit, bs = b * kSplit;
@@ -76,8 +77,8 @@ double horner(const double (&coefficients)[N], double z) {
   return y;
 }
 
-// sin r = r + r z (kSine in z), cos r = 1 - z / 2 + z^2 (kCosine in z), z = r^2: Taylor series up
-// to r^17 / 17! and r^16 / 16!; for |r| <= pi / 4 the next terms are below 2^-58.
+// sin r = r + r z (kSine in z) and cos r = 1 - z / 2 + z^2 (kCosine in z), where z = r^2. These are
+// Taylor series up to r^17 / 17! and r^16 / 16!. For |r| <= pi / 4 the next terms are below 2^-58.
 constexpr double kSine[] = {
     -1.0 / 6,        1.0 / 120,        -1.0 / 5040,          1.0 / 362880,
     -1.0 / 39916800, 1.0 / 6227020800, -1.0 / 1307674368000, 1.0 / 355687428096000};
@@ -85,14 +86,15 @@ constexpr double kCosine[] = {
     1.0 / 24,        -1.0 / 720,         1.0 / 40320,         -1.0 / 3628800,
     1.0 / 479001600, -1.0 / 87178291200, 1.0 / 20922789888000};
 
-// y * 2^n
+// The value y * 2^n.
 struct Scaled {
   double y;
   int64_t n;
 };
 
-// e^(x + tail) for -746 < x < 710 and |tail| <= ulp(x): x + tail = k log 2 + r, |r| <= log(2) / 2;
-// e^r = 1 + r + r^2 q(r) by its Taylor series up to r^13 / 13!, the next term being below 2^-57.
+// Returns e^(x + tail) for -746 < x < 710 and |tail| <= ulp(x). x + tail = k log 2 + r with
+// r| <= log(2) / 2. e^r = 1 + r + r^2 q(r) by its Taylor series up to r^13 / 13!; the next term is
+// below 2^-57.
 Scaled exp_scaled(double x, double tail) {
   constexpr double kLog2e = 0x1.71547652b82fep+0;
   constexpr double kLn2Hi = 0x1.62e42fefa38p-1;  // 42 bits: k * kLn2Hi is exact
@@ -123,13 +125,13 @@ double exp_pair(double x, double tail) {
   const auto [y, n] = exp_scaled(x, tail);
   if (n > 1023) return y * 0x1p1023 * power_of_two(n - 1023);
   if (n < -1022)
-    return y * power_of_two(n + 1022) * 0x1p-1022;  // rounds once, when it turns denormal
+    return y * power_of_two(n + 1022) * 0x1p-1022;  // rounds once, when it becomes denormal
   return y * power_of_two(n);
 }
 
-// log x as a pair, for 0 < x < inf. x = 2^k m with m between sqrt(1/2) and sqrt(2), s = (m - 1) /
-// (m + 1), log m = 2 atanh s = 2 s (1 + s^2/3 + s^4/5 + ...): s^2 < 0.0295, the first term left out
-// is below 2^-76.
+// Returns log x as a pair, for 0 < x < inf. x = 2^k m with m between sqrt(1/2) and sqrt(2). With s
+// = (m - 1) / (m + 1), log m = 2 atanh s = 2 s (1 + s^2/3 + s^4/5 + ...). s^2 < 0.0295, and the
+// first omitted term is below 2^-76.
 Pair log_pair(double x) {
   constexpr Pair kLn2 = {0x1.62e42fefa39efp-1, 0x1.abc9e3b39803fp-56};
   constexpr int64_t kSqrtHalf = 0x3FE6A09E667F3BCD;  // bits of sqrt(1/2)
@@ -164,7 +166,8 @@ void exp_all(double* x, size_t n) {
   constexpr size_t kStrip = 64;
   for (size_t at = 0; at < n; at += kStrip) {
     const size_t end = std::min(at + kStrip, n);
-    bool normal = true;  // all results are: no branch is needed, and the loop works on vectors
+    // true if all results are normal: the loop then needs no branch and vectorizes
+    bool normal = true;
     for (size_t i = at; i < end; ++i) normal &= x[i] > -708 && x[i] < 709;
     for (size_t i = at; normal && i < end; ++i) {
       const Scaled e = exp_scaled(x[i], 0);
@@ -195,7 +198,7 @@ double pow(double base, double y) {
 }
 
 void sincos(double x, double* s, double* c) {
-  // pi / 2 in four parts, the first three of 30 bits: k < 2^23 times each is exact.
+  // pi / 2 in four parts. The first three have 30 bits, so k < 2^23 times each is exact.
   constexpr double kPart1 = 0x1.921fb54p+0, kPart2 = 0x1.10b46118p-30;
   constexpr double kPart3 = 0x1.313198ap-61, kPart4 = 0x1.701b839a25205p-92;
   constexpr double kTwoOverPi = 0x1.45f306dc9c883p-1;
@@ -213,7 +216,7 @@ void sincos(double x, double* s, double* c) {
   Pair r = exact_sum(x - k * kPart1, -(k * kPart2));
   r = r + Pair{-(k * kPart3), 0} + Pair{-(k * kPart4), 0};
 
-  // The low part of r enters with the derivative.
+  // The low part of r is applied through the derivative.
   const double z = r.hi * r.hi;
   const double p = horner(kSine, z), q = horner(kCosine, z);
   const double half = 0.5 * z;

@@ -1,4 +1,4 @@
-// What of packed weights is arithmetic: rows widened again, and weights rounded to few bits.
+// Arithmetic on packed weights: widening rows, and rounding weights to few bits.
 #include "stet/model/matrix.hpp"
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace stet {
 namespace {
 
-// One row of a block of 16 in packed strips: where its scales and bytes stand (kernels.hpp).
+// Locates the scales and bytes of one of the 16 rows of a packed strip (kernels.hpp).
 constexpr size_t kScaleBytes = 2 * kLanes * sizeof(uint16_t), kLine = kLanes * 4,
                  kBlockQuads = kQuantBlock / 4, kSuperParts = size_t{kSuperBlock} / kQuantBlock;
 
@@ -67,8 +67,8 @@ struct StripRow {
   }
 };
 
-// One row of a super-block of 16: its integers, and its weights exactly as ggml's reference widens
-// them: products are exact, and the difference is rounded once.
+// Reads one of the 16 rows of a packed super-block: its integers, and its weights exactly as ggml's
+// reference widens them. Products are exact, and the difference is rounded once.
 struct SuperRow {
   WeightType type;
   size_t lane;
@@ -81,7 +81,7 @@ struct SuperRow {
   }
   uint16_t d(const std::byte* super) const { return half_at(super + 2 * lane); }
   uint16_t m(const std::byte* super) const { return half_at(super + 2 * (kLanes + lane)); }
-  // Value v of eight scales and eight minimums.
+  // Returns value v of the eight scales and eight minimums.
   int six(const std::byte* super, size_t v) const {
     const std::byte* const lines = super + kLine;
     if (v < 12) return at(lines, v / 4 * kLine + v % 4 * kLanes + lane) & 63;
@@ -90,7 +90,7 @@ struct SuperRow {
       value |= (at(lines, line * kLine + (v - 12) * kLanes + lane) >> 6) << (2 * line);
     return value;
   }
-  // Scale s of the sixteen of q6_k.
+  // Returns scale s of q6_k's sixteen.
   int eight(const std::byte* super, size_t s) const {
     return static_cast<int8_t>(at(super, kLine + s * kLanes + lane));
   }
@@ -98,7 +98,7 @@ struct SuperRow {
     const int both = at(lines, i % 16 / 4 * kLine + 4 * lane + i % 4);
     return i < 16 ? both & 15 : both >> 4;
   }
-  // The 32 integers of block b.
+  // Reads the 32 integers of block b.
   void integers(const std::byte* super, size_t b, int* to) const {
     const size_t first = type == WeightType::q6_k ? 5 : 4, lines = type == WeightType::q4_k   ? 4
                                                                    : type == WeightType::q5_k ? 5
@@ -116,7 +116,7 @@ struct SuperRow {
       }
     }
   }
-  // The 32 weights of block b.
+  // Reads the 32 weights of block b.
   void read(const std::byte* super, size_t b, float* to) const {
     int u[kQuantBlock];
     integers(super, b, u);
@@ -132,7 +132,7 @@ struct SuperRow {
                 minimum = widen_f16(m(super)) * static_cast<float>(six(super, 8 + b));
     for (size_t i = 0; i < kQuantBlock; ++i) to[i] = scale * static_cast<float>(u[i]) - minimum;
   }
-  // All 256 as a block of ggml.
+  // Writes all 256 weights as a ggml block.
   void store(const std::byte* super, uint8_t* to) const {
     SuperIntegers all;
     all.d = d(super);
@@ -150,7 +150,7 @@ struct SuperRow {
   }
 };
 
-// By magnitude, and NaN above all.
+// Compares magnitudes; NaN is the largest.
 bool less_fit(float a, float b) {
   return !std::isnan(a) && (std::isnan(b) || std::fabs(a) < std::fabs(b));
 }

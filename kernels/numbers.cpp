@@ -1,3 +1,4 @@
+// Conversions of numbers, and rounding of keys and values (numbers.hpp, kv_block.hpp).
 #include "stet/kernels/numbers.hpp"
 
 #include <algorithm>
@@ -33,7 +34,7 @@ uint16_t round_f16(float x) {
     return static_cast<uint16_t>(sign | 0x7E00u | (magnitude >> 13 & 0x3FFu));
   if (magnitude >= 0x477FF000u) return static_cast<uint16_t>(sign | 0x7C00u);  // 65520 and above
   if (magnitude < 0x38800000u) {
-    // Below the smallest normal: adding 0.5 aligns the value so that the addition itself rounds it.
+    // Below the smallest normal, adding 0.5 aligns the value so that the addition itself rounds it.
     const float aligned = std::bit_cast<float>(magnitude) + 0.5f;
     return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(aligned) - 0x3F000000u));
   }
@@ -76,13 +77,13 @@ void write_elements(KvType type, std::span<const float> x, std::byte* to, size_t
     case KvType::f16:
       return write_all<uint16_t>(x, to, stride, round_f16);
     case KvType::q8:
-      return;  // write_row
+      return;  // handled by write_row
   }
 }
 
 namespace {
 
-// [head_dim] int8, a stride apart, and their scale.
+// [head_dim] int8 elements, `stride` apart, and their scale.
 struct Int8Row {
   int8_t* q;
   size_t stride;
@@ -94,14 +95,14 @@ struct Int8Row {
         scale(part + shape.elements_bytes() + static_cast<size_t>(slot) * sizeof(float)) {}
 };
 
-// Adding and taking away 1.5 x 2^23 rounds to an integer, to nearest even.
+// Adding and subtracting 1.5 x 2^23 rounds to the nearest integer, ties to even.
 int8_t round_int8(float x) {
   constexpr float kOnes = 0x1.8p23f;
   return static_cast<int8_t>(static_cast<int32_t>((x + kOnes) - kOnes));
 }
 
 void write_int8(std::span<const float> x, const Int8Row& row) {
-  uint32_t top = 0;  // magnitudes are in the order of their bits, infinity and NaN last
+  uint32_t top = 0;  // magnitudes order like their bits; infinity and NaN come last
   for (const float f : x) top = std::max(top, std::bit_cast<uint32_t>(f) & 0x7FFFFFFFu);
   const float a = std::bit_cast<float>(top);
   const bool finite = top < 0x7F800000u, zero = !finite || a < 0x1p-100f;
@@ -118,7 +119,7 @@ void read_int8(const Int8Row& row, std::span<float> x) {
   for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(row.q[i * row.stride]) * scale;
 }
 
-// Where a row of a floating-point type begins.
+// Returns the offset in bytes of a row of a floating-point type.
 size_t first_byte(const KvShape& shape, bool key, int64_t slot) {
   return static_cast<size_t>(key ? slot : slot * shape.head_dim) * shape.element_size();
 }

@@ -1,3 +1,4 @@
+// Detects float16 overflow in keys and values (kv/overflow.hpp).
 #include "stet/kv/overflow.hpp"
 
 #include <cstring>

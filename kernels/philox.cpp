@@ -1,3 +1,4 @@
+// The Philox4x32-10 random number generator (sampling/philox.hpp).
 #include "stet/sampling/philox.hpp"
 
 namespace stet {

@@ -1,3 +1,4 @@
+// Pooling of hidden states into one embedding (pooling.hpp).
 #include "stet/kernels/pooling.hpp"
 
 #include <cmath>

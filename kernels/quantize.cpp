@@ -1,3 +1,4 @@
+// Rounds blocks of 32 weights to q8 and q4 (quantize.hpp).
 #include "kernels/quantize.hpp"
 
 #include <fmt/format.h>
@@ -11,14 +12,14 @@
 namespace stet {
 namespace {
 
-// The nearest integer of low .. high, ties to even.
+// Returns the nearest integer in low .. high, ties to even.
 int nearest(float x, int low, int high) {
   const float magic = 12582912.0f;  // 1.5 * 2^23
   return static_cast<int>(std::clamp(x, static_cast<float>(low), static_cast<float>(high)) + magic -
                           magic);
 }
 
-// The one of the largest magnitude, with its sign; not a number where one of them is not finite.
+// Returns the weight of largest magnitude, with its sign; NaN if a weight is not finite.
 float largest(std::span<const float, kQuantBlock> w) {
   float top = 0, zero = 0;
   for (const float x : w) {
@@ -30,7 +31,7 @@ float largest(std::span<const float, kQuantBlock> w) {
 
 constexpr uint16_t kNotANumber = 0x7E00;
 
-// With this scale and the nearest integers: the block, and how far it is from w.
+// A block rounded with a given scale to the nearest integers, and its distance from w.
 struct Candidate {
   QuantizedBlock block;
   float error;
@@ -64,14 +65,13 @@ QuantizedBlock round_block_q8(std::span<const float, kQuantBlock> w) {
   return block;
 }
 
-// The range -8 .. 7 has one step more on one side. Scales with less squared error can be found (by
-// least squares, by cutting the largest weight off): on the bundled checkpoints they make text less
-// likely, not more.
+// -8 .. 7 has one step more on one side. Least squares, or clipping the largest weight, finds
+// scales with less squared error. On the bundled checkpoints, however, they make text less likely.
 QuantizedBlock round_block_q4(std::span<const float, kQuantBlock> w) {
   const float top = largest(w);
   if (top != top) return {kNotANumber, {}};
   const Candidate low = with_scale(w, top / -8), high = with_scale(w, top / 7);
-  // Not a number where its scale is infinite.
+  // The error is NaN if the scale is infinite.
   return high.error < low.error ? high.block : low.block;
 }
 

@@ -1,4 +1,4 @@
-// Weights rounded to few bits, 32 at a time.
+// Rounding of weights to few bits, in blocks of 32 or 256.
 #pragma once
 
 #include <cstdint>
@@ -9,30 +9,30 @@
 
 namespace stet {
 
-// Weight i is (u[i] - 128) d or (u[i] - 8) d, for the d whose float16 bits are `scale`. Of mxfp4
-// `scale` is the byte of the exponent, and u[i] a code.
+// A block of 32 weights. Weight i is (u[i] - 128) d or (u[i] - 8) d, where `scale` holds the
+// float16 bits of d. For mxfp4, u[i] is a code and `scale` the byte of the exponent.
 struct QuantizedBlock {
   uint16_t scale;
   uint8_t u[kQuantBlock];
 };
 
-// d = max |w| / 127, one step of float16 more where it would cut off over half a step, and the
-// nearest integers: an error of at most d / 2. The scale of weights that are not finite, or too
-// large, is infinite or not a number.
+// Rounds to the nearest integers with d = max |w| / 127, one float16 step more if it would clip
+// more than half a step. The error is at most d / 2. If weights are not finite or too large, the
+// scale is infinite or NaN.
 QuantizedBlock round_block_q8(std::span<const float, kQuantBlock> w);
-// The weight of the largest magnitude becomes -8 or 7, whichever leaves the lesser sum of squared
+// Maps the weight of largest magnitude to -8 or 7, whichever gives the smaller sum of squared
 // errors. u is 0 .. 15.
 QuantizedBlock round_block_q4(std::span<const float, kQuantBlock> w);
 
-// 256 weights, finite and less than 65520 in magnitude, as a block of ggml's Q4_K (144 bytes), Q5_K
-// (176) or Q6_K (210). `importance`, where it is not null: 256 positive numbers that the squares of
-// their errors are multiplied with.
+// Rounds 256 weights to a block of ggml's Q4_K (144 bytes), Q5_K (176) or Q6_K (210). Weights must
+// be finite and less than 65520 in magnitude. `importance`, if not null, has 256 positive factors
+// of the squared errors.
 void round_super_q4(std::span<const float, kSuperBlock> x, const float* importance, uint8_t* to);
 void round_super_q5(std::span<const float, kSuperBlock> x, const float* importance, uint8_t* to);
 void round_super_q6(std::span<const float, kSuperBlock> x, const float* importance, uint8_t* to);
 
-// Such a block as integers. Of Q4_K and Q5_K weight i is (d scale[i / 32]) u[i] - m minimum[i /
-// 32], of Q6_K (d scale[i / 16]) (u[i] - 32).
+// A block of a K type as integers. In Q4_K and Q5_K, weight i is (d scale[i / 32]) u[i] - m
+// minimum[i / 32]; in Q6_K, (d scale[i / 16]) (u[i] - 32).
 struct SuperIntegers {
   uint16_t d = 0, m = 0;  // float16
   int scale[kSuperBlock / 16] = {}, minimum[kSuperBlock / 32] = {}, u[kSuperBlock] = {};
@@ -41,7 +41,7 @@ void store_super_q4(const SuperIntegers& from, uint8_t* to);
 void store_super_q5(const SuperIntegers& from, uint8_t* to);
 void store_super_q6(const SuperIntegers& from, uint8_t* to);
 
-// What Matrix::quantized() throws: a weight that has no place in a block.
+// Thrown by Matrix::quantized() for a weight that a block cannot represent.
 struct WeightError : Error {
   WeightError(WeightType to, size_t in_row, size_t in_column, float weight);
 

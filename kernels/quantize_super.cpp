@@ -1,9 +1,10 @@
-// Weights rounded to ggml's K types, by the search of its reference functions without an importance
-// matrix (quantize_row_q4_K_ref, _q5_K_ref, _q6_K_ref in ggml-quants.c), as facts: which scales are
-// tried and which sums decide. With one, the same search weighs errors by it and by magnitudes.
-// Every operation is rounded by itself, so that bits do not depend on the compiler; builds of ggml
-// that fuse multiplications and additions may decide otherwise where two candidates are all but
-// equal.
+// Rounds weights to ggml's K types by the search of its reference functions without an importance
+// matrix (quantize_row_q4_K_ref, _q5_K_ref, _q6_K_ref in ggml-quants.c): the same candidate scales
+// and the same deciding sums. With an importance matrix, the same search weights errors by it and
+// by magnitudes.
+//
+// Every operation is rounded separately, so that bits do not depend on the compiler. Builds of ggml
+// with fused multiply-adds may decide otherwise if two candidates are almost equal.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -16,7 +17,7 @@ namespace {
 
 constexpr int kSuperParts = 8, kPart = 32, kSixParts = 16, kSixPart = 16;
 
-// The nearest integer, ties to even; of numbers that are no integers' neighbours, 0.
+// Returns the nearest integer, ties to even; 0 if x is too large or NaN.
 int nearest(float x) {
   if (!(std::fabs(x) <= 4194303.0f)) return 0;
   const float magic = 12582912.0f;  // 1.5 * 2^23
@@ -24,15 +25,15 @@ int nearest(float x) {
 }
 int nearest(float x, int low, int high) { return std::clamp(nearest(x), low, high); }
 
-// What scales and minimums of a part of q4_k and q5_k are searched with.
+// Parameters of the search for scales and minimums of a part of q4_k or q5_k.
 struct Search {
   int top;      // the largest u
-  float first;  // the first candidate has `top` + first steps from the least to the largest weight
-  int steps;    // candidates after it, a tenth of a step further each
+  float first;  // the first candidate has top + first steps from the least to the largest weight
+  int steps;    // further candidates, each a tenth of a step more
 };
 
 struct ScaleMinimum {
-  float scale = 0, minimum = 0;  // w is about scale u - minimum
+  float scale = 0, minimum = 0;  // w is about scale * u - minimum
   int u[kPart] = {};
 };
 
@@ -45,7 +46,8 @@ float weighted_error(const float* x, const float* weight, const int* u, float sc
   return sum;
 }
 
-// The scale and minimum of least weighted squares for given u, if they determine one.
+// Computes scale and minimum of least weighted squares for given u. Returns false if they are
+// undetermined.
 bool least_squares(const float* x, const float* weight, const int* u, float* scale, float* least) {
   float sum_w = 0, sum_x = 0, sum_u = 0, sum_u2 = 0, sum_xu = 0;
   for (int i = 0; i < kPart; ++i) {
@@ -67,7 +69,7 @@ bool least_squares(const float* x, const float* weight, const int* u, float* sca
   return true;
 }
 
-// How much the error of each weight of a part counts.
+// Computes the weight of each element's error.
 void weigh(const float* x, const float* importance, float* weight) {
   float square = 0;
   for (int i = 0; i < kPart; ++i) square += x[i] * x[i];
@@ -84,7 +86,7 @@ ScaleMinimum search(const float* x, const float* importance, const Search& s) {
   ScaleMinimum best;
   best.minimum = -least;
   if (most - least < 1e-10f) return best;
-  const auto rounded = [&](float steps, int* u) {  // from the best minimum so far
+  const auto rounded = [&](float steps, int* u) {  // counted from the best minimum so far
     const float inverse = steps / (most - least);
     for (int i = 0; i < kPart; ++i) u[i] = nearest(inverse * (x[i] - least), 0, s.top);
   };
@@ -108,7 +110,7 @@ ScaleMinimum search(const float* x, const float* importance, const Search& s) {
 
 void put_half(uint8_t* to, uint16_t bits) { std::memcpy(to, &bits, sizeof bits); }
 
-// Eight scales and eight minimums of six bits in 12 bytes.
+// Packs eight scales and eight minimums of six bits into 12 bytes.
 void put_six_bits(const int* scale, const int* minimum, uint8_t* to) {
   for (int i = 0; i < 4; ++i) {
     to[i] = static_cast<uint8_t>(scale[i] | (scale[4 + i] >> 4) << 6);
@@ -117,7 +119,8 @@ void put_six_bits(const int* scale, const int* minimum, uint8_t* to) {
   }
 }
 
-// q4_k and q5_k: d, the minimums' d and the integers of all parts, then u again for these.
+// Rounds to q4_k or q5_k: finds d, the minimums' d and the integers of all parts, then u again for
+// these.
 SuperIntegers round_super(const float* x, const float* importance, const Search& s) {
   ScaleMinimum part[kSuperParts];
   float most_scale = 0, most_minimum = 0;
@@ -150,16 +153,16 @@ void put_nibbles(const int* u, uint8_t* to) {
   }
 }
 
-// The scale of 16 weights of q6_k, for integers l of -32 .. 31: the one that fits best, where a
-// weight counts by its square or by its importance. Of the sums of w x l and w l l, the first
-// squared over the second is how well they fit, and their quotient is the scale.
+// Searches the scale of 16 weights of q6_k for integers l of -32 .. 31. The error of a weight
+// counts by its square or by its importance. Let a be the sum of w x l and b the sum of w l l. The
+// fit is a^2 / b, and the scale is a / b.
 struct SixSearch {
   const float *x, *importance;
   int l[kSixPart] = {};
   float sum_x = 0, sum_l = 0, scale = 0, best = 0;
 
   float weight(int i) const { return importance == nullptr ? x[i] * x[i] : importance[i]; }
-  // Takes another pair of sums, if it fits better.
+  // Takes another pair of sums if it fits better.
   bool take(float other_x, float other_l) {
     if (!(other_l > 0 && other_x * other_x > best * other_l)) return false;
     sum_x = other_x;
@@ -179,7 +182,8 @@ struct SixSearch {
     }
     if (take(other_x, other_l)) std::copy_n(other, kSixPart, l);
   }
-  // One integer, the one that is the furthest off, a step nearer; false when that fits no better.
+  // Moves the integer that is furthest off one step nearer. Returns false if that does not fit
+  // better.
   bool step() {
     int at = -1;
     float furthest = 0;

@@ -1,3 +1,4 @@
+// Computes RoPE frequencies and angles.
 #include "stet/kernels/rope.hpp"
 
 #include "stet/kernels/math.hpp"
@@ -11,8 +12,8 @@ namespace {
 
 constexpr double kTwoPi = 6.283185307179586;
 
-// Long wavelengths are divided by `factor`, short ones kept, those between interpolated
-// (Llama 3.1; transformers' _compute_llama3_parameters).
+// Divides long wavelengths by `factor`, keeps short ones, and interpolates in between (Llama 3.1;
+// transformers' _compute_llama3_parameters).
 float llama3_scaled(const Rope& rope, float frequency) {
   const float wavelength = static_cast<float>(kTwoPi) / frequency;
   const float low = static_cast<float>(rope.original_positions / rope.low_freq_factor);
@@ -26,7 +27,7 @@ float llama3_scaled(const Rope& rope, float frequency) {
   return (1.0f - smooth) * frequency / factor + smooth * frequency;
 }
 
-// Between which pairs YaRN goes over from keeping frequencies to dividing them (transformers'
+// The pairs between which YaRN passes from keeping frequencies to dividing them (transformers'
 // _compute_yarn_parameters).
 struct Ramp {
   float low, high;

@@ -11,7 +11,7 @@
 namespace stet {
 namespace {
 
-// The numbers of the largest scores, best first; a later one must be larger to come before.
+// Finds the largest scores, best first. Of equal scores the earlier one comes first.
 void choose_largest(const float* scores, size_t n, size_t most, uint32_t* chosen) {
   size_t count = 0;
   for (size_t i = 0; i < n; ++i) {

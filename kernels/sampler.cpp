@@ -1,3 +1,4 @@
+// Samples a token from logits: penalties, temperature, filters and the draw.
 #include "stet/sampling/sampler.hpp"
 
 #include <fmt/format.h>
@@ -26,14 +27,14 @@ void require(bool holds, const std::string& source, const char* field, const cha
   if (!holds) throw Error(ErrorKind::argument, source, field, expected, fmt::format("{}", found));
 }
 
-// Order-preserving bits: a < b exactly if key(a) < key(b). There are neither nan nor -0 among the
-// scores.
+// Returns order-preserving bits: a < b exactly if key_of(a) < key_of(b). Scores contain neither nan
+// nor -0.
 uint32_t key_of(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   return bits >> 31 ? ~bits : bits | 0x80000000;
 }
 
-// Overflow saturates, so that no finite logit becomes infinite; -0 becomes 0.
+// Saturates on overflow, so that no finite logit becomes infinite. Turns -0 into 0.
 float saturate(float x) { return (x > kLargest ? kLargest : x < -kLargest ? -kLargest : x) + 0.0f; }
 
 float nearest(double x) { return saturate(static_cast<float>(x)); }
@@ -46,14 +47,14 @@ auto scale_by(const SamplingSettings& settings) {
 }
 
 struct Crossing {
-  uint32_t key;  // the first key, in ascending order, at which the cumulated mass is enough
-  double below;  // the mass of all smaller keys
+  uint32_t key;  // first key in ascending order whose cumulative mass is enough
+  double below;  // mass of all smaller keys
 };
 
-// Finds where the mass of entries, cumulated in ascending order of their keys, is enough; if it
-// never is, by rounding, at the last key with mass. A radix search: bins by the upper 11 bits of
-// the key, then by the middle 11 within the bin where it happens, then by the lower 10. The sums
-// run in a fixed order.
+// Finds the first key, in ascending order, at which the cumulative mass is enough. If rounding
+// prevents that, returns the last key with mass. This is a radix search: bins by the upper 11 bits
+// of the key, then by the middle 11 within that bin, then by the lower 10. The sums run in a fixed
+// order.
 template <typename Key, typename Mass, typename Enough>
 Crossing find_crossing(size_t count, Key key, Mass mass, double* bins, Enough enough) {
   uint64_t prefix = 0;
@@ -85,7 +86,7 @@ Crossing find_crossing(size_t count, Key key, Mass mass, double* bins, Enough en
 }  // namespace
 
 void SamplingSettings::validate(const std::string& source) const {
-  // Comparisons are false for nan.
+  // Comparisons are false for nan, so nan is rejected.
   const char* scale = "a number in [1e-30, 1e30]";
   require(temperature >= 1e-30 && temperature <= 1e30, source, "temperature", scale, temperature);
   require(top_k >= 0, source, "top_k", "0 (off) or a positive integer", top_k);
@@ -181,7 +182,7 @@ void Sampler::check(std::span<const int32_t> ids, const char* field) const {
   }
 }
 
-// Fills scores_ from the logits: repetition penalty, temperature.
+// Computes scores_ from the logits: repetition penalty, then temperature.
 void Sampler::score(const SamplingSettings& settings, std::span<const float> logits,
                     std::span<const int32_t> previous_ids) {
   const float penalty = static_cast<float>(settings.repetition_penalty);
@@ -193,7 +194,7 @@ void Sampler::score(const SamplingSettings& settings, std::span<const float> log
   }
 }
 
-// The same with biases before the repetition penalty, and those on drawn tokens behind it.
+// Like score(), with biases before the repetition penalty and penalties on drawn tokens after it.
 void Sampler::score_tokens(const SamplingSettings& settings, std::span<const float> logits,
                            std::span<const int32_t> previous_ids,
                            std::span<const int32_t> drawn_ids) {
@@ -204,11 +205,11 @@ void Sampler::score_tokens(const SamplingSettings& settings, std::span<const flo
     if (scores_[id] != kMinusInfinity) scores_[id] = nearest(scores_[id] + bias);
   }
   for (const int32_t id : previous_ids) weights_[id] = scores_[id];
-  for (const int32_t id : previous_ids) {  // some more than once
+  for (const int32_t id : previous_ids) {  // may contain duplicates
     const float x = static_cast<float>(weights_[id]);
     if (x != kMinusInfinity) scores_[id] = penalised(x, penalty);
   }
-  std::vector<float>& counts = values_;  // exact: there are less than 2^24 positions
+  std::vector<float>& counts = values_;  // exact: there are fewer than 2^24 positions
   for (const int32_t id : drawn_ids) counts[id] = 0;
   for (const int32_t id : drawn_ids) ++counts[id];
   for (const int32_t id : drawn_ids) {
@@ -221,7 +222,7 @@ void Sampler::score_tokens(const SamplingSettings& settings, std::span<const flo
   for (float& x : scores_) x = scaled(x);
 }
 
-// Puts all tokens into play. Fills best_, and group_best_ on the way.
+// Selects all tokens as candidates, and fills best_ and group_best_.
 void Sampler::find_best() {
   count_ = scores_.size();
   std::iota(ids_.begin(), ids_.end(), 0);
@@ -259,8 +260,8 @@ void Sampler::keep_best() {
   count_ = 1;
 }
 
-// The k best groups hold k scores that are at least as good as the k-th best group's: whatever is
-// worse than that cannot be among the k best. This leaves few tokens to select from.
+// The k best groups hold k scores at least as good as the best of the k-th group. Any score below
+// that cannot be among the k best, which leaves few tokens to select from.
 void Sampler::keep_top_k(size_t k) {
   if (k >= count_) return;
   if (k < group_best_.size()) {
@@ -276,8 +277,8 @@ void Sampler::keep_top_k(size_t k) {
   keep_if([&](size_t i) { return key(i) >= at.key; });
 }
 
-// Drops scores of which exp(score - best) < p is certain: a margin of 2 is beyond any rounding, and
-// what is dropped need not be weighed.
+// Drops scores for which exp(score - best) < p is certain. The margin of 2 exceeds any rounding
+// error, and dropped scores need not be weighed.
 void Sampler::keep_near(double p) {
   const double least = static_cast<double>(best_) + math::log(p) - 2;
   keep_if([=, this](size_t i) { return static_cast<double>(scores_[i]) >= least; });
@@ -340,8 +341,8 @@ void Sampler::normalize(std::span<float> out) const {
   for (size_t i = 0; i < count_; ++i) out[ids_[i]] = static_cast<float>(weights_[i] / sum);
 }
 
-// u <= 1 - 2^-53, so u * total() rounds to less than total(), which the same sum reaches again: the
-// loop ends by its first condition, on a token with weight.
+// The loop ends by its first condition, on a token with weight: u <= 1 - 2^-53, so u * total()
+// rounds to less than total(), which the same sum reaches again.
 int32_t Sampler::draw(double u) const {
   const double target = u * total();
   size_t i = 0;

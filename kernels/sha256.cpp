@@ -1,3 +1,4 @@
+// Selects the SHA-256 instructions of this CPU.
 #include "kernels/sha256.hpp"
 
 #if defined(__x86_64__)
@@ -14,7 +15,7 @@ namespace {
 
 bool have_sha() {
   unsigned a = 0, b = 0, c = 0, d = 0;
-  constexpr unsigned kSha = 1u << 29;  // of EBX
+  constexpr unsigned kSha = 1u << 29;  // bit of EBX
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & kSha) != 0 &&
          __builtin_cpu_supports("sse4.1");
 }

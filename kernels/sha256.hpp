@@ -1,5 +1,4 @@
-// The compression function of SHA-256 (FIPS 180-4, 6.2.2) by the instructions that processors have
-// for it.
+// The compression function of SHA-256 (FIPS 180-4, 6.2.2) by hardware instructions.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +6,8 @@
 
 namespace stet {
 
-// K of the standard: the first 32 bits of the fractional parts of the cube roots of the first 64
-// primes.
+// The constants K of the standard: the first 32 bits of the fractional parts of the cube roots of
+// the first 64 primes.
 alignas(16) constexpr uint32_t kSha256Constants[64] = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
     0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
@@ -20,11 +19,11 @@ alignas(16) constexpr uint32_t kSha256Constants[64] = {
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
 struct Sha256Kernel {
-  // The next `count` blocks of 64 bytes of a message; the state is a to h.
+  // Processes the next `count` 64-byte blocks of a message. The state is a to h.
   void (*compress)(uint32_t* state, const std::byte* blocks, size_t count);
 };
 
-// Null where this CPU has no such instructions.
+// Returns null if this CPU has no such instructions.
 const Sha256Kernel* sha256_kernel();
 
 }  // namespace stet

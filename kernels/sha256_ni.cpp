@@ -10,7 +10,8 @@ namespace {
 __m128i load(const void* at) { return _mm_loadu_si128(static_cast<const __m128i*>(at)); }
 void store(void* at, __m128i x) { _mm_storeu_si128(static_cast<__m128i*>(at), x); }
 
-// The state as the instructions want it: a, b, e, f and c, d, g, h, the first in the highest word.
+// The state in the form that the instructions use: a, b, e, f and c, d, g, h, the first in the
+// highest word.
 struct Halves {
   __m128i abef, cdgh;
 };
@@ -32,7 +33,7 @@ void compress(uint32_t* state, const std::byte* blocks, size_t count) {
   Halves s = load_state(state);
   for (size_t block = 0; block < count; ++block) {
     const Halves before = s;
-    __m128i w[4];  // words of the schedule, four at a time, the last sixteen
+    __m128i w[4];  // the last sixteen words of the schedule, four per vector
     for (int i = 0; i < 4; ++i)
       w[i] = _mm_shuffle_epi8(load(blocks + 64 * block + 16 * i), big_endian);
 #pragma GCC unroll 16

@@ -1,3 +1,4 @@
+// Arithmetic of interventions (steer.hpp).
 #include "stet/kernels/steer.hpp"
 
 #include <cmath>

@@ -1,13 +1,13 @@
-// The tables that take most of their kernels from another one.
+// Kernel tables that take most of their kernels from another table.
 #pragma once
 
 namespace stet {
 
 struct Kernels;
 
-// Returns the table of AVX-512 with integer products by VNNI.
+// Returns the AVX-512 table with VNNI integer products.
 Kernels kernels_avx512vnni(const Kernels& avx512);
-// Returns the table of VNNI with products of bfloat16 by BF16.
+// Returns the VNNI table with BF16 products.
 Kernels kernels_avx512bf16(const Kernels& avx512vnni);
 
 }  // namespace stet

@@ -1,3 +1,4 @@
+// XXH3-128 by the widest vectors of this CPU (xxh3.hpp).
 #include "kernels/xxh3.hpp"
 
 #include <xxhash.h>

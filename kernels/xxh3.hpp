@@ -1,4 +1,4 @@
-// XXH3-128 of long inputs in wider vectors than the baseline's: the same digests, two to three
+// XXH3-128 of long inputs in wider vectors than the baseline's. Digests are the same, two to three
 // times as fast.
 #pragma once
 
@@ -11,9 +11,9 @@ struct Hash128 {
   uint64_t low, high;
 };
 
-// By the widest vectors that this CPU has.
+// Returns the digest, computed by the widest vectors of this CPU.
 Hash128 xxh3_128(const void* data, size_t size);
-// XXH3_128bits_update of an XXH3_state_t: its layout is the same for all vectors.
+// Like XXH3_128bits_update on an XXH3_state_t, whose layout is the same for all vectors.
 void xxh3_update(void* state, const void* data, size_t size);
 
 }  // namespace stet

@@ -1,5 +1,5 @@
-// XXH_INLINE_ALL makes every function of the header static: none of them, compiled for AVX512, can
-// be linked elsewhere.
+// XXH_INLINE_ALL makes every function of the header static, so that no AVX-512 code of it can be
+// linked elsewhere.
 #define XXH_PREFETCH_DIST 2048  // bytes ahead: decode hashes mapped blocks that it then reads
 #define XXH_VECTOR XXH_AVX512
 #include <xxhash.h>

@@ -6,7 +6,7 @@
 
 namespace stet {
 
-// Stored norm weights are offsets from 1.
+// The checkpoint stores norm weights minus 1.
 constexpr float kGemmaNormOffset = 1;
 
 inline ModelConfig read_gemma(const JsonReader& json, const char* family,
@@ -36,8 +36,8 @@ inline ModelConfig read_config(const JsonReader& json) {
   ModelConfig c =
       read_gemma(json, "gemma", {.head_dim = 256, .max_positions = 8192, .tied_head = true});
   c.ropes = {read_rope(json, "", 10000)};
-  // The first configs say "gelu" in hidden_act and mean the tanh form: hidden_activation, where
-  // given, is the one.
+  // The first configs give "gelu" in hidden_act but mean its tanh form. hidden_activation overrides
+  // it where present.
   if (!json.has("hidden_activation"))
     require_activation(json, "hidden_act", {"gelu_pytorch_tanh", "gelu"});
   require_activation(json, "hidden_activation", {"gelu_pytorch_tanh"});

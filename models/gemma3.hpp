@@ -23,7 +23,7 @@ class Gemma3 : public Decoder {
   std::vector<Layer> layers_;
 };
 
-// What multimodal configs leave out: the defaults of transformers' Gemma3TextConfig.
+// Defaults of transformers' Gemma3TextConfig for fields that multimodal configs omit.
 constexpr Defaults kDefaults = {.vocab_size = 262208,
                                 .hidden_size = 2304,
                                 .intermediate_size = 9216,

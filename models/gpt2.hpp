@@ -14,7 +14,7 @@ class Gpt2 : public Decoder {
 
  private:
   void layer(const LayerPass& at) const override;
-  void embed_tokens(Team t, const Pass& p) const override;  // and positions
+  void embed_tokens(Team t, const Pass& p) const override;  // token and position embeddings
 
   struct Layer {
     Norm attention_norm;

@@ -1,4 +1,4 @@
-// GPT-NeoX: Pythia with its checkpoints by step, and what else was trained with that code.
+// GPT-NeoX: Pythia, with its checkpoints by training step, and other models trained with that code.
 // Source: "Pythia: A Suite for Analyzing Large Language Models Across Training and Scaling", arXiv
 // 2304.01373; "GPT-NeoX-20B", arXiv 2204.06745; and transformers' modeling_gpt_neox.py.
 #pragma once

@@ -1,4 +1,4 @@
-// Granite 3, dense: Llama's layers, with factors on embeddings, scores, what layers add, and
+// Granite 3, dense: Llama's layers with factors on embeddings, scores, residual additions and
 // logits. Source: "Granite 3.0 Language Models" (IBM, 2024), and transformers' modeling_granite.py.
 #pragma once
 

@@ -8,7 +8,7 @@ namespace stet {
 
 class Llama : public Decoder {
  public:
-  // `fused`: as LinearLayers has it.
+  // See LinearLayers for `fused`.
   Llama(ModelConfig config, WeightLoader& w, Biases biases = {}, bool fused = false);
 
  private:

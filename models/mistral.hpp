@@ -1,5 +1,5 @@
-// Mistral 7B v0.1 (every layer sees a window), v0.2, v0.3, and Mistral Nemo (a head_dim of its
-// own): Llama's layers. Source: "Mistral 7B", arXiv 2310.06825, and transformers'
+// Mistral: Llama's layers. 7B v0.1 has a window in every layer; v0.2 and v0.3 have none; Mistral
+// Nemo sets its own head_dim. Source: "Mistral 7B", arXiv 2310.06825, and transformers'
 // modeling_mistral.py.
 #pragma once
 

@@ -1,5 +1,5 @@
-// OLMo 2: what attention and MLP give is normalised, not what they read; queries and keys are
-// normalised over all heads together. Source: "2 OLMo 2 Furious", arXiv 2501.00656, and
+// OLMo 2. Norms apply to the outputs of attention and MLP, not to their inputs. Queries and keys
+// are normalized over all heads together. Source: "2 OLMo 2 Furious", arXiv 2501.00656, and
 // transformers' modeling_olmo2.py.
 #pragma once
 
@@ -24,7 +24,7 @@ class Olmo2 : public Decoder {
   std::vector<Layer> layers_;
 };
 
-// All but the rotary positions.
+// Reads all settings but those of rotary positions.
 inline ModelConfig read_layers(const JsonReader& json, const char* family) {
   ModelConfig c = read_common(json, family);
   c.norm_eps = json.number_or("rms_norm_eps", 1e-5, 0, 1);

@@ -1,6 +1,6 @@
-// OLMo 3: OLMo 2's layers, three of four with a sliding window and plain rotary positions; where
-// the config stretches positions, those of the others. Source: "Olmo 3" (Ai2, 2025), and
-// transformers' modeling_olmo3.py.
+// OLMo 3: OLMo 2's layers. Three of four have a sliding window and plain rotary positions. The
+// others see all positions, and rope_scaling applies to them only. Source: "Olmo 3" (Ai2, 2025),
+// and transformers' modeling_olmo3.py.
 #pragma once
 
 #include "models/olmo2.hpp"

@@ -1,5 +1,5 @@
-// Phi 3, 3.5 and Phi-4-mini: Llama's layers with queries, keys and values in one tensor, gate and
-// up in another, and long contexts by LongRoPE. Source: "Phi-3 Technical Report", arXiv 2404.14219;
+// Phi 3, 3.5 and Phi-4-mini: Llama's layers with fused tensors (queries, keys and values; gate and
+// up) and LongRoPE for long contexts. Source: "Phi-3 Technical Report", arXiv 2404.14219;
 // "LongRoPE", arXiv 2402.13753; and transformers' modeling_phi3.py.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Qwen 2 and 2.5, dense: Llama's layers, with biases on queries, keys and values alone. Source:
+// Qwen 2 and 2.5, dense: Llama's layers with biases on queries, keys and values only. Source:
 // "Qwen2 Technical Report", arXiv 2407.10671, 2412.15115, and transformers' modeling_qwen2.py.
 #pragma once
 
@@ -22,7 +22,7 @@ namespace qwen2 {
 
 inline ModelConfig read_config(const JsonReader& json) {
   ModelConfig c = read_qwen(json, "qwen2", {});
-  c.attention_bias = true;  // no field says so
+  c.attention_bias = true;  // implied: configs have no field for it
   return c;
 }
 

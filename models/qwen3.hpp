@@ -1,5 +1,5 @@
-// Qwen 3, dense: every head's queries and keys are normalised before they are rotated.
-// Source: "Qwen3 Technical Report", arXiv 2505.09388, and transformers' modeling_qwen3.py.
+// Qwen 3, dense: queries and keys of each head are normalized before rotation. Source: "Qwen3
+// Technical Report", arXiv 2505.09388, and transformers' modeling_qwen3.py.
 #pragma once
 
 #include "models/qwen2.hpp"

@@ -1,4 +1,4 @@
-// The families stet knows. A new one adds its header, its name here, and its test.
+// The registry of model families. To add a family, write its header, add it here and add its test.
 #include <deque>
 #include <mutex>
 
@@ -25,7 +25,7 @@
 namespace stet {
 namespace {
 
-// Entries never move: a model being loaded holds a reference to its own.
+// Entries never move, because a model being loaded holds a reference to its family.
 struct Registry {
   std::mutex mutex;
   std::deque<Family> families = {

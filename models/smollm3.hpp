@@ -1,6 +1,6 @@
-// SmolLM 3: Llama's layers, of which every fourth does not rotate its queries and keys (NoPE).
-// Source: "SmolLM3: smol, multilingual, long-context reasoner" (Hugging Face, 2025), arXiv
-// 2501.18795 for NoPE, and transformers' modeling_smollm3.py.
+// SmolLM 3: Llama's layers. Every fourth layer does not rotate queries and keys (NoPE). Source:
+// "SmolLM3: smol, multilingual, long-context reasoner" (Hugging Face, 2025), arXiv 2501.18795 for
+// NoPE, and transformers' modeling_smollm3.py.
 #pragma once
 
 #include "models/llama.hpp"
@@ -19,7 +19,8 @@ inline ModelConfig read_config(const JsonReader& json) {
   for (int64_t i = 0; i < c.layers; ++i)
     c.rope_of[static_cast<size_t>(i)] = (i + 1) % every == 0 ? -1 : 0;
   if (!json.has("no_rope_layers")) return c;
-  const std::vector<int64_t> rotates = json.integers("no_rope_layers", 0, 1);  // 1: it does
+  // 1: the layer rotates
+  const std::vector<int64_t> rotates = json.integers("no_rope_layers", 0, 1);
   if (rotates.size() != c.rope_of.size()) json.fail("no_rope_layers", "one entry per layer");
   for (size_t i = 0; i < rotates.size(); ++i) c.rope_of[i] = rotates[i] != 0 ? 0 : -1;
   return c;

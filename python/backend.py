@@ -1,4 +1,5 @@
-"""Builds the wheel (PEP 517) without any package: the modules of python/stet, and libstet.so.0 by CMake, or as STET_LIBRARY names it."""
+"""Builds the wheel (PEP 517) without other packages: the modules of python/stet, and
+libstet.so.0, which CMake builds or STET_LIBRARY names."""
 import base64
 import hashlib
 import os

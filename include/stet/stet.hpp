@@ -1,6 +1,6 @@
-// stet's C++ interface. What is not here is for those who look behind it: kernels/ and base/ are what
-// the rest is made of, files/archive.hpp is the form of snapshots, snapshot/encode.hpp writes one
-// from parts, and store/backend.hpp, policy.hpp and record.hpp are for stores of one's own.
+// stet's C++ interface. Headers not included here are for extending stet. kernels/ and base/ are
+// its foundations. files/archive.hpp is the container of snapshots, and snapshot/encode.hpp writes
+// one from parts. store/backend.hpp, policy.hpp and record.hpp are for custom stores.
 #pragma once
 
 #include "stet/chat/conversation.hpp"

@@ -1,4 +1,4 @@
-"""stet: transformer state that can be saved, moved and proved, bit for bit.
+"""stet: transformer state that can be saved, moved and verified, bit for bit.
 
     import stet
     model = stet.Model("assets/pocket-gemma3")
@@ -8,7 +8,9 @@
         print(s.generate(tokenizer, max_tokens=8).text)
         s.save("s.stet", tokenizer)
 
-Arrays are numpy's: activations [positions, ...] of float32, read-only views of the library's memory. Handles free themselves, or by `with`.
+Arrays are numpy arrays. Activations are float32, [positions, ...], as read-only views of the
+library's memory. A handle frees its memory with its last reference, by close(), or at the end of
+`with`. Failures raise Error.
 """
 from ._library import ArgumentError, Error, isa_names, version
 from ._session import Turn

@@ -1,4 +1,5 @@
-"""What callers pass in, checked by name before the library sees it: ctypes would cut numbers to 32 bits and texts at a NUL without a word."""
+"""Checks arguments by name before they reach the library. ctypes would silently cut numbers to 32
+bits and texts at a NUL."""
 from __future__ import annotations
 
 import ctypes as c
@@ -17,7 +18,8 @@ Path = Union[str, "os.PathLike[str]"]
 
 
 def ids_of(ids: Ids, name: str = "ids") -> I32:
-    """Token ids as int32: integers that fit, in a list or an array of one dimension. Whether the vocabulary has them, the library says."""
+    """Returns token ids as int32 from integers in a list or a one-dimensional array. Raises
+    ArgumentError for other values. The library checks them against the vocabulary."""
     if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
         refuse(name, "a sequence of token ids", repr(ids))
     if hasattr(ids, "__array__"):
@@ -40,7 +42,7 @@ def _ids_of_array(array: npt.NDArray[Any], name: str) -> I32:
 
 
 def integer(x: Any, name: str, low: int = -1 << 63, high: int = (1 << 63) - 1, what: str = "") -> int:
-    """An integer from `low` to `high`; numpy's are fine, booleans are not."""
+    """Returns an integer from `low` to `high`. Accepts numpy's integers but no booleans."""
     if not isinstance(x, (bool, np.bool_)):
         try:
             value = operator.index(x)
@@ -54,7 +56,7 @@ def integer(x: Any, name: str, low: int = -1 << 63, high: int = (1 << 63) - 1, w
 
 
 def integers(all: Any, name: str) -> npt.NDArray[np.int64]:
-    """A sequence of integers as int64."""
+    """Returns a sequence of integers as int64."""
     if isinstance(all, (str, bytes)) or not isinstance(all, Iterable):
         refuse(name, "a sequence of integers", repr(all))
     items = list(all)
@@ -62,7 +64,7 @@ def integers(all: Any, name: str) -> npt.NDArray[np.int64]:
 
 
 def number(x: Any, name: str) -> float:
-    """A float."""
+    """Returns a number as a float."""
     if not isinstance(x, (bool, np.bool_, str, bytes)):
         try:
             return float(x)
@@ -72,7 +74,7 @@ def number(x: Any, name: str) -> float:
 
 
 def floats(x: Any, name: str) -> F32:
-    """Numbers as float32, side by side in memory."""
+    """Returns numbers as a contiguous array of float32."""
     try:
         array = np.asarray(x)
     except ValueError:
@@ -83,14 +85,14 @@ def floats(x: Any, name: str) -> F32:
 
 
 def choice(x: Any, among: Mapping[str, int], name: str) -> int:
-    """The library's number of one of these words."""
+    """Returns the library's number for one of these words."""
     if not isinstance(x, str) or x not in among:
         refuse(name, "one of %s" % ", ".join(repr(word) for word in among), repr(x))
     return among[x]
 
 
 def text(x: Any, name: str) -> bytes:
-    """A text as UTF-8."""
+    """Returns a text as UTF-8."""
     if not isinstance(x, str):
         refuse(name, "a text", "a %s" % type(x).__name__)
     try:
@@ -100,7 +102,7 @@ def text(x: Any, name: str) -> bytes:
 
 
 def word(x: Any, name: str) -> bytes:
-    """A text that ends at its NUL in C, and so may not have one."""
+    """Returns a text as UTF-8. Refuses a NUL, which would end the text in C."""
     encoded = text(x, name)
     if b"\0" in encoded:
         refuse(name, "a text without NUL", ascii(x))
@@ -108,7 +110,7 @@ def word(x: Any, name: str) -> bytes:
 
 
 def path(x: Any, name: str = "path") -> bytes:
-    """A path in the system's bytes."""
+    """Returns a path in the system's encoding."""
     try:
         encoded = os.fsencode(x)
     except (TypeError, UnicodeEncodeError):
@@ -119,7 +121,7 @@ def path(x: Any, name: str = "path") -> bytes:
 
 
 def json_text(x: Any, name: str) -> bytes:
-    """A value as JSON; a text is JSON already."""
+    """Returns a value as JSON in UTF-8. A text is taken as JSON already."""
     if isinstance(x, str):
         return text(x, name)
     try:
@@ -129,15 +131,15 @@ def json_text(x: Any, name: str) -> bytes:
 
 
 def words(names: List[str]) -> Any:
-    """char* names[]."""
+    """Returns a `char* names[]`."""
     return (c.c_char_p * len(names))(*[name.encode() for name in names])
 
 
 def pointer(array: npt.NDArray[Any], kind: Any) -> Any:
-    """Where an array lies, for C."""
+    """Returns the address of an array for C."""
     return array.ctypes.data_as(P(kind))
 
 
 def size(n: int) -> c.c_size_t:
-    """size_t."""
+    """Returns a size_t."""
     return c.c_size_t(n)

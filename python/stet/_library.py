@@ -1,4 +1,5 @@
-"""The library behind the package (stet/c.h, by ctypes): how it is found and called, and who frees what it gives."""
+"""Finds, loads and calls the library (stet/c.h) through ctypes, and owns the memory that it
+returns."""
 from __future__ import annotations
 
 import ctypes as c
@@ -39,12 +40,12 @@ _functions: Dict[str, Any] = {}
 
 
 class CError(c.Structure):
-    """stet_error."""
+    """The struct stet_error."""
     _fields_ = [("kind", c.c_int32), ("message", c.c_char_p), ("file", c.c_char_p), ("field", c.c_char_p), ("expected", c.c_char_p), ("found", c.c_char_p)]
 
 
 class CText(c.Structure):
-    """stet_text."""
+    """The struct stet_text."""
     _fields_ = [("data", c.c_void_p), ("size", c.c_size_t)]
 
     def __str__(self) -> str:
@@ -52,7 +53,8 @@ class CText(c.Structure):
 
 
 class Error(Exception):
-    """What stet refuses: `kind` ("format", "argument", ...), and where known file, field, expected, found."""
+    """A failure that the library reports. `kind` is "format", "argument", ...; file, field,
+    expected and found are set where they are known."""
 
     def __init__(self, kind: str, message: str, file: str = "", field: str = "", expected: str = "", found: str = "") -> None:
         super().__init__(message)
@@ -63,11 +65,11 @@ class Error(Exception):
 
 
 class ArgumentError(Error, ValueError):
-    """An Error of kind "argument": `field` names the argument that is at fault."""
+    """An Error of kind "argument". `field` names the faulty argument."""
 
 
 def refuse(field: str, expected: str, found: object) -> NoReturn:
-    """Raises the ArgumentError of an argument, by its name."""
+    """Raises an ArgumentError that names the argument."""
     text = str(found)
     text = text if len(text) <= 200 else text[:200] + "..."
     text = "".join(x if x.isprintable() else repr(x)[1:-1] for x in text)
@@ -85,7 +87,7 @@ lib.stet_set_interrupt.argtypes, lib.stet_set_interrupt.restype = [_Interrupt, c
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Calls a function that can fail; what it refuses is an Error."""
+    """Calls a function of the library. Raises Error if it fails."""
     function = _functions.get(name)
     if function is None:
         function = getattr(lib, name)
@@ -102,14 +104,17 @@ def call(name: str, *arguments: Any) -> None:
     raise (ArgumentError if kind == "argument" else Error)(kind, *parts)
 
 
-# ---- interrupts: what the keyboard or another signal says while tokens are processed
+# ---- interrupts: signals that arrive while tokens are processed
 
 
 class _Interrupts:
-    """Lets Python's signal handlers run while the main thread is within a call, and ends that call by what they raise.
+    """Runs Python's signal handlers while the main thread is inside a call, and ends the call
+    with the exception that a handler raises.
 
-    The library asks, every few milliseconds. An exception of a handler may come up at any bytecode, the first of a callback included, where ctypes would drop it. So the answer comes from a
-    generator, which is within its `try` when it goes on; and an interrupt from the keyboard is only noted until the call has ended."""
+    The library asks every few milliseconds. A handler's exception may appear at any bytecode. At
+    a callback's first bytecode ctypes would drop it. The answer therefore comes from a generator,
+    which is inside its `try` when it resumes. A keyboard interrupt is only recorded until the
+    call has ended."""
 
     def __init__(self) -> None:
         self._raised: List[BaseException] = []
@@ -130,7 +135,7 @@ class _Interrupts:
             except GeneratorExit:
                 raise
             except BaseException as error:
-                # Without this frame: whoever clears the frames of a traceback would end the generator.
+                # Drops this frame from the traceback, because clearing it would end the generator.
                 trace = error.__traceback__
                 self._raised.append(error.with_traceback(trace.tb_next if trace is not None else None))
                 answer = 1
@@ -139,7 +144,7 @@ class _Interrupts:
         self._pressed = True
 
     def call(self, name: str, *arguments: Any) -> None:
-        """As call(), of a function that may take long."""
+        """Calls a function that may take long, and lets signals interrupt it. Raises like call()."""
         if threading.current_thread() is not threading.main_thread():
             return call(name, *arguments)
         if not self._set:
@@ -164,7 +169,7 @@ class _Interrupts:
             self._raised.clear()
             if ours:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-                if self._pressed:  # it came too late to end the call
+                if self._pressed:  # too late to end the call
                     self._pressed = False
                     signal.raise_signal(signal.SIGINT)
 
@@ -173,13 +178,14 @@ long_call = _Interrupts().call
 
 
 class Raised:
-    """What callbacks of a session have raised, to be raised again by the call that they were part of."""
+    """Exceptions raised in a session's callbacks, which the surrounding call raises again."""
 
     def __init__(self) -> None:
         self.errors: List[BaseException] = []
 
     def guard(self, function: Callable[..., Optional[int]]) -> Callable[..., int]:
-        """The function as a callback for C: what it raises is kept, and cancels."""
+        """Wraps the function as a callback for C. An exception in it is kept and cancels the
+        call."""
 
         def guarded(*arguments: Any) -> int:
             _inside.count = getattr(_inside, "count", 0) + 1
@@ -194,18 +200,18 @@ class Raised:
         return guarded
 
     def raise_first(self) -> None:
-        """Raises what came first, if anything did."""
+        """Raises the first exception that was kept, if there is one."""
         if self.errors:
             first = self.errors[0]
             self.errors.clear()
             raise first from None
 
 
-_inside = threading.local()  # how many callbacks of the library this thread is in
+_inside = threading.local()  # nesting depth of library callbacks in this thread
 
 
 def in_callback() -> bool:
-    """Whether this thread is within a callback of the library."""
+    """Returns True if this thread is inside a callback of the library."""
     return getattr(_inside, "count", 0) > 0
 
 
@@ -216,7 +222,8 @@ _Self = TypeVar("_Self", bound="Handle")
 
 
 class Handle:
-    """Something of the library's, freed once: by close(), by `with`, or with the last reference."""
+    """An object of the library. It is freed once: by close(), at the end of `with`, or with the
+    last reference."""
 
     _free = ""
 
@@ -232,11 +239,11 @@ class Handle:
 
     @property
     def closed(self) -> bool:
-        """Whether close() has been called."""
+        """True after close()."""
         return getattr(self, "_pointer", None) is None
 
     def close(self) -> None:
-        """Frees it now; nothing else may be asked of it then."""
+        """Frees the object. Any later use raises an Error."""
         pointer, self._pointer = getattr(self, "_pointer", None), None
         if pointer:
             free = getattr(lib, self._free)
@@ -253,7 +260,7 @@ class Handle:
         try:
             if not sys.is_finalizing():
                 self.close()
-        except Exception:  # the interpreter is ending
+        except Exception:  # the interpreter is shutting down
             pass
 
     def __copy__(self: _Self) -> _Self:
@@ -272,19 +279,20 @@ class Handle:
 
 
 class Shared(Handle):
-    """A handle of something that never changes: its copies are itself."""
+    """A handle of an immutable object. Copying returns the same handle."""
 
     def __copy__(self: _Self) -> _Self:
         return self
 
 
 class View(Handle):
-    """Memory that the library owns, as long as an array over it lives: the base of read-only arrays."""
+    """Memory of the library that lives as long as an array over it. It is the base of read-only
+    arrays."""
 
     _free = "stet_view_free"
 
     def array(self, address: Optional[int], shape: Tuple[int, ...], kind: str = "<f4") -> npt.NDArray[Any]:
-        """The memory at an address as an array that cannot be written to."""
+        """Returns the memory at an address as a read-only array of this shape and type."""
         if not address or 0 in shape:
             empty = np.zeros(shape, kind)
             empty.flags.writeable = False
@@ -293,14 +301,14 @@ class View(Handle):
 
 
 class _Memory:
-    """What numpy asks for an address; it keeps the owner alive."""
+    """The array interface of an address, for numpy. It keeps the owner alive."""
 
     def __init__(self, owner: object, interface: Dict[str, Any]) -> None:
         self.owner, self.__array_interface__ = owner, interface
 
 
 class Capture(View):
-    """Rows that a call has kept."""
+    """Rows that a call has captured."""
 
     _free = "stet_capture_free"
 
@@ -310,31 +318,31 @@ class Capture(View):
 
 
 def sized(struct: Any) -> Any:
-    """A struct with its struct_size."""
+    """Returns a struct with its struct_size set."""
     struct.struct_size = c.sizeof(struct)
     return struct
 
 
 def taken_text(data: c.c_void_p, size: c.c_size_t) -> str:
-    """Text that the library gave us, and that is freed here."""
+    """Returns a text that the library allocated, and frees the original."""
     text = c.string_at(data, size.value).decode("utf-8", "replace")
     lib.stet_free(data)
     return text
 
 
 def taken_ids(ids: Any, count: c.c_size_t) -> I32:
-    """Ids that the library gave us, and that are freed here."""
+    """Returns ids that the library allocated, and frees the original."""
     array = copied_ids(ids, count.value)
     lib.stet_free(c.cast(ids, c.c_void_p))
     return array
 
 
 def copied_ids(ids: Any, count: int) -> I32:
-    """A copy of ids that are the library's."""
+    """Returns a copy of ids that the library owns."""
     return np.ctypeslib.as_array(ids, (count,)).copy() if count else np.zeros(0, np.int32)
 
 
-# Bytes that the library reads until it says that it does not need them any more, by their number.
+# Bytes that the library reads until it calls their release callback, by number.
 _lent: Dict[int, object] = {}
 _Release = c.CFUNCTYPE(None, c.c_void_p)
 _next_lent = iter(range(1, sys.maxsize))
@@ -348,19 +356,21 @@ _release = _Release(_released)
 
 
 def lend(what: object) -> Tuple[Any, c.c_void_p]:
-    """Keeps something alive until the library lets it go: the callback and the context that say so."""
+    """Keeps an object alive until the library releases it. Returns the release callback and its
+    context."""
     number = next(_next_lent)
     _lent[number] = what
     return _release, c.c_void_p(number)
 
 
 def version() -> str:
-    """The library's version, "0.1.0"."""
+    """Returns the library's version, such as "0.1.0"."""
     return str(lib.stet_version().decode())
 
 
 def isa_names() -> List[str]:
-    """The kernel sets that this processor has, the slowest first: what `isa` of a session may be."""
+    """Returns the names of the instruction sets that this processor supports, the slowest first.
+    They are the values of a session's `isa`."""
     names: List[str] = []
     while True:
         name = lib.stet_isa_name(len(names))

@@ -1,4 +1,4 @@
-"""What the parts of a session share: its handle, its options, and calls that callbacks and signals may end."""
+"""The base of sessions: the handle, options, and calls that callbacks and signals can interrupt."""
 from __future__ import annotations
 
 import contextlib
@@ -19,7 +19,7 @@ KV_NAMES = {number: name for name, number in KV_TYPES.items()}
 
 
 class CSessionOptions(c.Structure):
-    """stet_session_options."""
+    """The struct stet_session_options."""
     _fields_ = [("struct_size", c.c_size_t), ("capacity", c.c_int64), ("threads", c.c_int64), ("chunk", c.c_int64), ("isa", c.c_char_p), ("kv_type", c.c_int32), ("contract", c.c_int32),
                 ("window_only", c.c_int32), ("recompute", c.c_int32), ("checkpoint_every", c.c_int64)]
 
@@ -36,14 +36,14 @@ OnLogits = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_int64, P(c.c_float), c.c_size_
 
 def session_options(capacity: int = 0, threads: int = 0, chunk: int = 0, isa: str = "", kv_type: str = "", contract: str = "",
                     window_only: bool = False, recompute: bool = False, checkpoint_every: int = 0) -> Any:
-    """stet_session_options, as Model.session describes them."""
+    """Returns stet_session_options with the values that Model.session describes."""
     return sized(CSessionOptions(capacity=arguments.integer(capacity, "capacity", 0), threads=arguments.integer(threads, "threads", *THREADS), chunk=arguments.integer(chunk, "chunk", 0),
                                  isa=arguments.word(isa, "isa") or None, kv_type=arguments.choice(kv_type, KV_TYPES, "kv_type"), contract=arguments.choice(contract, CONTRACTS, "contract"),
                                  window_only=bool(window_only), recompute=bool(recompute), checkpoint_every=arguments.integer(checkpoint_every, "checkpoint_every", -1)))
 
 
 def progress_callback(function: Optional[Callable[[int], None]], raised: Raised) -> Any:
-    """stet_progress_callback of a function, or none."""
+    """Returns the stet_progress_callback of a function, or a null callback."""
     if function is None:
         return c.cast(0, OnProgress)
     wanted = function
@@ -59,7 +59,8 @@ class _CTurn(c.Structure):
 
 
 class Turn(NamedTuple):
-    """A prompt and the reply to it, as positions: prompt .. reply - 1, reply .. end - 1. `open`: the reply may go on."""
+    """A prompt and the reply to it, as positions: prompt .. reply - 1 and reply .. end - 1. If
+    `open`, the reply can continue."""
     prompt: int
     reply: int
     end: int
@@ -70,7 +71,7 @@ _NOTHING: ContextManager[None] = contextlib.nullcontext()
 
 
 class SessionBase(Handle):
-    """A session as all that is asked of it needs it: its handle, its turn among threads, and what it is."""
+    """The common base of a session's parts: the handle, the lock among threads, and properties."""
 
     _free = "stet_session_free"
     _instead = "; save() writes it to a file"
@@ -85,7 +86,8 @@ class SessionBase(Handle):
     # ---- calls
 
     def _turn(self) -> ContextManager[Any]:
-        """Its own among the threads; a callback is part of the call that it came from."""
+        """Returns the session's lock. Inside a callback it locks nothing, because the outer call
+        holds the lock."""
         turn: ContextManager[Any] = self._turn_of_threads
         return _NOTHING if in_callback() else turn
 
@@ -94,18 +96,18 @@ class SessionBase(Handle):
             call(function, self._at, *arguments)
 
     def _long_call(self, function: str, *arguments: Any) -> None:
-        """A call that callbacks may end, and signals: what they raised is raised here."""
+        """Calls a function that callbacks and signals can interrupt. Raises their exception here."""
         with self._turn():
             calls_of([self], function, self._at, *arguments)
 
     def close(self) -> None:
-        """Frees it now; nothing else may be asked of it then."""
+        """Frees the session. Any later use raises an Error."""
         turn = getattr(self, "_turn_of_threads", None)
         with turn if turn is not None and not in_callback() else contextlib.nullcontext():
             super().close()
             self._callbacks = []
 
-    # ---- what it is
+    # ---- properties
 
     def _info(self) -> Any:
         info = sized(_CSessionInfo())
@@ -127,52 +129,53 @@ class SessionBase(Handle):
 
     @property
     def capacity(self) -> int:
-        """Positions that it can hold."""
+        """Number of positions that the session can hold."""
         return int(self._info().capacity)
 
     @property
     def floor(self) -> int:
-        """Below this size it cannot be rewound: that of the last prune."""
+        """Smallest size to which the session can be rewound. A prune raises it."""
         return int(self._info().floor)
 
     @property
     def visible(self) -> int:
-        """Positions that are seen: all but those that were pruned."""
+        """Number of visible positions, which are all but the pruned ones."""
         return int(self._info().visible)
 
     @property
     def drawn(self) -> int:
-        """Tokens that were ever appended and not rewound, those shifted out included."""
+        """Number of tokens appended and not rewound, including those removed by a shift."""
         return int(self._info().drawn)
 
     @property
     def contract(self) -> str:
-        """The name of the numeric contract in full: "f32", "bf16", ..."""
+        """Full name of the numeric contract: "f32", "bf16", ..."""
         return str(self._info().contract_name.decode())
 
     @property
     def kv_type(self) -> str:
-        """What keys and values are stored as."""
+        """Type in which keys and values are stored."""
         return KV_NAMES[self._info().kv_type]
 
     @property
     def prunes(self) -> int:
-        """Entries of the log of prunes."""
+        """Number of entries in the log of prunes."""
         return int(self._info().prunes)
 
     @property
     def edits(self) -> int:
-        """Entries of the log of what its tokens do not give: keys and values that were set, callbacks, splices."""
+        """Number of entries in the log of edits: keys and values set from outside, callbacks,
+        splices. An edited state cannot be computed from its tokens."""
         return int(self._info().edits)
 
     @property
     def interventions(self) -> int:
-        """How many are attached; attached() lists them."""
+        """Number of attached interventions. attached() lists them."""
         return int(self._info().interventions)
 
     @property
     def messages(self) -> List[Message]:
-        """Those of a chat that it holds."""
+        """Messages of the chat that the session holds."""
         with self._turn():
             return [self._message(index) for index in range(self._info().messages)]
 
@@ -193,27 +196,28 @@ class SessionBase(Handle):
         return found
 
     def tokens(self) -> I32:
-        """The ids of all positions, [positions]."""
+        """Returns the ids of all positions, [positions]."""
         with self._turn():
             ids, count = P(c.c_int32)(), c.c_size_t()
             self._call("stet_session_tokens", c.byref(ids), c.byref(count))
             return copied_ids(ids, count.value)
 
     def transcript(self) -> I32:
-        """The same as if none had ever been shifted out."""
+        """Returns the ids of all tokens, [tokens], including those removed by a shift."""
         ids, count = P(c.c_int32)(), c.c_size_t()
         self._call("stet_session_transcript", c.byref(ids), c.byref(count))
         return taken_ids(ids, count)
 
     def set_compute(self, threads: int = 0, chunk: int = 0, isa: str = "", contract: str = "") -> None:
-        """How to compute from now on. Only the contract changes bits, and it may not change while there are tokens."""
+        """Sets threads, chunk, instruction set and contract for later calls. Only the contract
+        changes bits, and it can change only while the session has no tokens."""
         options = session_options(threads=threads, chunk=chunk, isa=isa, contract=contract)
         self._call("stet_session_set_compute", c.byref(options))
 
 
 @contextlib.contextmanager
 def turns_of(*sessions: SessionBase) -> Iterator[None]:
-    """The turns of several sessions at once, always in the same order."""
+    """Locks several sessions, always in the same order."""
     with contextlib.ExitStack() as stack:
         for session in sorted({id(s): s for s in sessions}.values(), key=id):
             stack.enter_context(session._turn())
@@ -221,7 +225,8 @@ def turns_of(*sessions: SessionBase) -> Iterator[None]:
 
 
 def calls_of(sessions: Sequence[SessionBase], function: str, *arguments: Any) -> None:
-    """A call that callbacks of these sessions may end: what they raised is raised here."""
+    """Calls a function that callbacks of these sessions can interrupt. Raises their exception
+    here."""
     for session in sessions:
         session._raised.errors.clear()
     try:
@@ -233,7 +238,7 @@ def calls_of(sessions: Sequence[SessionBase], function: str, *arguments: Any) ->
 
 
 def seen(session: SessionBase, capture: Capture, names: List[str], positions: int) -> Dict[str, F32]:
-    """The arrays of a capture, by the names of its points."""
+    """Returns the arrays of a capture by the names of their points."""
     found: Dict[str, F32] = {}
     for index, name in enumerate(names):
         rows, count, width = P(c.c_float)(), c.c_size_t(), c.c_size_t()

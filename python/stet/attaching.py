@@ -1,4 +1,5 @@
-"""What is attached to a session: interventions, which are part of its state, and functions of the program."""
+"""Attachments of a session: interventions, which are part of its state, and the program's own
+functions."""
 from __future__ import annotations
 
 import contextlib
@@ -21,12 +22,13 @@ class _CCallback(c.Structure):
 
 
 class Attaching(SessionBase):
-    """Changes of activations of what a session processes."""
+    """A session's interventions and callbacks."""
 
     def attach(self, *changes: Intervention) -> Attachment:
-        """Changes activations of what is processed from here on; forks, snapshots and replays carry it. All are attached, or none.
+        """Attaches interventions, which change activations of tokens processed from here on.
+        Forks, snapshots and replays keep them. Either all are attached or none.
 
-        The result detaches them, with detach() or where a `with` ends."""
+        The returned Attachment detaches them, by detach() or at the end of `with`."""
         if not changes or not all(isinstance(change, Intervention) for change in changes):
             refuse("changes", "one Intervention or more", ", ".join(type(change).__name__ for change in changes) or "none")
         all_of_c = [w for change in changes for w in c_interventions(self.model, change)]
@@ -42,7 +44,8 @@ class Attaching(SessionBase):
             return Attachment(self, self.attached()[before:])
 
     def attached(self) -> List[Attached]:
-        """The interventions that are attached, in that order. One with a row for each head is listed as one for each."""
+        """Returns the attached interventions in order. One with a row for each head is listed
+        once for each head."""
         found = []
         with self._turn():
             for index in range(self.interventions):
@@ -52,8 +55,10 @@ class Attaching(SessionBase):
         return found
 
     def detach(self, which: Union[int, Attached, None] = None, position: Optional[int] = None) -> None:
-        """Intervention `which` of attached() (None: all) ends at a position, which is not before the session's size (None: there): the state is then what it would be, had it been attached with
-        that end, which a later rewind leaves where it is. One that has changed nothing by then is forgotten, and those behind it move up."""
+        """Ends intervention `which` of attached() (None: all) at `position` (None: the session's
+        size). The position must not precede the session's size. The state equals that of an
+        intervention attached with this end, and a later rewind keeps the end. An intervention
+        that has not changed anything is removed, and those after it move up."""
         with self._turn():
             end = len(self) if position is None else arguments.integer(position, "position")
             count = self.interventions
@@ -65,10 +70,14 @@ class Attaching(SessionBase):
 
     @contextlib.contextmanager
     def changing(self, points: Iterable[str], function: Callable[[str, int, F32], Optional[npt.ArrayLike]]) -> Iterator[None]:
-        """While this lasts, `function(point, first, rows)` changes activations of what is processed: rows, [positions, width] from position `first` on, in place, or by returning others.
+        """Lets `function(point, first, rows)` change activations inside the `with` block. `rows`
+        is [positions, width], starting at position `first`. The function changes it in place or
+        returns other values.
 
-        No file holds such a function, so what it had part in counts as edited (`edits`) and cannot be computed again. What it raises is raised by the call that it ran in, and leaves the
-        session as it was. Numbers that are not finite are an Error. It may only read the session."""
+        A file cannot hold a function. The tokens that it affects therefore count as edited
+        (`edits`) and cannot be recomputed. The enclosing call raises the function's exceptions
+        and leaves the session unchanged. Values that are not finite raise an Error. The function
+        may only read the session."""
         self.attach_callback(points, function)
         try:
             yield
@@ -77,7 +86,8 @@ class Attaching(SessionBase):
                 self.detach_callbacks()
 
     def attach_callback(self, points: Iterable[str], function: Callable[[str, int, F32], Optional[npt.ArrayLike]]) -> None:
-        """As `changing`, until detach_callbacks(); forks carry it, snapshots do not."""
+        """Attaches a function as `changing` does, until detach_callbacks(). Forks keep it,
+        snapshots do not."""
         names = self.model._matching(points)
         if not callable(function):
             refuse("function", "a function", repr(function))
@@ -95,7 +105,7 @@ class Attaching(SessionBase):
             self._callbacks.append(kept)
 
     def detach_callbacks(self) -> None:
-        """Ends what attach_callback() began, in this session."""
+        """Detaches the functions of attach_callback() from this session."""
         with self._turn():
             self._long_call("stet_session_detach_callbacks")
             self._callbacks = []

@@ -1,4 +1,4 @@
-"""Many sessions at once: shared passes, with the bits of each alone."""
+"""Many sessions in shared passes, with the same bits as each alone."""
 from __future__ import annotations
 
 import ctypes as c
@@ -32,7 +32,8 @@ class _CCut(c.Structure):
 
 @dataclasses.dataclass
 class Row:
-    """A row of generate_batch: a session, and what is to be set of it before. None leaves what the session has; its settings and interventions stay with it afterwards.
+    """A row of generate_batch: a session and the settings for its reply. None keeps the session's
+    own. Settings and interventions stay with the session afterwards.
 
     Interventions are attached before the prompt is processed."""
     session: Session
@@ -60,9 +61,12 @@ class Row:
 
 def generate_batch(rows: Sequence[Union[Session, Row]], tokenizer: Optional["Tokenizer"] = None, max_tokens: int = 256, ignore_eos: bool = False, points: Iterable[str] = (),
                    log_probabilities: bool = True) -> List[Reply]:
-    """Draws a reply of each session in shared passes, with the bits of a reply of its own: its sampling, stops and interventions are its own, and so are max_tokens and ignore_eos of a Row.
+    """Draws a reply for each session in shared passes. Each has the bits of a separate reply,
+    with its session's own sampling, stops and interventions. A Row can have its own max_tokens
+    and ignore_eos.
 
-    Replies have log_probabilities, and of points (names or patterns) what was captured of the tokens that were drawn, [ids, ...]. After a failure, tokens drawn so far stay in the sessions."""
+    Returns a Reply for each row. `captured` holds the rows at `points` (names or patterns) for
+    the drawn tokens, [ids, ...]. After a failure, tokens drawn so far stay in the sessions."""
     all = [row if isinstance(row, Row) else Row(row) for row in rows]
     for i, row in enumerate(all):
         if not isinstance(row.session, Session):
@@ -91,7 +95,9 @@ def generate_batch(rows: Sequence[Union[Session, Row]], tokenizer: Optional["Tok
 
 
 def append_batch(entries: Sequence[Tuple[Session, arguments.Ids]], points: Iterable[str] = ()) -> List[Dict[str, F32]]:
-    """Every session goes on by its tokens, in shared passes, with the bits of an append of its own. Returns what Session.append does, for each. After a failure all are as they were."""
+    """Appends each session's own tokens in shared passes, with the bits of separate appends.
+    Returns the results of Session.append for each entry. After a failure all sessions are
+    unchanged."""
     for i, entry in enumerate(entries):
         if not isinstance(entry, tuple) or len(entry) != 2 or not isinstance(entry[0], Session):
             refuse("entries[%d]" % i, "(session, ids)", repr(entry))
@@ -111,8 +117,9 @@ def append_batch(entries: Sequence[Tuple[Session, arguments.Ids]], points: Itera
 
 
 def splice(cuts: Sequence[Tuple[Session, int, int]]) -> Session:
-    """A session of positions begin .. end - 1 of others, (session, begin, end) one after the other: tokens, and keys and values as they are there, keys rotated to where they are now. Nothing
-    is computed again; `truth()` of it says how far that is from what the tokens give."""
+    """Returns a session made of positions begin .. end - 1 of other sessions, given as (session,
+    begin, end), in this order. Tokens, keys and values are copied, and keys are rotated to their
+    new positions. Nothing is recomputed; its `truth()` shows the deviation from a computed state."""
     at = c.c_void_p()
     for i, cut in enumerate(cuts):
         if not isinstance(cut, tuple) or len(cut) != 3 or not isinstance(cut[0], Session):
@@ -125,7 +132,7 @@ def splice(cuts: Sequence[Tuple[Session, int, int]]) -> Session:
 
 
 def compare(a: Union[Session, Snapshot], b: Union[Session, Snapshot]) -> Comparison:
-    """Two sessions, or two snapshots, part by part."""
+    """Compares two sessions or two snapshots by parts."""
     if isinstance(a, Snapshot) and isinstance(b, Snapshot):
         return Comparison._made("stet_snapshot_compare", a._at, b._at)
     if not isinstance(a, Session) or not isinstance(b, Session):

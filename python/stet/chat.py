@@ -23,14 +23,15 @@ class _CPromptReport(c.Structure):
 
 
 class PromptReport(NamedTuple):
-    """Tokens of a prompt: those that were in the cache and stay; of earlier messages that are processed again, since something before them changed; and of new or changed messages."""
+    """Numbers of a prompt's tokens: kept in the cache; recomputed, of unchanged messages after a
+    change; and added, of new or changed messages."""
     kept: int
     recomputed: int
     added: int
 
 
 class _ChatSession(Session):
-    """A chat's own session: it belongs to the chat, which it keeps alive."""
+    """The session of a chat. It keeps the chat alive."""
 
     _owner: "Chat"
 
@@ -42,18 +43,21 @@ class _ChatSession(Session):
 
     @property
     def closed(self) -> bool:
-        """Whether its chat was closed."""
+        """True after the chat is closed."""
         return self._owner.closed
 
     def close(self) -> None:
-        """Does nothing: the session is its chat's."""
+        """Does nothing, because the chat owns the session."""
 
 
 class Chat(Handle):
-    """A conversation, which goes on from a fork of a session with the messages that it has. copy.copy() is a fork.
+    """A conversation that starts as a fork of a session, with the session's messages. copy.copy()
+    is a fork.
 
-    `variables` are further ones of the template ("tools", ...), `chat_template` is a Jinja source in place of the tokenizer's, `now` the time for a template that asks for it, in seconds since
-    1970. Marks in messages are text, unless special_in_text. What is None stays as the session has it."""
+    `variables` are further variables of the template ("tools", ...). `chat_template` is a Jinja
+    source that replaces the tokenizer's. `now` is the time for templates that ask for it, in
+    seconds since 1970. None keeps the session's own value. Marks in messages are text unless
+    special_in_text is set."""
 
     _free = "stet_chat_free"
     _instead = "; session.save() writes it to a file"
@@ -93,7 +97,8 @@ class Chat(Handle):
 
     @property
     def session(self) -> Session:
-        """The chat's own session, to be saved, looked at or given other settings. It lives as long as the chat is open."""
+        """The chat's own session, which can be saved, inspected or given other settings. It is
+        valid until the chat is closed."""
         at = c.c_void_p()
         call("stet_chat_session", self._at, c.byref(at))
         session = _ChatSession._adopt(self.model, at)
@@ -102,7 +107,7 @@ class Chat(Handle):
         return session
 
     def fork(self) -> "Chat":
-        """A second conversation, which shares every full block."""
+        """Returns a second conversation with the same state. Both share every full block."""
         fork = Chat.__new__(Chat)
         Handle.__init__(fork)
         self._long_call("stet_chat_fork", c.byref(fork._at))
@@ -113,7 +118,7 @@ class Chat(Handle):
 
     @property
     def messages(self) -> List[Message]:
-        """What was said, in order."""
+        """Messages of the conversation, in order."""
         count, found = c.c_size_t(), []
         with self._turn_of_threads:
             call("stet_chat_message_count", self._at, c.byref(count))
@@ -124,36 +129,38 @@ class Chat(Handle):
         return found
 
     def say(self, text: str) -> PromptReport:
-        """One more message of the user, and the beginning of a reply."""
+        """Adds a message of the user and begins a reply."""
         data, report = arguments.text(text, "text"), sized(_CPromptReport())
         self._long_call("stet_chat_say", data, arguments.size(len(data)), c.byref(report))
         return PromptReport(report.kept, report.recomputed, report.added)
 
     def prompt(self, messages: Messages, progress: Optional[Callable[[int], None]] = None) -> PromptReport:
-        """Makes messages what the chat holds, and begins a reply. What is in the cache stays, up to the first token that differs. `progress` is told how many tokens are done.
+        """Sets the conversation to these messages and begins a reply. The cache is kept up to the
+        first token that differs. `progress` receives the number of processed tokens.
 
-        Messages are dicts with "role" and "content", or Messages: replies of the model are best given as `messages` has them, whose tokens are kept."""
+        `messages` are dicts with "role" and "content", or Message objects. Pass the model's
+        replies as they come from `messages`, so that they keep their tokens."""
         all, _held = c_messages(messages)
         report, told = sized(_CPromptReport()), progress_callback(progress, self._raised)
         self._long_call("stet_chat_prompt", all, arguments.size(len(all)), told, None, c.byref(report))
         return PromptReport(report.kept, report.recomputed, report.added)
 
     def plan(self, messages: Messages) -> PromptReport:
-        """What prompt() would keep, process again and add."""
+        """Returns the numbers of tokens that prompt() would keep, recompute and add."""
         all, _held = c_messages(messages)
         report = sized(_CPromptReport())
         self._long_call("stet_chat_plan", all, arguments.size(len(all)), c.byref(report))
         return PromptReport(report.kept, report.recomputed, report.added)
 
     def set_system(self, text: str) -> None:
-        """Puts, changes or (with "") removes the system message, for the next prompt."""
+        """Sets, changes or (with "") removes the system message. Takes effect at the next prompt."""
         data = arguments.text(text, "text")
         self._long_call("stet_chat_set_system", data, arguments.size(len(data)))
 
     # ---- replies
 
     def reply(self, max_tokens: int = 256, ignore_eos: bool = False, on_text: Optional[Callable[[str], Optional[bool]]] = None, log_probabilities: bool = False) -> Reply:
-        """Draws a reply, or goes on with one that was cut; as Session.generate()."""
+        """Draws a reply, or continues one that was cut. See Session.generate()."""
         with self._turn_of_threads:
             recorder, at = Recorder(max_tokens, ignore_eos, log_probabilities, on_text, self._raised), P(CReply)()
             self._long_call("stet_chat_reply", c.byref(recorder.options), c.byref(at))
@@ -162,17 +169,17 @@ class Chat(Handle):
             return reply
 
     def stream(self, max_tokens: int = 256, ignore_eos: bool = False) -> Stream:
-        """The reply token by token, as Session.stream()."""
+        """Returns the reply token by token. See Session.stream()."""
         return Stream(lambda: self.reply(1, ignore_eos, log_probabilities=True), max_tokens)
 
     def ask(self, text: str, max_tokens: int = 256) -> str:
-        """Says something and returns the text of the reply."""
+        """Says a text and returns the text of the reply."""
         self.say(text)
         return self.reply(max_tokens).text
 
     @property
     def is_open(self) -> bool:
-        """Whether the last reply was cut and can go on."""
+        """True if the last reply was cut and can continue."""
         open = c.c_int32()
         call("stet_chat_is_open", self._at, c.byref(open))
         return bool(open.value)
@@ -184,9 +191,9 @@ class Chat(Handle):
         return taken_text(text, size)
 
     def rewind(self, turns: int = 1) -> None:
-        """Forgets the last `turns` messages of the user and all that followed each."""
+        """Removes the last `turns` messages of the user, and everything after each."""
         self._long_call("stet_chat_rewind", c.c_int64(arguments.integer(turns, "turns")))
 
     def retry(self) -> None:
-        """Forgets the last reply, so that another can be drawn."""
+        """Removes the last reply, so that another one can be drawn."""
         self._long_call("stet_chat_retry")

@@ -1,4 +1,4 @@
-"""Two states beside each other."""
+"""Comparison and verification of states."""
 from __future__ import annotations
 
 import ctypes as c
@@ -9,7 +9,7 @@ from ._library import P, call, lib, long_call, sized
 
 
 class CDifference(c.Structure):
-    """stet_difference."""
+    """The struct stet_difference."""
     _fields_ = [("text", c.c_char_p), ("where", c.c_char_p), ("what", c.c_char_p), ("expected", c.c_char_p), ("found", c.c_char_p), ("position", c.c_int64), ("layer", c.c_int64),
                 ("head", c.c_int64), ("element", c.c_int64), ("expected_number", c.c_double), ("found_number", c.c_double)]
 
@@ -29,7 +29,8 @@ class _CComparisonLayer(c.Structure):
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """The first place where two states differ; -1: does not apply. Numbers are NaN where what differs is none."""
+    """The first difference between two states. -1 marks fields that do not apply. The numbers are
+    NaN if the difference is not between numbers."""
     text: str
     what: str
     position: int
@@ -43,7 +44,7 @@ class Difference:
 
     @classmethod
     def _of(cls, at: Any) -> Optional["Difference"]:
-        """Takes over a stet_difference; None of NULL."""
+        """Copies a stet_difference and frees it. Returns None for NULL."""
         if not at:
             return None
         d = at.contents
@@ -55,27 +56,28 @@ class Difference:
 
 
 class CVerifyReport(c.Structure):
-    """stet_verify_report."""
+    """The struct stet_verify_report."""
     _fields_ = [("struct_size", c.c_size_t), ("tokens", c.c_int64), ("blocks", c.c_int64), ("of", c.c_int64), ("by_digests", c.c_int64), ("logits", c.c_int64), ("whole", c.c_int64),
                 ("position", c.c_int64), ("reason", c.c_char * 256)]
 
 
 @dataclasses.dataclass(frozen=True)
 class VerifyReport:
-    """What verify() has proved, of how much, and what it has not, and why. True where a difference was found."""
-    difference: Optional[Difference]  # the first; what comes behind it was not compared
-    tokens: int  # that were processed again
-    blocks: int  # of keys and values that are what the tokens give
-    of: int  # blocks that there are
-    by_digests: int  # of `blocks`, those compared by digests, wholly or in layers that are not at hand
-    logits: bool  # those of the last token are what the tokens give
-    whole: bool  # all of the state was proved
-    position: Optional[int]  # from where on the tokens do not give the state; None: they give all of it
-    reason: str  # and why
+    """The result of verify(): the verified part of a state, and why the rest was not verified. It
+    is true if a difference was found."""
+    difference: Optional[Difference]  # the first one; later parts were not compared
+    tokens: int  # tokens processed again
+    blocks: int  # blocks of keys and values equal to those of the tokens
+    of: int  # all blocks
+    by_digests: int  # those of `blocks` compared by digests, at least in some layers
+    logits: bool  # the last token's logits equal the recomputed ones
+    whole: bool  # the whole state was verified
+    position: Optional[int]  # the tokens do not reproduce the state from here on; None: they do
+    reason: str  # the reason for `position`
 
     @classmethod
     def _of(cls, r: Any, difference: Any) -> "VerifyReport":
-        """Takes over a stet_difference."""
+        """Copies a report, and its stet_difference, which is freed."""
         return cls(Difference._of(difference), r.tokens, r.blocks, r.of, r.by_digests, bool(r.logits), bool(r.whole), None if r.position < 0 else r.position, r.reason.decode("utf-8", "replace"))
 
     def __bool__(self) -> bool:
@@ -90,7 +92,7 @@ class VerifyReport:
 
 @dataclasses.dataclass(frozen=True)
 class LayerDeviation:
-    """How far keys and values of a layer are apart: the largest difference, and the root of the mean square."""
+    """Deviations of a layer's keys and values: the largest difference, and the root mean square."""
     key_largest: float
     key_rms: float
     value_largest: float
@@ -99,9 +101,11 @@ class LayerDeviation:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Two states, a and b, part by part. Divergences are of the next token's distributions, in nats; NaN where a state has no logits.
+    """The comparison of two states, a and b, by parts. Divergences are those of the next token's
+    distributions, in nats, and NaN if a state has no logits.
 
-    `differences` has the first of each part that differs, `notes` why a part was not compared, both by the part's name."""
+    `differences` holds the first difference of each differing part, and `notes` the reason why a
+    part was not compared. Both use the parts' names as keys."""
     equal: bool
     common_tokens: int
     equal_positions: int

@@ -1,4 +1,4 @@
-"""What tells a state from others."""
+"""Identities of states."""
 from __future__ import annotations
 
 import ctypes as c
@@ -6,13 +6,13 @@ import dataclasses
 
 
 class CDigests(c.Structure):
-    """stet_digests."""
+    """The struct stet_digests."""
     _fields_ = [("struct_size", c.c_size_t), ("tokens", c.c_char * 40), ("logits", c.c_char * 40), ("kv", c.c_char * 40), ("state", c.c_char * 40), ("id", c.c_char * 72)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Digests:
-    """What tells a state from others; equal ids mean equal continuations."""
+    """A state's digests. `id` identifies the state: equal ids mean equal continuations."""
     tokens: str
     logits: str
     kv: str

@@ -1,4 +1,4 @@
-"""Drawing tokens: settings, replies, and replies token by token."""
+"""Drawing tokens: settings, whole replies, and replies token by token."""
 from __future__ import annotations
 
 import asyncio
@@ -17,19 +17,19 @@ STOPS = {1: "eos", 2: "string", 3: "length", 4: "callback"}
 
 
 class CTokenBias(c.Structure):
-    """stet_token_bias."""
+    """The struct stet_token_bias."""
     _fields_ = [("id", c.c_int32), ("bias", c.c_double)]
 
 
 class CSampling(c.Structure):
-    """stet_sampling."""
+    """The struct stet_sampling."""
     _fields_ = [("struct_size", c.c_size_t), ("temperature", c.c_double), ("top_p", c.c_double), ("min_p", c.c_double), ("typical_p", c.c_double), ("repetition_penalty", c.c_double),
                 ("seed", c.c_uint64), ("top_k", c.c_int32), ("greedy", c.c_int32), ("frequency_penalty", c.c_double), ("presence_penalty", c.c_double),
                 ("logit_bias", P(CTokenBias)), ("logit_bias_count", c.c_size_t)]
 
 
 class CReply(c.Structure):
-    """stet_reply."""
+    """The struct stet_reply."""
     _fields_ = [("ids", P(c.c_int32)), ("id_count", c.c_size_t), ("text", CText), ("stop", c.c_int32)]
 
 
@@ -38,13 +38,15 @@ OnText = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_void_p, c.c_size_t)
 
 
 class CGenerateOptions(c.Structure):
-    """stet_generate_options."""
+    """The struct stet_generate_options."""
     _fields_ = [("struct_size", c.c_size_t), ("flags", c.c_uint64), ("max_tokens", c.c_int64), ("context", c.c_void_p), ("on_text", OnText), ("on_token", OnToken)]
 
 
 @dataclasses.dataclass
 class Sampling:
-    """How tokens are drawn; draws are a function of seed and position. Frequency and presence penalties count the tokens of the reply so far; logit_bias is added to the logits of single tokens."""
+    """Sampling settings. Draws depend only on seed and position. The frequency and presence
+    penalties count tokens of the current reply. logit_bias maps a token id to a number added to
+    its logit."""
     greedy: bool = True
     temperature: float = 1.0
     top_k: int = 0
@@ -59,7 +61,7 @@ class Sampling:
 
     @classmethod
     def initial(cls) -> "Sampling":
-        """The settings of a new session, as the library has them."""
+        """Returns the library's settings for a new session."""
         s = sized(CSampling())
         call("stet_sampling_init", c.byref(s))
         return cls._of(s)
@@ -82,9 +84,12 @@ class Sampling:
 
 @dataclasses.dataclass
 class Reply:
-    """ids: a stop token included; text: special tokens left out; stop: eos, string, length or callback.
+    """A reply. `ids` include a stop token; `text` omits special tokens. `stop` is eos, string,
+    length or callback.
 
-    log_probabilities [ids]: of each drawn token under the softmax of the logits alone, where they were asked for. captured: point -> [ids, ...], of a batch with points."""
+    log_probabilities, [ids], are those of the drawn tokens under the softmax of the raw logits,
+    if they were requested. `captured` maps a point to its rows, [ids, ...], for a batch with
+    points."""
     ids: I32
     text: str
     stop: str
@@ -93,21 +98,23 @@ class Reply:
 
 
 class Token(NamedTuple):
-    """A token that was drawn; the text that is certain since, often ""; and the natural logarithm of its probability under the softmax of the logits alone."""
+    """A drawn token, the text that it completes (often ""), and the natural logarithm of its
+    probability under the softmax of the raw logits."""
     id: int
     text: str
     log_probability: float
 
 
 def log_probability(logits: F32, id: int) -> float:
-    """The natural logarithm of a token's probability under the softmax of logits, [vocab]."""
+    """Returns the natural logarithm of a token's probability under the softmax of logits,
+    [vocab]."""
     array, result = arguments.floats(logits, "logits"), c.c_double()
     call("stet_log_probability", arguments.pointer(array, c.c_float), arguments.size(array.size), c.c_int32(arguments.integer(id, "id", -1 << 31, (1 << 31) - 1)), c.byref(result))
     return result.value
 
 
 def log_softmax(logits: npt.ArrayLike) -> F64:
-    """Along the last axis, in float64."""
+    """Returns the log-softmax along the last axis, in float64."""
     x = np.asarray(logits, np.float64)
     x = x - x.max(axis=-1, keepdims=True)
     result: F64 = x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
@@ -115,7 +122,7 @@ def log_softmax(logits: npt.ArrayLike) -> F64:
 
 
 class Recorder:
-    """The options of one reply as C takes them, and what its callbacks record."""
+    """The options of one reply as C structs, and the values that its callbacks record."""
 
     def __init__(self, max_tokens: int, ignore_eos: bool, log_probabilities: bool, on_text: Optional[Callable[[str], Optional[bool]]], raised: Raised) -> None:
         self.log_probabilities: List[float] = []
@@ -140,7 +147,7 @@ class Recorder:
         self._kept = more
 
     def reply(self, at: Any) -> Reply:
-        """Takes over a stet_reply."""
+        """Copies a stet_reply and frees it."""
         r = at.contents
         made = Reply(copied_ids(r.ids, r.id_count), str(r.text), STOPS[r.stop], np.array(self.log_probabilities) if self._record else None)
         lib.stet_reply_free.argtypes = [P(CReply)]
@@ -149,10 +156,11 @@ class Recorder:
 
 
 class Stream(Iterator[Token], AsyncIterator[Token]):
-    """A reply token by token, by `for` or, off the event loop's thread, by `async for`.
+    """Iterates over a reply token by token, with `for`, or with `async for` outside of the event
+    loop's thread.
 
-    Between two tokens the session is what it would be, had the reply been cut there: it may be saved, forked, or left. `reply` is what has come so far; its stop is "length" until it
-    has ended."""
+    Between two tokens the session's state is that of a reply cut there, so it can be saved,
+    forked or left. `reply` holds the reply so far. Its `stop` is "length" until the end."""
 
     def __init__(self, step: Callable[[], Reply], max_tokens: int) -> None:
         self._step, self._left = step, arguments.integer(max_tokens, "max_tokens", 1)
@@ -187,7 +195,7 @@ class Stream(Iterator[Token], AsyncIterator[Token]):
             return None
         one, whole = self._step(), self.reply
         ended = one.stop != "length"
-        if one.ids.size == 0:  # a full session, or a stop string that was set meanwhile
+        if one.ids.size == 0:  # a full session, or a stop string that was set in between
             self._ended = True
             self.reply = Reply(whole.ids, whole.text + one.text, one.stop, whole.log_probabilities)
             return None
@@ -211,7 +219,8 @@ class Stream(Iterator[Token], AsyncIterator[Token]):
 
 
 class Sampler(Handle):
-    """From logits to a token, without a session. It remembers the tokens that set_drawn() gave it; a copy does, too."""
+    """Draws tokens from logits without a session. It keeps the tokens given to set_drawn(), and
+    so does a copy."""
 
     _free = "stet_sampler_free"
     _instead = "; make one there"
@@ -223,13 +232,14 @@ class Sampler(Handle):
         call("stet_sampler_new", c.c_int32(self._vocab_size), c.byref(self._at))
 
     def set_drawn(self, ids: arguments.Ids) -> None:
-        """The tokens of the reply so far, which frequency and presence penalties count from now on."""
+        """Sets the tokens of the reply so far, which the frequency and presence penalties count."""
         array = arguments.ids_of(ids)
         call("stet_sampler_set_drawn", self._at, arguments.pointer(array, c.c_int32), arguments.size(array.size))
         self._drawn = array
 
     def sample(self, logits: F32, sampling: Sampling, position: int, previous: arguments.Ids = ()) -> int:
-        """The token that is to stand at a position; logits [vocab] are finite or -inf, `previous` are the tokens that the repetition penalty applies to."""
+        """Returns the token for a position. `logits`, [vocab], are finite or -inf. The repetition
+        penalty applies to `previous`."""
         array, before, id = arguments.floats(logits, "logits"), arguments.ids_of(previous, "previous"), c.c_int32()
         settings = sampling._struct()
         call("stet_sampler_sample", self._at, c.byref(settings), arguments.pointer(array, c.c_float), arguments.size(array.size), arguments.pointer(before, c.c_int32),
@@ -237,7 +247,7 @@ class Sampler(Handle):
         return id.value
 
     def probabilities(self, logits: F32, sampling: Sampling, previous: arguments.Ids = ()) -> F32:
-        """The distribution that a token is drawn from, [vocab]."""
+        """Returns the distribution from which a token is drawn, [vocab]."""
         array, before = arguments.floats(logits, "logits"), arguments.ids_of(previous, "previous")
         settings, out = sampling._struct(), np.zeros(array.size, np.float32)
         call("stet_sampler_probabilities", self._at, c.byref(settings), arguments.pointer(array, c.c_float), arguments.size(array.size), arguments.pointer(before, c.c_int32),

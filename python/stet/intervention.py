@@ -1,4 +1,4 @@
-"""Interventions: changes of activations that a state declares."""
+"""Interventions: changes of activations that are declared in a state."""
 from __future__ import annotations
 
 import ctypes as c
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from .model import Model, Point
     from .attaching import Attaching
 
-# What C has, by its numbers; and what is said by one of those.
+# C_OPS are the library's operations in the order of their numbers. The other OPS are expressed by
+# one of them.
 C_OPS = ["set", "add", "scale", "project_out", "clamp"]
 OPS = ["set", "replace", "zero", "mean", "add", "scale", "project_out", "clamp", "knock_out"]
 
 
 class CIntervention(c.Structure):
-    """stet_intervention."""
+    """The struct stet_intervention."""
     _fields_ = [("struct_size", c.c_size_t), ("point", c.c_char_p), ("layers", P(c.c_int64)), ("layer_count", c.c_size_t), ("heads", P(c.c_int64)), ("head_count", c.c_size_t),
                 ("begin", c.c_int64), ("end", c.c_int64), ("op", c.c_int32), ("amount", c.c_float), ("bias", c.c_float), ("threshold", c.c_float), ("values", P(c.c_float)), ("value_count", c.c_size_t),
                 ("key_begin", c.c_int64), ("key_end", c.c_int64)]
@@ -29,29 +30,41 @@ class CIntervention(c.Structure):
 
 @dataclasses.dataclass
 class Intervention:
-    """A change of activations (docs/lab.md), part of the state that it is attached to.
+    """A change of activations (docs/lab.md). It is part of the state that it is attached to.
 
-    `point` is named with its layer ("blocks.3.attn.hook_z"), or without and then of `layers` (none: all). `op` is set (or replace), zero, mean (of rows), add (`amount` times the values), scale (by
-    `amount`), project_out (the part in this direction) or clamp (a feature of a sparse autoencoder, values [2, width]: its encoder and decoder). Positions are begin .. end - 1; end 0: for ever.
+    `point` includes a layer ("blocks.3.attn.hook_z"), or omits it and applies to `layers` (none:
+    all). `op` is one of
+      set (or replace), zero
+      mean          sets the mean of the rows in `values`
+      add           adds `amount` times the values
+      scale         multiplies by `amount`
+      project_out   removes the component along `values`
+      clamp         sets a feature of a sparse autoencoder; values [2, width] are its encoder and decoder
+    Positions are begin .. end - 1; end 0 means without end.
 
-    `values` are a row of the point, [width] or [heads, head_dim]; for set also one for each position, [positions, ...]; for mean any number of rows. With `heads` they are one row of
-    a head, [head_dim], that all of these get; or a row for each, [len(heads), head_dim] or [positions, len(heads), head_dim]; or what a capture gave, [heads, head_dim] or
-    [positions, heads, head_dim] with all heads of the point, of which these are taken.
+    `values` is a row of the point, [width] or [heads, head_dim]. For set it can have a row for
+    each position, [positions, ...]; for mean, any number of rows. With `heads`, it is one of
+    these:
+      [head_dim]                          one row for all of them
+      [len(heads), head_dim]              a row for each, or [positions, len(heads), head_dim]
+      [heads, head_dim]                   a capture with all heads of the point, or [positions, heads, head_dim];
+                                          the rows of `heads` are used
 
-    Scores and patterns (attn.hook_attn_scores, attn.hook_pattern) take set, zero, add and scale, of the positions key_begin .. key_end - 1 that are looked at; `values` are one number, or one for each
-    of these. knock_out of scores: they are not seen, and the others share their weight."""
+    Scores and patterns (attn.hook_attn_scores, attn.hook_pattern) accept set, zero, add and scale
+    for the attended positions key_begin .. key_end - 1. `values` is one number, or one for each
+    of them. For scores, knock_out hides these positions, and the others share their weight."""
     point: str
     op: str = "add"
     values: Optional[npt.ArrayLike] = None
     amount: float = 1.0
     begin: int = 0
-    end: int = 0  # 0: from `begin` on for ever
+    end: int = 0  # 0: without end
     layers: Sequence[int] = ()
     heads: Sequence[int] = ()
     bias: float = 0.0
     threshold: float = 0.0
     key_begin: int = 0
-    key_end: int = 0  # 0: all from `key_begin` on
+    key_end: int = 0  # 0: to the last position
 
     def __post_init__(self) -> None:
         self._check()
@@ -95,14 +108,16 @@ class Intervention:
 
 
 class Attached(NamedTuple):
-    """An intervention of a session: its place in the list, what it is, and the size that the session had when it was attached."""
+    """An intervention of a session: its index, the intervention, and the session's size when it
+    was attached."""
     place: int
     intervention: Intervention
     at: int
 
 
 class Attachment:
-    """What Session.attach() has attached: detach() ends it, and so does leaving a `with`."""
+    """The interventions that Session.attach() attached. detach(), or the end of `with`, ends
+    them."""
 
     def __init__(self, session: "Attaching", entries: List[Attached]) -> None:
         self._session, self._entries = session, entries
@@ -111,7 +126,8 @@ class Attachment:
         return "<stet.Attachment: %s>" % ", ".join(repr(e.intervention) for e in self._entries)
 
     def detach(self, position: Optional[int] = None) -> None:
-        """It ends at a position, which is not before the session's size (None: there). What a rewind has forgotten, or was detached before, stays so."""
+        """Ends the interventions at a position not before the session's size (None: at that
+        size). Those that a rewind has removed, or that are already detached, stay as they are."""
         for entry in reversed(self._entries):
             for now in reversed(self._session.attached()):
                 there = dataclasses.replace(now.intervention, end=entry.intervention.end)
@@ -128,7 +144,7 @@ class Attachment:
 
 
 def c_intervention(point: str, op: str, values: F32, change: Intervention, heads: Sequence[int]) -> Any:
-    """stet_intervention."""
+    """Returns a stet_intervention."""
     layers, some = arguments.integers(change.layers, "layers"), arguments.integers(heads, "heads")
     flat = np.ascontiguousarray(values, np.float32).reshape(-1)
     w = sized(CIntervention(point=point.encode(), layers=arguments.pointer(layers, c.c_int64), layer_count=layers.size, heads=arguments.pointer(some, c.c_int64), head_count=some.size,
@@ -139,7 +155,7 @@ def c_intervention(point: str, op: str, values: F32, change: Intervention, heads
 
 
 def c_interventions(model: "Model", change: Intervention) -> List[Any]:
-    """What C is told of it: one, or one for each head that has a row of its own."""
+    """Returns the C structs of an intervention: one, or one for each head that has its own row."""
     change._check()
     point = model.point(change.point)
     for head in change.heads:
@@ -175,7 +191,7 @@ def c_interventions(model: "Model", change: Intervention) -> List[Any]:
 
 
 def _of_attention(change: Intervention, heads: List[int]) -> Any:
-    """Of scores and patterns: a number, or one for each position that is looked at."""
+    """Returns the values for scores and patterns: one number, or one for each attended position."""
     if change.op == "knock_out":
         return c_intervention(change.point, "set", np.full(1, -np.inf, np.float32), change, heads)
     if change.op in ("zero", "scale"):
@@ -189,7 +205,7 @@ def _of_attention(change: Intervention, heads: List[int]) -> Any:
 
 
 def _per_position(rows: F32, op: str, count: int) -> F32:
-    """Rows as C takes them: one, or for `set` one for each position."""
+    """Returns rows as C takes them: one or, for `set`, one for each position."""
     if len(rows) == 1:
         return rows
     if op != "set":
@@ -200,18 +216,18 @@ def _per_position(rows: F32, op: str, count: int) -> F32:
 
 
 def _rows(values: F32, point: "Point", width: int, change: Intervention) -> F32:
-    """[rows][width] of a whole point."""
+    """Returns values of a whole point as [rows][width]."""
     shapes: List[Tuple[int, ...]] = [(width,)] + ([(point.heads, width // point.heads)] if point.heads else [])
     for shape in shapes:
         if values.shape == shape or values.shape[1:] == shape:
             return values.reshape(-1, width)
-    if values.ndim == 1 and values.size and values.size % width == 0:  # rows one after the other
+    if values.ndim == 1 and values.size and values.size % width == 0:  # flattened rows
         return values.reshape(-1, width)
     refuse("values", "%d numbers for a row of %s, as one of the shapes %s" % (width, change.point, ", ".join(str(s) for s in shapes)), "shape %s" % (values.shape,))
 
 
 def _rows_of_heads(values: F32, point: "Point", width: int, heads: List[int], change: Intervention, count: int) -> F32:
-    """[rows][heads or 1][head_dim], with one head for a row that all of them get."""
+    """Returns [rows][heads or 1][head_dim]. One head stands for a row that all heads get."""
     every = point.heads
     if values.shape == (width,):
         return values.reshape(1, 1, width)
@@ -236,7 +252,7 @@ def _rows_of_heads(values: F32, point: "Point", width: int, heads: List[int], ch
 
 
 def _mean(rows: F32) -> F32:
-    """Of rows, [1][...], summed in their order in float32, as the command does."""
+    """Returns the mean of rows, [1][...]. Sums in order in float32, as the command does."""
     share = np.float32(1) / np.float32(len(rows))
     mean = np.zeros(rows.shape[1:], np.float32)
     for row in rows:
@@ -245,7 +261,7 @@ def _mean(rows: F32) -> F32:
 
 
 def intervention_of(w: CIntervention) -> Intervention:
-    """What C has attached."""
+    """Returns the Intervention that a C struct describes."""
     values = np.ctypeslib.as_array(w.values, (w.value_count,)).copy() if w.value_count else None
     op = C_OPS[w.op] if 0 <= w.op < len(C_OPS) else str(w.op)
     if op not in OPS:

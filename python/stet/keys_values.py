@@ -1,4 +1,4 @@
-"""Keys and values of a session: read, and changed from outside."""
+"""Reads and edits the keys and values of a session."""
 from __future__ import annotations
 
 import ctypes as c
@@ -12,18 +12,20 @@ from . import _arguments as arguments
 from ._library import F32, Error, P, View, refuse, sized
 from ._session import SessionBase, turns_of
 
-_PLAIN = {1: "<f4", 2: "<u2", 3: "<f2"}  # types whose blocks are plain arrays
+_PLAIN = {1: "<f4", 2: "<u2", 3: "<f2"}  # types that are stored as plain arrays
 
 
 class CRange(c.Structure):
-    """stet_kv_range."""
+    """The struct stet_kv_range."""
     _fields_ = [("struct_size", c.c_size_t), ("layers", P(c.c_int64)), ("layer_count", c.c_size_t), ("heads", P(c.c_int64)), ("head_count", c.c_size_t), ("begin", c.c_int64), ("end", c.c_int64),
                 ("keys", c.c_int32), ("values", c.c_int32)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """64 positions: keys [layers, kv_heads, head_dim, 64], values [layers, kv_heads, 64, head_dim], of the cache's type; bfloat16 as its bits, uint16. Slots that hold no position are 0."""
+    """The keys, [layers, kv_heads, head_dim, 64], and values, [layers, kv_heads, 64, head_dim],
+    of 64 positions in the cache's type. bfloat16 is given as uint16 bit patterns. Slots without a
+    position are 0."""
     keys: npt.NDArray[Any]
     values: npt.NDArray[Any]
 
@@ -31,7 +33,7 @@ class Block:
 def _split(all: npt.NDArray[Any], part: int, shape: Tuple[int, int]) -> npt.NDArray[Any]:
     half = all[:, :, part]
     view = half.view()
-    view.shape = half.shape[:2] + shape  # an error, never a copy, where that cannot be
+    view.shape = half.shape[:2] + shape  # raises instead of copying if the view is impossible
     return view
 
 
@@ -46,11 +48,13 @@ def _range(layers: Sequence[int] = (), heads: Sequence[int] = (), begin: int = 0
 
 
 class KeysAndValues(SessionBase):
-    """Keys and values as material. A change is an edit: the state says from then on that its tokens do not give it. Ranges are given as layers, heads (all), begin, end (all positions), keys and
-    values (both)."""
+    """Access to keys and values. Every change is an edit: the state records that its tokens do
+    not reproduce it. Ranges are given as layers, heads (default: all), begin, end (default: all
+    positions), keys and values (default: both)."""
 
     def block(self, index: int) -> Block:
-        """Keys and values of positions 64 index .. 64 index + 63, as they lie in memory: read-only views."""
+        """Returns read-only views of the keys and values of positions 64 index .. 64 index + 63
+        in memory order. Raises Error for a kv type without plain arrays."""
         m, view, data, size = self.model, View(), c.c_void_p(), c.c_size_t()
         with self._turn():
             self._long_call("stet_session_view_block", c.c_int64(arguments.integer(index, "index")), c.byref(view._at), c.byref(data), c.byref(size))
@@ -79,11 +83,11 @@ class KeysAndValues(SessionBase):
             return all
 
     def keys(self, layer: int) -> F32:
-        """As the cache has them, [positions, kv_heads, head_dim]."""
+        """Returns the stored keys of a layer, [positions, kv_heads, head_dim]."""
         return self._kv(True, layer)
 
     def values(self, layer: int) -> F32:
-        """As the cache has them, [positions, kv_heads, head_dim]."""
+        """Returns the stored values of a layer, [positions, kv_heads, head_dim]."""
         return self._kv(False, layer)
 
     def _set(self, function: str, layer: int, head: int, position: int, x: npt.ArrayLike) -> None:
@@ -92,28 +96,30 @@ class KeysAndValues(SessionBase):
         self._long_call(function, *at, arguments.pointer(row, c.c_float), arguments.size(row.size))
 
     def set_key(self, layer: int, head: int, position: int, x: npt.ArrayLike) -> None:
-        """Replaces the stored key of one position, [head_dim]: an edit."""
+        """Replaces the stored key of one position, [head_dim]. An edit."""
         self._set("stet_session_set_key", layer, head, position, x)
 
     def set_value(self, layer: int, head: int, position: int, x: npt.ArrayLike) -> None:
-        """Replaces the stored value of one position, [head_dim]: an edit."""
+        """Replaces the stored value of one position, [head_dim]. An edit."""
         self._set("stet_session_set_value", layer, head, position, x)
 
     def zero_kv(self, **where: Any) -> None:
-        """Keys and values of a range become zeros: an edit."""
+        """Zeroes keys and values of a range. An edit."""
         self._long_call("stet_session_zero_kv", c.byref(_range(**where)))
 
     def scale_kv(self, factor: float, **where: Any) -> None:
-        """Multiplies keys and values of a range: an edit."""
+        """Multiplies keys and values of a range by a factor. An edit."""
         self._long_call("stet_session_scale_kv", c.byref(_range(**where)), c.c_float(arguments.number(factor, "factor")))
 
     def set_kv(self, x: npt.ArrayLike, **where: Any) -> None:
-        """Sets keys or values of a range: one vector [head_dim] for each, or [positions, heads, head_dim] for each layer. An edit."""
+        """Sets keys or values of a range: one vector [head_dim] for all, or [positions, heads,
+        head_dim] for each layer. An edit."""
         rows = arguments.floats(x, "x")
         self._long_call("stet_session_set_kv", c.byref(_range(**where)), arguments.pointer(rows, c.c_float), arguments.size(rows.size))
 
     def copy_kv(self, source: "KeysAndValues", position: Optional[int] = None, **where: Any) -> None:
-        """Copies a range from another session of the model, from `position` (None: the same) on; keys that move are rotated to where they are then. An edit."""
+        """Copies a range from another session of the same model, starting at `position` there
+        (None: the same position). Keys that move are rotated to their new positions. An edit."""
         begin = where.get("begin", 0) if position is None else arguments.integer(position, "position")
         with turns_of(self, source):
             self._long_call("stet_session_copy_kv", c.byref(_range(**where)), source._at, c.c_int64(begin))

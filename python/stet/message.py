@@ -1,4 +1,4 @@
-"""Messages of a conversation, as Python has them and as C does."""
+"""Messages of a conversation in Python and in C."""
 from __future__ import annotations
 
 import ctypes as c
@@ -11,14 +11,15 @@ from ._library import CText, refuse
 
 
 class CMessage(c.Structure):
-    """stet_message."""
+    """The struct stet_message."""
     _fields_ = [("role", CText), ("content", CText), ("fields", CText), ("begin", c.c_int64), ("end", c.c_int64), ("drawn", c.c_int32)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """What someone said. `fields` are further members for the template ("tool_calls", ...); begin .. end - 1 is where it stands in the transcript (0 for a new one); `drawn`: a reply of the
-    model, whose tokens are what was said."""
+    """A message. `fields` are further members for the template ("tool_calls", ...). It occupies
+    begin .. end - 1 in the transcript (0 for a new message). If `drawn`, it is a reply of the
+    model and keeps its tokens."""
     role: str
     content: str
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -36,7 +37,8 @@ Messages = Sequence[Union[Message, Mapping[str, Any]]]
 
 
 def message_of(x: Union[Message, Mapping[str, Any]], name: str) -> Message:
-    """A message, or a dict with "role" and "content" whose further members are its fields."""
+    """Returns a Message from a Message, or from a dict with "role" and "content" whose other
+    members become `fields`."""
     if isinstance(x, Message):
         return x
     if not isinstance(x, Mapping) or not isinstance(x.get("role"), str):
@@ -46,25 +48,25 @@ def message_of(x: Union[Message, Mapping[str, Any]], name: str) -> Message:
     if isinstance(content, str):
         return Message(x["role"], content, more)
     if "content" in x:
-        more["content"] = content  # parts, or null beside tool calls: for the template
+        more["content"] = content  # parts, or null beside tool calls; the template handles both
     return Message(x["role"], "", more)
 
 
 def all_messages(messages: Messages) -> Sequence[Message]:
-    """All of them as Messages."""
+    """Returns all messages as Message objects."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         refuse("messages", "a sequence of messages", repr(messages))
     return [message_of(x, "messages[%d]" % i) for i, x in enumerate(messages)]
 
 
 def json_of_messages(messages: Messages) -> bytes:
-    """The array that a chat template is given."""
+    """Returns the JSON array that a chat template gets."""
     all: Sequence[Dict[str, Any]] = [{"role": m.role, "content": m.content, **m.fields} for m in all_messages(messages)]
     return arguments.json_text(all, "messages")
 
 
 def c_messages(messages: Messages) -> Tuple[Any, object]:
-    """stet_message[], and what must outlive it."""
+    """Returns a stet_message[] and the objects that must outlive it."""
     held, made = [], []
     for i, m in enumerate(all_messages(messages)):
         parts = [arguments.text(m.role, "messages[%d].role" % i), arguments.text(m.content, "messages[%d].content" % i),

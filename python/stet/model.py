@@ -21,7 +21,7 @@ THREADS = (0, 1 << 31)
 
 
 class CModelOptions(c.Structure):
-    """stet_model_options."""
+    """The struct stet_model_options."""
     _fields_ = [("struct_size", c.c_size_t), ("flags", c.c_uint64), ("threads", c.c_int64), ("contract", c.c_int64)]
 
 
@@ -41,12 +41,13 @@ class _CWeight(c.Structure):
 
 
 class CFile(c.Structure):
-    """stet_file."""
+    """The struct stet_file."""
     _fields_ = [("name", c.c_char_p), ("data", c.c_void_p), ("size", c.c_size_t)]
 
 
 class Point(NamedTuple):
-    """A row at a point: `width` numbers, of `heads` heads one after the other (0: none). `of_positions`: scores and patterns, [heads, positions]."""
+    """The shape of a row at a point: `width` numbers, consecutive for each of `heads` heads (0:
+    no heads). If `of_positions`, it is a score or pattern, [heads, positions]."""
     heads: int
     width: int
     of_positions: bool
@@ -54,12 +55,13 @@ class Point(NamedTuple):
 
 
 def model_options(contract: str, threads: int, in_memory: bool) -> Any:
-    """stet_model_options of these."""
+    """Returns stet_model_options with these values."""
     return sized(CModelOptions(flags=1 if in_memory else 0, threads=arguments.integer(threads, "threads", *THREADS), contract=arguments.choice(contract, CONTRACTS, "contract")))
 
 
 def c_files(files: Mapping[str, bytes]) -> Tuple[Any, object]:
-    """stet_file[] of files in memory, and what must live as long as they are read."""
+    """Returns a stet_file[] of files in memory, and the objects that must live while they are
+    read."""
     held = []
     for name, data in files.items():
         if not isinstance(data, bytes):
@@ -72,10 +74,13 @@ _Self = TypeVar("_Self", bound="Model")
 
 
 class Model(Shared):
-    """A checkpoint: weights that any number of sessions and threads share. Its copies are itself.
+    """A checkpoint, whose weights any number of sessions and threads share. Copying returns the
+    same model.
 
-    `directory` is in the published Hugging Face layout, a packed one, or a .gguf file. `contract` "q8" or "q4" rounds the weights; "" takes what they are for. `in_memory` reads the files
-    instead of mapping them. Raises an Error that names file and field."""
+    `directory` is a checkpoint in the published Hugging Face layout, a packed checkpoint, or a
+    .gguf file. `contract` "q8" or "q4" rounds the weights; "" takes the contract that the weights
+    are made for. `in_memory` reads the files instead of mapping them. Raises an Error that names
+    file and field."""
 
     _free = "stet_model_free"
     _instead = "; load its checkpoint there"
@@ -103,7 +108,8 @@ class Model(Shared):
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes], name: str = "memory", contract: str = "", threads: int = 0) -> "Model":
-        """A model of files in memory, name -> bytes ("config.json", "model.safetensors", ...), which are kept as long as they are needed. `name` stands for the directory in errors."""
+        """Loads a model from files in memory, name -> bytes ("config.json", "model.safetensors",
+        ...). Their bytes are kept alive as long as needed. Errors use `name` as the directory."""
         model = cls.__new__(cls)
         Shared.__init__(model)
         entries, held = c_files(files)
@@ -140,7 +146,8 @@ class Model(Shared):
 
     @property
     def fingerprints(self) -> Dict[str, str]:
-        """The names of the weights' values, group -> "sha256:...": "embeddings", "norms", ..., "config" and, over all of these, "model"."""
+        """Digests of the weights' values: group -> "sha256:...", for "embeddings", "norms", ...,
+        "config" and, over all of them, "model"."""
         found = {}
         for index in range(self._fingerprints):
             group, text = c.c_char_p(), c.c_char_p()
@@ -150,16 +157,19 @@ class Model(Shared):
 
     def session(self, capacity: int = 0, threads: int = 0, chunk: int = 0, isa: str = "", kv_type: str = "", contract: str = "",
                 window_only: bool = False, recompute: bool = False, checkpoint_every: int = 0) -> "Session":
-        """A new session: positions (0: all that the model has), and how to compute, of which only contract and kv_type change bits.
+        """Returns a new session. `capacity` is its number of positions (0: all that the model
+        supports). Of the other options only contract and kv_type change bits.
 
-        window_only keeps of layers with a sliding window that window alone, and the one before each multiple of checkpoint_every positions (0: 8192; -1: none); what needs another fails,
-        or processes tokens again where `recompute` says so."""
+        With window_only, layers with a sliding window keep only that window, and the one before
+        each multiple of checkpoint_every positions (0: 8192; -1: none). A call that needs an
+        evicted window raises an Error or, with `recompute`, processes tokens again."""
         from .session import Session
         return Session(self, capacity=capacity, threads=threads, chunk=chunk, isa=isa, kv_type=kv_type, contract=contract,
                        window_only=window_only, recompute=recompute, checkpoint_every=checkpoint_every)
 
     def chat(self, tokenizer: "Tokenizer", capacity: int = 0, **options: Any) -> "Chat":
-        """A conversation through the checkpoint's chat template, in a new session with the settings that the checkpoint recommends; options as of Chat."""
+        """Returns a conversation through the checkpoint's chat template, in a new session with
+        the checkpoint's recommended settings. `options` are those of Chat."""
         from .chat import Chat
         with self.session(capacity=capacity) as session:
             session.use_recommended()
@@ -168,14 +178,16 @@ class Model(Shared):
     # ---- points
 
     def points(self, pattern: str = "*") -> List[str]:
-        """Names of this model's points (docs/points.md), in the order of the forward pass."""
+        """Returns the names of this model's points (docs/points.md) that match, in the order of
+        the forward pass."""
         text, size = c.c_void_p(), c.c_size_t()
         call("stet_model_points", self._at, c.byref(text), c.byref(size))
         names = taken_text(text, size).splitlines()
         return [name for name in names if fnmatch.fnmatchcase(name, pattern)]
 
     def point(self, name: str) -> Point:
-        """The shape of a row at a point, named with its layer or, where all layers are alike, without."""
+        """Returns the shape of a row at a point. The name includes the layer or, if all layers
+        are alike, may omit it."""
         found = self._shapes.get(name)
         if found is None:
             info = sized(_CPointInfo())
@@ -195,7 +207,8 @@ class Model(Shared):
         return names
 
     def _row_shape(self, name: str, positions: int) -> Tuple[int, ...]:
-        """Of one position at a point, where `positions` are there."""
+        """Returns the shape of one position's row at a point when there are `positions`
+        positions."""
         point = self.point(name)
         if point.of_positions:
             return point.heads, positions
@@ -204,17 +217,22 @@ class Model(Shared):
     # ---- weights
 
     def weights(self, pattern: str = "*") -> List[str]:
-        """Names of the weights, as TransformerLens calls them ("embed.W_E", "blocks.0.attn.W_Q", ...); a tensor that has no such name keeps that of its checkpoint."""
+        """Returns the names of matching weights in TransformerLens's form ("embed.W_E",
+        "blocks.0.attn.W_Q", ...). A tensor without such a name keeps its name in the checkpoint."""
         text, size = c.c_void_p(), c.c_size_t()
         call("stet_model_weights", self._at, c.byref(text), c.byref(size))
         return [name for name in taken_text(text, size).splitlines() if fnmatch.fnmatchcase(name, pattern)]
 
     def weight(self, name: str) -> F32:
-        """The numbers that the model multiplies with, widened to float32: a read-only array, which keeps its memory for as long as it lives.
+        """Returns the values that the model multiplies by, widened to float32, as a read-only
+        array that owns its memory.
 
-        W_Q, W_K and W_V are [heads, hidden, head_dim], W_O is [heads, head_dim, hidden], W_in and W_gate are [hidden, intermediate], W_out is [intermediate, hidden], W_E is [vocab, hidden] (scaled
-        as the family scales embeddings) and W_U is [hidden, vocab]. Keys and values of a model with fewer kv heads are repeated for each head that reads them, as TransformerLens does;
-        with an underscore ("blocks.0.attn._W_K") they are as they are, [kv_heads, ...]."""
+        W_Q, W_K and W_V are [heads, hidden, head_dim], W_O is [heads, head_dim, hidden]. W_in and
+        W_gate are [hidden, intermediate], W_out is [intermediate, hidden]. W_E is [vocab,
+        hidden], scaled as the family scales embeddings, and W_U is [hidden, vocab]. If a model
+        has fewer kv heads, W_K and W_V are repeated for each head that reads them, as in
+        TransformerLens. The underscored names ("blocks.0.attn._W_K") have them unrepeated,
+        [kv_heads, ...]."""
         asked = arguments.word(name, "name").decode()
         front, _, last = asked.rpartition(".")
         bare = last[1:] if last in ("_W_K", "_W_V", "_b_K", "_b_V") else last
@@ -227,7 +245,7 @@ class Model(Shared):
         return array
 
     def _stack(self, name: str) -> F32:
-        """That of all layers, [layers, ...], read once."""
+        """Returns a weight of all layers, [layers, ...], and caches it."""
         found = self._stacks.get(name)
         if found is None:
             found = np.stack([self.weight("blocks.%d.%s" % (layer, name)) for layer in range(self.layers)])
@@ -236,7 +254,8 @@ class Model(Shared):
         return found
 
     def __getattr__(self, name: str) -> F32:
-        # The weights of all layers, as TransformerLens has them: W_Q, W_K, W_V, W_O, b_..., W_in, W_gate, W_out; and W_E, W_pos, W_U.
+        # The weights of all layers as attributes, as in TransformerLens: W_Q, W_K, W_V, W_O, b_...,
+        # W_in, W_gate, W_out; and W_E, W_pos, W_U.
         if name.startswith(("W_", "b_")) and not self.closed:
             for front, names in (("attn.", ("Q", "K", "V", "O")), ("mlp.", ("in", "gate", "out"))):
                 if name[2:] in names and self.weights("blocks.0.%s%s" % (front, name)):
@@ -248,13 +267,15 @@ class Model(Shared):
 
 
 def pack(directory: arguments.Path, output: arguments.Path, contract: str = "", threads: int = 0) -> None:
-    """Packs a checkpoint for a contract into `output`, a new or empty directory, which loads in milliseconds. "" keeps the weights as they are."""
+    """Packs a checkpoint for a contract into `output`, a new or empty directory, which then loads
+    in milliseconds. "" keeps the weights unrounded."""
     call("stet_model_pack", arguments.path(directory, "directory"), arguments.path(output, "output"), c.c_int32(arguments.choice(contract, CONTRACTS, "contract")),
          c.c_int32(arguments.integer(threads, "threads", *THREADS)))
 
 
 def check_packed(directory: arguments.Path, threads: int = 0) -> int:
-    """Compares all weights of a packed checkpoint with their digests: an Error names the first that is not what it was. Returns how many bytes were compared."""
+    """Compares all weights of a packed checkpoint with their digests. Returns the number of bytes
+    compared. Raises an Error that names the first differing tensor."""
     count = c.c_uint64()
     call("stet_model_check_packed", arguments.path(directory, "directory"), c.c_int32(arguments.integer(threads, "threads", *THREADS)), c.byref(count))
     return count.value

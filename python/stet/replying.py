@@ -1,4 +1,4 @@
-"""How a session replies: settings, stops, and replies whole or token by token."""
+"""Replies of a session: settings, stops, and replies as a whole or token by token."""
 from __future__ import annotations
 
 import ctypes as c
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Replying(SessionBase):
-    """Settings of how tokens are drawn, and replies."""
+    """A session's sampling settings and replies."""
 
     def append_prompt(self, ids: arguments.Ids, progress: Optional[Callable[[int], None]] = None) -> None:
-        """Tokens that a reply is to follow. An open reply before them is closed as it is."""
+        """Appends a prompt for a reply. Closes an open reply before it as it is."""
         array = arguments.ids_of(ids)
         if progress is None:
             self._long_call("stet_session_append_prompt", arguments.pointer(array, c.c_int32), arguments.size(array.size))
@@ -27,7 +27,7 @@ class Replying(SessionBase):
 
     @property
     def sampling(self) -> Sampling:
-        """How tokens are drawn; set another to change it."""
+        """Sampling settings. Assign another Sampling to change them."""
         with self._turn():
             s = sized(CSampling())
             self._call("stet_session_get_sampling", c.byref(s))
@@ -41,12 +41,13 @@ class Replying(SessionBase):
         self._call("stet_session_set_sampling", c.byref(settings))
 
     def use_recommended(self) -> None:
-        """Sampling and stop ids that the checkpoint recommends. The seed and stop strings stay."""
+        """Sets the sampling and stop ids that the checkpoint recommends. Keeps the seed and the
+        stop strings."""
         self._call("stet_session_use_recommended")
 
     @property
     def stop_ids(self) -> List[int]:
-        """Tokens that end a reply; set others to change them."""
+        """Tokens that end a reply. Assign a list to change them."""
         with self._turn():
             ids, count = P(c.c_int32)(), c.c_size_t()
             self._call("stet_session_stop_ids", c.byref(ids), c.byref(count))
@@ -59,7 +60,8 @@ class Replying(SessionBase):
 
     @property
     def stop_strings(self) -> List[str]:
-        """Texts that end a reply, and are left out of it; set others to change them. They need a tokenizer."""
+        """Texts that end a reply and are not part of it. Assign a list to change them. They need
+        a tokenizer."""
         found = []
         with self._turn():
             for index in range(self._info().stop_strings):
@@ -78,22 +80,26 @@ class Replying(SessionBase):
 
     def generate(self, tokenizer: Optional["Tokenizer"] = None, max_tokens: int = 256, ignore_eos: bool = False, on_text: Optional[Callable[[str], Optional[bool]]] = None,
                  log_probabilities: bool = False) -> Reply:
-        """Draws a reply; one that was cut goes on at the next call. Without a tokenizer there is no text.
+        """Draws a reply. A reply that was cut continues at the next call. Without a tokenizer
+        `text` is "".
 
-        `on_text` is given text as it becomes certain; False from it ends the reply there, with stop "callback". KeyboardInterrupt leaves the tokens that were drawn before."""
+        `on_text` receives text as it becomes final. If it returns False, the reply ends with stop
+        "callback". After a KeyboardInterrupt the session keeps the tokens drawn before it."""
         with self._turn():
             recorder, at = Recorder(max_tokens, ignore_eos, log_probabilities, on_text, self._raised), P(CReply)()
             self._long_call("stet_session_generate", tokenizer._at if tokenizer is not None else None, c.byref(recorder.options), c.byref(at))
             reply = recorder.reply(at)
-            self._raised.raise_first()  # of a callback, which ended the reply
+            self._raised.raise_first()  # of a callback that ended the reply
             return reply
 
     def stream(self, tokenizer: Optional["Tokenizer"] = None, max_tokens: int = 256, ignore_eos: bool = False) -> Stream:
-        """The reply of generate(), token by token with text and log-probability: for `for` and `async for`."""
+        """Returns the reply of generate() token by token, with text and log-probability, for
+        `for` and `async for`."""
         return Stream(lambda: self.generate(tokenizer, 1, ignore_eos, log_probabilities=True), max_tokens)
 
     def end_reply(self, tokenizer: Optional["Tokenizer"] = None) -> str:
-        """Closes an open reply that is not to go on. Returns the end of its text that was held back."""
+        """Closes an open reply that will not continue. Returns the end of its text that was held
+        back."""
         text, size = c.c_void_p(), c.c_size_t()
         self._call("stet_session_end_reply", tokenizer._at if tokenizer is not None else None, c.byref(text), c.byref(size))
         return taken_text(text, size)

@@ -1,4 +1,4 @@
-"""Scoring: log-probabilities of the tokens of texts, of many at once."""
+"""Log-probabilities of the tokens of many texts."""
 from __future__ import annotations
 
 import ctypes as c
@@ -34,8 +34,11 @@ _TOKENS = np.dtype([("log_probability", np.float64), ("id", np.int32), ("best", 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Score:
-    """The tokens that were scored, [tokens], each given all before it: `ids`, their log_probabilities (natural logarithms), and `best`, the likeliest token in the place of each. `sum` is of the
-    log-probabilities, in order; `greedy`: each token is the likeliest."""
+    """The scores of a text's tokens, [tokens], each given all tokens before it.
+
+    `ids` are the tokens, `log_probabilities` their natural logarithms, and `best` the most likely
+    token at each place. `sum` is the sum of the log-probabilities in order. `greedy` is True if
+    each token is the most likely one."""
     sum: float
     greedy: bool
     ids: I32
@@ -47,11 +50,13 @@ class Score:
 
 
 def encode_pair(tokenizer: Tokenizer, context: str, continuation: str, bos: Optional[bool] = None, special: bool = True) -> Tuple[I32, int]:
-    """The tokens of a context and of a text that goes on from it, and how many of them are the context's, as the lm-evaluation-harness cuts them: white space at the context's end belongs to the
-    continuation; of the tokens of both texts put together, as many are the context's as it has alone."""
+    """Returns the tokens of a context with its continuation, and the number of tokens that belong
+    to the context, as lm-evaluation-harness splits them. White space at the end of the context
+    moves to the continuation. The context then has as many of the joint tokens as it has tokens
+    alone."""
     first, second = arguments.text(context, "context"), arguments.text(continuation, "continuation")
     if bos and special and first.startswith(tokenizer.special_tokens.get("bos_token", "\0").encode()):
-        bos = None  # the same one, where the text has it already
+        bos = None  # the text begins with bos already
     options = sized(_CEncodeOptions(flags=(0 if bos is None else _BOS if bos else _NO_BOS) | (0 if special else _PLAIN)))
     ids, count, begin = P(c.c_int32)(), c.c_size_t(), c.c_size_t()
     call("stet_tokenizer_encode_pair", tokenizer._at, first, arguments.size(len(first)), second, arguments.size(len(second)), c.byref(options), c.byref(ids), c.byref(count), c.byref(begin))
@@ -60,13 +65,16 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str, bos: Opti
 
 def score(before: Union[Model, SessionBase], requests: Sequence[Scored], tokenizer: Optional[Tokenizer] = None, *, batch: int = 16, bos: Optional[bool] = None,
           special: bool = True) -> List[Score]:
-    """How likely texts are to the model, or behind what a session holds, which stays as it is. A request is one of
+    """Scores texts after the session's content, or after nothing for a model. The session does
+    not change. A request is one of
 
-        "text"                     scored as a whole, but for the first token where nothing stands before it (rolling)
-        ("context", "text")        what follows a context, cut as encode_pair() cuts it
-        ids, (ids, ids)            the same of token ids
+        "text"                     scored as a whole, except the first token if nothing precedes it (rolling)
+        ("context", "text")        the text after a context, split as encode_pair() does
+        ids, (ids, ids)            the same with token ids
 
-    `batch` texts are processed together, at most; what several begin with is processed once. Neither changes a bit. `bos` and `special` are those of Tokenizer.encode."""
+    At most `batch` texts are processed together, and shared beginnings are processed once.
+    Neither changes a bit. `bos` and `special` are those of Tokenizer.encode. Returns a Score for
+    each request."""
     if isinstance(before, Model):
         with before.session() as session:
             return score(session, requests, tokenizer, batch=batch, bos=bos, special=special)
@@ -95,7 +103,7 @@ def score(before: Union[Model, SessionBase], requests: Sequence[Scored], tokeniz
 
 
 def _request(request: Any, name: str, tokenizer: Optional[Tokenizer], bos: Optional[bool], special: bool, first: int) -> Tuple[I32, int]:
-    """The ids of a request, and where what is scored begins."""
+    """Returns the ids of a request and the index of the first scored token."""
     pair = isinstance(request, tuple) and len(request) == 2 and not all(isinstance(x, (int, np.integer)) for x in request)
     texts = [x for x in (request if pair else [request]) if isinstance(x, str)]
     if texts and tokenizer is None:

@@ -1,4 +1,4 @@
-"""Sessions: all that changes while a model runs."""
+"""Sessions: all the mutable state of a running model."""
 from __future__ import annotations
 
 import ctypes as c
@@ -40,7 +40,7 @@ class CPruneOptions(c.Structure):
 
 
 class CSaveOptions(c.Structure):
-    """stet_save_options."""
+    """The struct stet_save_options."""
     _fields_ = [("struct_size", c.c_size_t), ("flags", c.c_uint64), ("parent", c.c_void_p), ("threads", c.c_int64), ("mode", c.c_int64), ("form", c.c_int32), ("compress", c.c_int32)]
 
 
@@ -49,22 +49,24 @@ class _CBlockIdentity(c.Structure):
 
 
 class BlockIdentity(NamedTuple):
-    """The name of 64 positions that are full (docs/identity.md), "sha256:...". `replayable`: their tokens give them; otherwise it is that of their bytes."""
+    """The identity of a full block of 64 positions (docs/identity.md), "sha256:...". If
+    `replayable`, it is derived from the tokens, which reproduce the block; otherwise from the
+    block's bytes."""
     id: str
     replayable: bool
 
 
 def save_options(form: str, parent: Optional["Snapshot"], compress: int, with_weights: bool, with_tokenizer: bool, threads: int, mode: int) -> Any:
-    """stet_save_options, as Session.save describes them."""
+    """Returns stet_save_options with the values that Session.save describes."""
     flags = (1 if with_weights else 0) | (2 if with_tokenizer else 0)
     return sized(CSaveOptions(flags=flags, parent=parent._at if parent is not None else None, threads=arguments.integer(threads, "threads", *THREADS), mode=arguments.integer(mode, "mode", 0),
                               form=arguments.choice(form, FORMS, "form"), compress=arguments.integer(compress, "compress", 0, 9)))
 
 
 class Session(KeysAndValues, Attaching, Replying):
-    """A conversation with a model: all that changes while it runs. copy.copy() is a fork.
+    """A conversation with a model: all state that changes while it runs. copy.copy() is a fork.
 
-    Threads take turns: a call waits until the one before has returned. What a failed call would have changed is as it was."""
+    Concurrent calls run one after another. A failed call leaves the session unchanged."""
 
     _free = "stet_session_free"
     _instead = "; save() writes it to a file"
@@ -88,10 +90,13 @@ class Session(KeysAndValues, Attaching, Replying):
     # ---- tokens
 
     def append(self, ids: arguments.Ids, points: Iterable[str] = (), logits: bool = False, progress: Optional[Callable[[int], None]] = None) -> Dict[str, F32]:
-        """Processes tokens. Returns what was at these points (names or patterns), [positions, ...]; heads and scores by head; and "logits" where asked for, [positions, vocab].
+        """Processes tokens. Returns the activations at these points (names or patterns),
+        [positions, ...], with an axis for heads where there are any, and "logits" if requested,
+        [positions, vocab].
 
-        The arrays are read-only views of memory that the library filled; they keep it for as long as they live. `progress` is told after each chunk how many tokens are done; what it raises
-        leaves the session as it was, and so does KeyboardInterrupt, within a token, too."""
+        The arrays are read-only views of the library's memory, which they keep alive. `progress`
+        receives the number of processed tokens after each chunk. An exception from it, or a
+        KeyboardInterrupt at any time, leaves the session unchanged."""
         array, names = arguments.ids_of(ids), self.model._matching(points)
         with self._turn():
             told = progress_callback(progress, self._raised)
@@ -112,7 +117,8 @@ class Session(KeysAndValues, Attaching, Replying):
             return seen(self, capture, names + (["logits"] if logits else []), len(self))
 
     def logits(self, copy: bool = False) -> F32:
-        """Of what follows the last token, [vocab]; [0] where there are none: a read-only view, which stays as it is whatever becomes of the session, or a copy."""
+        """Returns the logits for the token after the last one, [vocab], or [0] without tokens.
+        The array is a read-only view, which later calls do not change, or a copy."""
         with self._turn():
             data, count = P(c.c_float)(), c.c_size_t()
             if copy:
@@ -123,7 +129,8 @@ class Session(KeysAndValues, Attaching, Replying):
             return view.array(c.cast(data, c.c_void_p).value, (count.value,))
 
     def lens(self, residual: npt.ArrayLike) -> F32:
-        """The final norm and head over rows of the residual stream: [..., hidden] -> [..., vocab]."""
+        """Applies the final norm and the output layer to rows of the residual stream: [...,
+        hidden] -> [..., vocab]."""
         given = arguments.floats(residual, "residual")
         if given.shape[-1:] != (self.model.hidden_size,):
             refuse("residual", "rows of %d numbers" % self.model.hidden_size, "shape %s" % (given.shape,))
@@ -135,14 +142,15 @@ class Session(KeysAndValues, Attaching, Replying):
         return array.reshape(*given.shape[:-1], self.model.vocab_size)
 
     def trace(self, ids: arguments.Ids) -> "Trace":
-        """Processes tokens after what is there, in a fork, and keeps what changes of them need to be computed from their layer and position on."""
+        """Processes tokens in a fork, and keeps the data for recomputing changes of them from the
+        changed layer and position."""
         from .trace import Trace
         return Trace(self, ids)
 
-    # ---- going back, forks
+    # ---- rewinding and forks
 
     def fork(self) -> "Session":
-        """A second session, which shares every full block."""
+        """Returns a second session with the same state. Both share every full block."""
         with self._turn():
             at = c.c_void_p()
             self._call("stet_session_fork", c.byref(at))
@@ -151,36 +159,38 @@ class Session(KeysAndValues, Attaching, Replying):
             return fork
 
     def rewind(self, size: int) -> None:
-        """As if the tokens from there on had never been."""
+        """Removes the tokens from position `size` on, as if they had never been appended."""
         self._long_call("stet_session_rewind", c.c_int64(arguments.integer(size, "size")))
 
     def rewind_cost(self, size: int) -> int:
-        """How many tokens that processes again: 0 unless window_only."""
+        """Returns the number of tokens that rewind(size) would process again: 0 unless
+        window_only."""
         tokens = c.c_int64()
         self._call("stet_session_rewind_cost", c.c_int64(arguments.integer(size, "size")), c.byref(tokens))
         return tokens.value
 
     def prune(self, keep_last: int, sinks: int = 0, shift: bool = False) -> int:
-        """Takes positions out of the middle, and keeps keep_last at the end and `sinks` at the beginning; returns how many are seen no more. `shift` moves later positions up; otherwise the gap is
-        masked."""
+        """Removes positions from the middle. Keeps `keep_last` at the end and `sinks` at the
+        beginning. Returns how many became invisible. `shift` moves later positions up; otherwise
+        the gap is masked."""
         options, pruned = sized(CPruneOptions(flags=1 if shift else 0, keep_last=arguments.integer(keep_last, "keep_last"), sinks=arguments.integer(sinks, "sinks"))), c.c_int64()
         self._long_call("stet_session_prune", c.byref(options), c.byref(pruned))
         return pruned.value
 
     def prune_range(self, begin: int, end: int, shift: bool = False) -> None:
-        """Takes out positions begin .. end - 1."""
+        """Removes positions begin .. end - 1."""
         self._long_call("stet_session_prune_range", c.c_int64(arguments.integer(begin, "begin")), c.c_int64(arguments.integer(end, "end")), c.c_int32(bool(shift)))
 
-    # ---- names, files, proofs
+    # ---- identities, files, verification
 
     def digests(self) -> Digests:
-        """What tells this state from others."""
+        """Returns the digests that identify this state."""
         d = sized(CDigests())
         self._long_call("stet_session_get_digests", c.byref(d))
         return Digests._of(d)
 
     def block_identities(self) -> List[BlockIdentity]:
-        """The names of its full blocks."""
+        """Returns the identities of the full blocks."""
         blocks, count = P(_CBlockIdentity)(), c.c_size_t()
         self._long_call("stet_session_block_identities", c.byref(blocks), c.byref(count))
         found = [BlockIdentity("sha256:" + bytes(blocks[i].id).hex(), bool(blocks[i].replayable)) for i in range(count.value)]
@@ -188,36 +198,44 @@ class Session(KeysAndValues, Attaching, Replying):
         return found
 
     def take_healed(self) -> List[str]:
-        """What was healed since the last call, a line for each file: blocks of a snapshot that were not what had been saved, and were computed again."""
+        """Returns a line for each file whose blocks were healed since the last call. Healed
+        blocks differed from the saved ones and were recomputed."""
         text, size = c.c_void_p(), c.c_size_t()
         self._call("stet_session_take_healed", c.byref(text), c.byref(size))
         return taken_text(text, size).splitlines()
 
     def save(self, path: arguments.Path, tokenizer: Optional["Tokenizer"] = None, form: str = "full", parent: Optional["Snapshot"] = None, compress: int = 0,
              with_weights: bool = False, with_tokenizer: bool = False, threads: int = 0, mode: int = 0) -> Digests:
-        """Writes all that the session is to a file, which afterwards is the new snapshot or, after a failure, what it was before.
+        """Writes the session to a file. If that fails, the file keeps its previous content.
+        Returns the state's digests.
 
-        `form` is full, delta (to `parent`) or recipe (computed again when it is restored). `compress` is zlib's level; 0 leaves blocks that can be mapped. The model's and the tokenizer's files are put
-        in by with_weights and with_tokenizer. `mode`: permissions of a new file; 0: 0600."""
+        `form` is full, delta (relative to `parent`) or recipe (recomputed by a restore).
+        `compress` is zlib's level; 0 keeps blocks mappable. with_weights and with_tokenizer
+        include the model's and the tokenizer's files. `mode` sets a new file's permissions; 0
+        means 0600."""
         options, d = save_options(form, parent, compress, with_weights, with_tokenizer, threads, mode), sized(CDigests())
         where = arguments.path(path)
         self._long_call("stet_session_save", tokenizer._at if tokenizer is not None else None, where, c.byref(options), c.byref(d))
         return Digests._of(d)
 
     def verify(self) -> VerifyReport:
-        """Computes the state again from its tokens, as far as they give it, and compares bits."""
+        """Recomputes the state from its tokens, as far as they reproduce it, and compares the
+        bits."""
         at, report = P(CDifference)(), sized(CVerifyReport())
         self._long_call("stet_session_verify_with_report", c.byref(report), c.byref(at))
         return VerifyReport._of(report, at)
 
     def difference(self, other: "Session", tolerance: float = 0) -> Optional[Difference]:
-        """The first place where `other` is not as this one; None: equal. Numbers are equal when their bits are, or with a tolerance within it times max(1, |expected|)."""
+        """Returns the first difference of `other` from this session, or None if they are equal.
+        Numbers are equal if their bits are or, with a tolerance, if they differ by at most that
+        times max(1, |expected|)."""
         at, limit = P(CDifference)(), arguments.number(tolerance, "tolerance")
         with turns_of(self, other):
             self._long_call("stet_session_first_difference", other._at, c.c_double(limit), c.byref(at))
             return Difference._of(at)
 
     def truth(self) -> Comparison:
-        """How far edits have taken this state (b) from what its tokens give when all is computed again (a)."""
+        """Compares this state (b) with the one that its tokens give when everything is recomputed
+        (a). Shows the effect of edits."""
         with self._turn():
             return Comparison._made("stet_session_compare_truth", self._at)

@@ -1,4 +1,4 @@
-"""Snapshots: states in files, and in bytes."""
+"""Snapshots: states in files or in memory."""
 from __future__ import annotations
 
 import ctypes as c
@@ -51,13 +51,15 @@ class _CVerifyOptions(c.Structure):
 
 
 class CheckReport(NamedTuple):
-    """What was looked at: blocks of keys and values, those of parents among them, and files of a self-contained snapshot."""
+    """The checked parts: blocks of keys and values, those of parents among them, and files of a
+    self-contained snapshot."""
     blocks: int
     files: int
 
 
 class RestoreReport(NamedTuple):
-    """Tokens that were reused and processed again; blocks that were healed; whether every digest was compared, or is before first use."""
+    """Tokens that were reused and processed again, healed blocks, and whether every digest was
+    already compared (otherwise each is compared before first use)."""
     reused: int
     recomputed: int
     healed: int
@@ -65,7 +67,8 @@ class RestoreReport(NamedTuple):
 
 
 class SnapshotInfo(NamedTuple):
-    """What a snapshot's file says of itself. `config` is the model's shape; parent_id and parent_file are those of a delta, "" where they are not known."""
+    """Metadata of a snapshot. `config` is the model's shape. parent_id and parent_file are those
+    of a delta, "" if unknown."""
     path: str
     contract: str
     contract_version: int
@@ -94,7 +97,9 @@ class SnapshotInfo(NamedTuple):
 
 
 class Snapshot(Shared):
-    """A state in a file. It never changes: its copies are itself. `parent` is the file that a delta was made from; None: it is looked for beside the snapshot."""
+    """A state in a file, immutable. Copying returns the same snapshot. `parent` is the file that
+    a delta is relative to; None looks for it next to the snapshot. Raises Error if the file is
+    damaged."""
 
     _free = "stet_snapshot_free"
     _instead = "; open its file there"
@@ -105,7 +110,8 @@ class Snapshot(Shared):
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "memory") -> "Snapshot":
-        """A snapshot in bytes, which are kept as long as they are needed. `name` is the file of errors."""
+        """Opens a snapshot in memory. Its bytes are kept alive as long as needed. Errors use
+        `name` as the file."""
         if not isinstance(data, bytes):
             refuse("data", "bytes", "a %s" % type(data).__name__)
         snapshot = cls.__new__(cls)
@@ -127,7 +133,7 @@ class Snapshot(Shared):
         return info
 
     def info(self) -> SnapshotInfo:
-        """What the file says of itself."""
+        """Metadata from the file."""
         i = self._read_info()
         plain: Dict[str, Any] = {name: getattr(i, name).decode("utf-8", "replace") for name in ("path", "architecture", "model_fingerprint", "tokenizer_fingerprint", "checkpoint", "parent_id", "parent_file")}
         numbers = {name: getattr(i, name) for name in ("contract_version", "format_version", "file_size", "stored_kv_bytes", "positions", "capacity", "layers", "kv_heads", "head_dim", "prunes", "edits")}
@@ -135,20 +141,21 @@ class Snapshot(Shared):
         return SnapshotInfo(contract=i.contract_name.decode(), config=json.loads(i.config), form=FORM_NAMES[i.form], kv_type=KV_NAMES[i.kv_type], **plain, **numbers, **flags)
 
     def tokens(self) -> I32:
-        """Those of the state, [positions]."""
+        """Returns the token ids of the state, [positions]."""
         ids, count = P(c.c_int32)(), c.c_size_t()
         call("stet_snapshot_tokens", self._at, c.byref(ids), c.byref(count))
         return copied_ids(ids, count.value)
 
     def logits(self) -> F32:
-        """Of what follows the last token, [vocab]; [0] for a recipe, and where there are no tokens."""
+        """Returns the logits for the token after the last one, [vocab]. A recipe, or a state
+        without tokens, has [0]."""
         data, count = P(c.c_float)(), c.c_size_t()
         call("stet_snapshot_logits", self._at, c.byref(data), c.byref(count))
         return np.ctypeslib.as_array(data, (count.value,)).copy() if count.value else np.zeros(0, np.float32)
 
     @property
     def messages(self) -> List[Message]:
-        """Those of a chat that it holds."""
+        """Messages of the chat that the snapshot holds."""
         found = []
         for index in range(self._read_info().messages):
             m = CMessage()
@@ -157,31 +164,32 @@ class Snapshot(Shared):
         return found
 
     def digests(self) -> Digests:
-        """As the file gives them; check() proves them."""
+        """Returns the digests stated in the file. check() verifies them."""
         d = sized(CDigests())
         call("stet_snapshot_get_digests", self._at, c.byref(d))
         return Digests._of(d)
 
     def check(self, threads: int = 0) -> CheckReport:
-        """Proves, without a model, that every byte is what was written; an Error names the first that is not."""
+        """Verifies every byte of the file without a model. Raises an Error that names the first fault."""
         report = sized(_CCheckReport())
         long_call("stet_snapshot_check", self._at, c.c_int32(arguments.integer(threads, "threads", *THREADS)), c.byref(report))
         return CheckReport(report.blocks, report.files)
 
     def verify(self, model: Model, bisect: bool = False, **options: Any) -> VerifyReport:
-        """Computes the state again from its tokens, as far as they give it, and compares the file with it. `bisect` names block and layer by digests alone."""
+        """Recomputes the state from its tokens, as far as they reproduce it, and compares the
+        file with it. `bisect` names the block and layer from digests only."""
         at, wanted, how, report = P(CDifference)(), session_options(**options), sized(_CVerifyOptions(flags=1 if bisect else 0)), sized(CVerifyReport())
         long_call("stet_snapshot_verify", self._at, model._at, c.byref(wanted), c.byref(how), c.byref(report), c.byref(at))
         return VerifyReport._of(report, at)
 
     def load_model(self, contract: str = "", threads: int = 0, in_memory: bool = False) -> Model:
-        """The model that a self-contained snapshot brings along."""
+        """Loads the model from a self-contained snapshot."""
         at, options = c.c_void_p(), model_options(contract, threads, in_memory)
         call("stet_snapshot_load_model", self._at, c.byref(options), c.byref(at))
         return Model._adopt(at)
 
     def load_tokenizer(self) -> "Tokenizer":
-        """The tokenizer that a self-contained snapshot brings along."""
+        """Loads the tokenizer from a self-contained snapshot."""
         from .tokenizer import Tokenizer
         at = c.c_void_p()
         call("stet_snapshot_load_tokenizer", self._at, c.byref(at))
@@ -189,10 +197,13 @@ class Snapshot(Shared):
 
     def restore(self, model: Model, tokenizer: Optional["Tokenizer"] = None, in_memory: bool = False, check: bool = False, heal: bool = False, trust: bool = False, replay: bool = False,
                 **options: Any) -> Session:
-        """A session equal to the one that was saved, whose `restored` says what was done for it; options as of Model.session.
+        """Returns a session equal to the saved one. Its `restored` attribute is a RestoreReport.
+        `options` are those of Model.session.
 
-        in_memory copies the blocks instead of mapping the file; `check` looks at all of them now, not when they are first used; `heal` computes damaged ones again; `trust` takes them as they are;
-        `replay` computes everything again, under another model, contract or kv_type. Another model, tokenizer or contract is refused, with all differences."""
+        in_memory copies the blocks instead of mapping the file. `check` checks all blocks at
+        once, not at first use. `heal` recomputes damaged blocks. `trust` accepts blocks
+        unchecked. `replay` recomputes everything, also under another model, contract or kv_type.
+        Otherwise another model, tokenizer or contract raises an Error with all differences."""
         flags = sum(bit for bit, on in ((1, in_memory), (2, check), (4, heal), (8, trust), (16, replay)) if on)
         at, wanted, how, report = c.c_void_p(), session_options(**options), sized(_CRestoreOptions(flags=flags)), sized(_CRestoreReport())
         long_call("stet_snapshot_restore", self._at, model._at, tokenizer._at if tokenizer is not None else None, c.byref(wanted), c.byref(how), c.byref(report), c.byref(at))
@@ -202,8 +213,9 @@ class Snapshot(Shared):
 
     def convert(self, path: arguments.Path, form: str = "full", parent: Optional["Snapshot"] = None, compress: int = 0, keep_last: Optional[int] = None, sinks: int = 0, shift: bool = False,
                 capacity: int = 0, kv_type: str = "", threads: int = 0, mode: int = 0) -> Tuple[Digests, int]:
-        """Writes the same state in another form, or pruned (keep_last, sinks, shift as of Session.prune), rounded to another kv_type (an edit), with another capacity; needs no model. Returns
-        the new state's digests, and how many positions were pruned."""
+        """Writes the same state in another form, pruned (keep_last, sinks, shift as in
+        Session.prune), rounded to another kv_type (an edit), or with another capacity. Needs no
+        model. Returns the new state's digests and the number of pruned positions."""
         save, d, pruned = save_options(form, parent, compress, False, False, threads, mode), sized(CDigests()), c.c_int64()
         options = sized(_CConvertOptions(capacity=arguments.integer(capacity, "capacity", 0), kv_type=arguments.choice(kv_type, KV_TYPES, "kv_type")))
         if keep_last is not None:

@@ -1,4 +1,4 @@
-"""Tokenizers: text and ids, and messages through chat templates."""
+"""Tokenizers: conversion between text and ids, and chat templates."""
 from __future__ import annotations
 
 import ctypes as c
@@ -29,24 +29,34 @@ class _CRenderOptions(c.Structure):
 
 
 def c_text(data: bytes) -> CText:
-    """stet_text of bytes, which must outlive it."""
+    """Returns a stet_text of bytes, which must outlive it."""
     return CText(c.cast(c.c_char_p(data), c.c_void_p), len(data))
 
 
 class Tokenizer(Shared):
-    """The tokenizer of a checkpoint directory or a .gguf file. It never changes: its copies are itself."""
+    """The tokenizer of a checkpoint directory or a .gguf file, immutable. Copying returns the
+    same tokenizer.
+
+    `pre` names a pre-tokenizer ("llama-bpe") for a .gguf file whose tokenizer.ggml.pre is
+    missing, wrong or unknown to stet.
+    """
 
     _free = "stet_tokenizer_free"
     _instead = "; load its checkpoint there"
 
-    def __init__(self, directory: arguments.Path) -> None:
+    def __init__(self, directory: arguments.Path, pre: Optional[str] = None) -> None:
         super().__init__()
-        call("stet_tokenizer_load", arguments.path(directory, "directory"), c.byref(self._at))
+        path = arguments.path(directory, "directory")
+        if pre is None:
+            call("stet_tokenizer_load", path, c.byref(self._at))
+        else:
+            call("stet_tokenizer_load_pre", path, arguments.word(pre, "pre"), c.byref(self._at))
         self._from = str(directory)
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes], name: str = "memory") -> "Tokenizer":
-        """A tokenizer of files in memory, name -> bytes, which are read here. `name` stands for the directory in errors."""
+        """Loads a tokenizer from files in memory, name -> bytes. The bytes are not kept. Errors
+        use `name` as the directory."""
         tokenizer = cls.__new__(cls)
         Handle.__init__(tokenizer)
         entries, _held = c_files(files)
@@ -73,24 +83,24 @@ class Tokenizer(Shared):
 
     @property
     def fingerprint(self) -> str:
-        """The name of vocabulary, merges, special tokens and template."""
+        """Digest of the vocabulary, merges, special tokens and template."""
         return str(self._info().fingerprint.decode())
 
     @property
     def bos(self) -> Optional[int]:
-        """The id that begins a text; None: there is none."""
+        """Id of the token that begins a text, or None."""
         id = self._info().bos
         return None if id < 0 else int(id)
 
     @property
     def eos(self) -> Optional[int]:
-        """The id that ends a text; None: there is none."""
+        """Id of the token that ends a text, or None."""
         id = self._info().eos
         return None if id < 0 else int(id)
 
     @property
     def special_tokens(self) -> Dict[str, str]:
-        """The named special tokens, as templates see them: "bos_token" -> "<bos>"."""
+        """Named special tokens as templates see them: "bos_token" -> "<bos>"."""
         found = {}
         for index in range(self._info().special_count):
             name, text = CText(), CText()
@@ -99,22 +109,25 @@ class Tokenizer(Shared):
         return found
 
     def chat_template(self, name: str = "") -> str:
-        """The Jinja source of the chat template, or of that with a name ("tool_use"); "": there is none."""
+        """Returns the Jinja source of the chat template, or of the one with this name
+        ("tool_use"). "" means that there is none."""
         source = CText()
         call("stet_tokenizer_chat_template", self._at, arguments.word(name, "name") or None, c.byref(source))
         return str(source)
 
     def encode(self, text: str, bos: Optional[bool] = None, special: bool = True, continued: bool = False) -> I32:
-        """Token ids, [tokens].
+        """Returns token ids, [tokens].
 
-        `bos` True puts bos first, False leaves it out; None does as the checkpoint asks, and puts no second one where the text begins with it. `special` False takes marks in the text ("<eos>")
-        as text: for text of unknown origin. `continued`: the text goes on from another, and no space is put before it."""
+        `bos` True puts bos first, and False leaves it out. None follows the checkpoint, without a
+        second bos if the text begins with one. With `special` False, marks in the text ("<eos>")
+        are plain text; use it for untrusted text. With `continued`, the text continues another
+        one and gets no leading space."""
         return self._encode(arguments.text(text, "text"), bos, special, continued, ())
 
     def _encode(self, data: bytes, bos: Optional[bool], special: bool, continued: bool, plain: Iterable[Tuple[int, int]]) -> I32:
         if bos is not None and not isinstance(bos, bool):
             refuse("bos", "True, False or None", repr(bos))
-        if bos and self.bos is not None:  # the same one, where the text has it already
+        if bos and self.bos is not None:  # the text begins with bos already
             written = self.special_tokens.get("bos_token", "").encode()
             if special and written and data.startswith(written):
                 bos = None
@@ -126,34 +139,37 @@ class Tokenizer(Shared):
         return taken_ids(ids, count)
 
     def decode(self, ids: arguments.Ids, skip_special: bool = False) -> str:
-        """The text of tokens: valid Unicode, whatever they are."""
+        """Returns the text of tokens. It is valid Unicode for any ids."""
         array, out, size = arguments.ids_of(ids), c.c_void_p(), c.c_size_t()
         call("stet_tokenizer_decode", self._at, arguments.pointer(array, c.c_int32), arguments.size(array.size), c.c_int32(bool(skip_special)), c.byref(out), c.byref(size))
         return taken_text(out, size)
 
     def id(self, piece: str) -> int:
-        """The id of a token as the vocabulary writes it; -1: there is none."""
+        """Returns the id of a token as spelled in the vocabulary, or -1."""
         data, id = arguments.text(piece, "piece"), c.c_int32()
         call("stet_tokenizer_id", self._at, data, arguments.size(len(data)), c.byref(id))
         return id.value
 
     def piece(self, id: int) -> str:
-        """A token as the vocabulary writes it; "" for an id that it leaves out."""
+        """Returns a token as spelled in the vocabulary, or "" for an unused id."""
         out, size = c.c_void_p(), c.c_size_t()
         call("stet_tokenizer_piece", self._at, c.c_int32(arguments.integer(id, "id", -1 << 31, (1 << 31) - 1)), c.byref(out), c.byref(size))
         return taken_text(out, size)
 
     def is_special(self, id: int) -> bool:
-        """Whether decoding can leave it out."""
+        """Returns True if decoding can omit this token."""
         special = c.c_int32()
         call("stet_tokenizer_is_special", self._at, c.c_int32(arguments.integer(id, "id", -1 << 31, (1 << 31) - 1)), c.byref(special))
         return bool(special.value)
 
     def apply_chat_template(self, messages: Messages, add_generation_prompt: bool = True, variables: Optional[Mapping[str, Any]] = None, now: int = 0, template: Optional[str] = None) -> I32:
-        """The token ids of a whole conversation as the chat template writes it: the template's marks are tokens, marks in what was said are text, and there is one bos.
+        """Returns the token ids of a whole conversation in the chat template's form. The
+        template's marks become special tokens, marks inside messages stay text, and there is one
+        bos.
 
-        `messages` are dicts with "role" and "content" (what else they have goes to the template), or Messages; `variables` are further ones of the template ("tools", ...); `template` is a
-        Jinja source in place of the tokenizer's."""
+        `messages` are dicts with "role" and "content", whose other members go to the template, or
+        Message objects. `variables` are further variables of the template ("tools", ...).
+        `template` is a Jinja source that replaces the tokenizer's."""
         with ChatTemplate(self, template) as t:
             rendered = t.render(messages, add_generation_prompt, variables, now)
         data = rendered.text.encode()
@@ -161,13 +177,15 @@ class Tokenizer(Shared):
 
 
 class Rendered(NamedTuple):
-    """The text of a prompt, and which bytes of it, begin .. end - 1 in UTF-8, came from messages: marks in those are text."""
+    """The text of a prompt, and the ranges begin .. end - 1 of its UTF-8 bytes that came from
+    messages. Marks in them are text."""
     text: str
     plain: List[Tuple[int, int]]
 
 
 class ChatTemplate(Shared):
-    """What turns messages into the text of a prompt: the tokenizer's own template, or a Jinja source for the same special tokens."""
+    """A template that renders messages as a prompt: the tokenizer's own, or a Jinja source for
+    the same special tokens."""
 
     _free = "stet_chat_template_free"
 
@@ -177,7 +195,8 @@ class ChatTemplate(Shared):
         call("stet_chat_template_new", tokenizer._at, data, arguments.size(len(data or b"")), c.byref(self._at))
 
     def render(self, messages: Messages, add_generation_prompt: bool = True, variables: Union[str, Mapping[str, Any], None] = None, now: int = 0) -> Rendered:
-        """The text of messages; with add_generation_prompt it ends where the model's reply begins. `now` is the time for a template that asks for it, in seconds since 1970."""
+        """Renders messages. With add_generation_prompt the text ends where the model's reply
+        begins. `now` is the time for templates that ask for it, in seconds since 1970."""
         data = json_of_messages(messages)
         more = b"" if variables is None else arguments.json_text(variables, "variables")
         options = sized(_CRenderOptions(flags=1 if add_generation_prompt else 0, variables=c_text(more), now=arguments.integer(now, "now")))
@@ -189,7 +208,8 @@ class ChatTemplate(Shared):
 
 
 class TextStream(Handle):
-    """The text of tokens as they come: bytes of an unfinished character wait for the next token. A copy goes its own way."""
+    """Decodes tokens one by one. Bytes of an incomplete character wait for the next token. A copy
+    is independent."""
 
     _free = "stet_text_stream_free"
     _instead = "; state() is what can be kept"
@@ -200,19 +220,19 @@ class TextStream(Handle):
         call("stet_text_stream_new", tokenizer._at, c.c_int32(self._skip), c.byref(self._at))
 
     def push(self, id: int) -> str:
-        """The text that this id completes, often ""."""
+        """Adds a token. Returns the text that it completes, often ""."""
         text = CText()
         call("stet_text_stream_push", self._at, c.c_int32(arguments.integer(id, "id", -1 << 31, (1 << 31) - 1)), c.byref(text))
         return str(text)
 
     def finish(self) -> str:
-        """What is left at the end; the stream then starts anew."""
+        """Returns the remaining text and resets the stream."""
         text = CText()
         call("stet_text_stream_finish", self._at, c.byref(text))
         return str(text)
 
     def state(self) -> bytes:
-        """All that it remembers."""
+        """Returns the stream's whole state."""
         data, size = c.c_void_p(), c.c_size_t()
         call("stet_text_stream_save", self._at, c.byref(data), c.byref(size))
         kept = c.string_at(data, size.value)
@@ -220,7 +240,7 @@ class TextStream(Handle):
         return kept
 
     def restore(self, state: bytes) -> None:
-        """Goes on from what state() gave."""
+        """Restores a state that state() returned."""
         if not isinstance(state, bytes):
             refuse("state", "bytes", "a %s" % type(state).__name__)
         call("stet_text_stream_restore", self._at, state, arguments.size(len(state)))

@@ -1,4 +1,4 @@
-"""Sweeps: the end of a run computed again under many changes."""
+"""Sweeps: recompute the end of a run under many changes."""
 from __future__ import annotations
 
 import ctypes as c
@@ -26,14 +26,16 @@ _OnTraced = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_size_t, c.c_int64, P(c.c_floa
 
 @dataclasses.dataclass
 class TraceRun:
-    """A prompt of a trace under changes, all of them at once, attached in their order. `positions` are those whose logits are asked for; none: the last."""
+    """A prompt of a trace under changes that apply together, attached in order. `positions` are
+    those whose logits are returned; none means the last."""
     changes: Sequence[Intervention]
     prompt: int = 0
     positions: Sequence[int] = ()
 
 
 class Trace(Handle):
-    """Tokens that went through a model after a session, kept so that their end can be computed again under changes. With a list of prompts, each goes after what the session holds."""
+    """Tokens processed after a session's content, kept so that their end can be recomputed under
+    changes. With a list of prompts, each follows the session's content."""
 
     _free = "stet_trace_free"
     _instead = "; make one there"
@@ -63,10 +65,13 @@ class Trace(Handle):
     def run(self, changes: Sequence[TraceRun], function: Optional[Callable[[int, F32], None]] = None) -> Optional[List[F32]]: ...
 
     def run(self, changes: Any, function: Optional[Callable[[int, F32], None]] = None) -> Any:
-        """The logits after the last token under each change alone, [changes, vocab], with the bits that attaching it before the tokens gives; or `function(index, logits)` for each, in
-        any order, where that would be too many numbers. Changes begin at their layer and position, and share passes.
+        """Returns the logits after the last token under each change alone, [changes, vocab]. The
+        bits are those of attaching the change before the tokens. If that is too much memory,
+        `function(index, logits)` receives each in any order. Changes are computed from their
+        layer and position on, in shared passes.
 
-        Of TraceRuns: for each the logits of its positions in ascending order, [positions, vocab], in a list, or given to the function."""
+        For TraceRuns, returns a list with the logits of each run's positions in ascending order,
+        [positions, vocab], or passes them to the function."""
         if any(isinstance(change, TraceRun) for change in changes):
             return self._run_all(changes, function)
         kept = []

@@ -1,4 +1,4 @@
-// Digests in files: two u64, low half first.
+// Stores digests in files as two u64, low half first.
 #pragma once
 
 #include <string_view>

@@ -18,7 +18,7 @@ std::string compose(const std::string& file, const std::string& field, const std
   return line;
 }
 
-// What stands at one place of a text, as it may be shown; returns its length.
+// Appends the character or byte at `at` in printable form. Returns its length in `text`.
 size_t append_shown(std::string& out, std::string_view text, size_t at) {
   static const char* hex = "0123456789abcdef";
   const Utf8 c = utf8_at(text, at);

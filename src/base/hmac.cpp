@@ -31,7 +31,7 @@ bool equal_in_constant_time(std::span<const std::byte> a, std::span<const std::b
   if (a.size() != b.size()) return false;
   std::byte difference{};
   for (size_t i = 0; i < a.size(); ++i) difference |= a[i] ^ b[i];
-  volatile std::byte found = difference;  // or the loop may be left early
+  volatile std::byte found = difference;  // keeps the compiler from leaving the loop early
   return found == std::byte{};
 }
 

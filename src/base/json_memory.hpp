@@ -1,4 +1,4 @@
-// What the tree of a JSON text may take, charged value by value while it is built.
+// Limits the memory of a JSON text's tree, counting it value by value while the tree is built.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -14,8 +14,8 @@ class JsonMemory {
   JsonMemory(size_t text, const std::string& file)
       : most_(kJsonBytes + kJsonRatio * text), left_(most_), file_(file) {}
 
-  // Roughly: an element of an array that has just doubled, or a node of a map with its key. Throws
-  // a format Error.
+  // Charges a rough cost: an element of an array that has just doubled, or a map node with its key.
+  // Throws a format Error beyond the limit.
   template <class Json>
   void charge(const Json& value, const std::string* key) {
     size_t cost = key != nullptr ? 96 + key->capacity() : 2 * sizeof value;

@@ -22,8 +22,8 @@ using SortedJson = nlohmann::json;
 constexpr size_t kDepthLimit = 64;
 constexpr double kExactIntegers = 9007199254740992.0;  // 2^53
 
-// Where the parser stopped: at the last of the `count` bytes it took, which is one past the end at
-// the end.
+// Returns the position of the last of the `count` bytes that the parser took. At the end of the
+// text that is one past its last byte.
 std::string line_and_column(std::string_view text, size_t count) {
   const std::string_view before = text.substr(0, std::min(count, text.size() + 1) - (count > 0));
   const auto line = 1 + std::count(before.begin(), before.end(), '\n');
@@ -31,8 +31,9 @@ std::string line_and_column(std::string_view text, size_t count) {
   return fmt::format("line {}, column {}", line, before.size() - line_start + 1);
 }
 
-// A text in which Python's Infinity and NaN are replaced by numbers of the same length, so that
-// positions stay. values: what each stands for in order, nothing for one that was there before.
+// A text in which numbers of the same length replace Python's Infinity and NaN, so that positions
+// stay. `values` has the value of each replacement, in order, and nothing for an equal number of
+// the original text.
 struct PlainNumbers {
   static constexpr std::string_view kNan = "0e7", kInfinity = "0.00e007", kNegative = "-0.00e007";
   std::string text;
@@ -71,7 +72,8 @@ PlainNumbers plain_numbers(std::string_view text) {
   return plain;
 }
 
-// What the library says is wrong, without the position and the text, which stand beside it.
+// Returns the library's explanation without the position and the text, which the error shows
+// anyway.
 std::string fault_of(const nlohmann::detail::exception& e) {
   const std::string_view all = e.what();
   const size_t begin = all.find(" - ");
@@ -84,8 +86,8 @@ std::string fault_of(const nlohmann::detail::exception& e) {
   return fault;
 }
 
-// Builds the document as the parser's events arrive, refusing what the library would let pass. Json
-// keeps members sorted, or in the order of the text.
+// Builds the document from the parser's events, and refuses some input that the library would
+// accept. The type Json decides whether members are sorted or keep the order of the text.
 template <class Json>
 class Builder : public nlohmann::json_sax<Json> {
   using Sax = nlohmann::json_sax<Json>;
@@ -153,7 +155,7 @@ class Builder : public nlohmann::json_sax<Json> {
     }
     if constexpr (kSorted) {
       return &(parent[keys_.back()] = std::move(value));
-    } else {  // by its name the library would look for the member among all before it
+    } else {  // the library would search all members for the name
       auto& members = parent.template get_ref<typename Json::object_t&>();
       return &members.emplace_back(std::move(keys_.back()), std::move(value)).second;
     }
@@ -202,7 +204,7 @@ class Builder : public nlohmann::json_sax<Json> {
     }
     throw Error(ErrorKind::format, file_, path + name, "each key once", "a second value");
   }
-  // Of the member of open object `i` in which the next open container stands.
+  // Returns the name of the latest member of open object `i`.
   const std::string& name_of(size_t i) const {
     if constexpr (kSorted)
       return keys_[i];
@@ -212,12 +214,12 @@ class Builder : public nlohmann::json_sax<Json> {
 
   std::string_view text_;
   const std::string& file_;
-  std::deque<std::optional<double>> special_;  // what stands for the numbers that are marks
+  std::deque<std::optional<double>> special_;  // values of the replaced numbers
   JsonMemory memory_{text_.size(), file_};
   Json root_;
-  // The containers around the next value. They are last in their parents, so that none moves.
+  // The containers around the next value. Each is last in its parent, so none of them moves.
   std::vector<Json*> open_;
-  std::vector<std::string> keys_;  // of each, the key whose value comes next
+  std::vector<std::string> keys_;  // for each, the key of the next value
 };
 
 template <class Json>
@@ -250,7 +252,7 @@ std::string describe(const SortedJson* value) {
 
 std::string number_text(double value) { return SortedJson(value).dump(); }
 
-// The value as an integer, if it is one.
+// Returns the value as an integer, or nothing if it is not one.
 std::optional<int64_t> as_integer(const SortedJson& value) {
   if (value.is_number_unsigned()) {
     const auto number = value.get<uint64_t>();
@@ -276,11 +278,11 @@ struct JsonAccess {
   static const SortedJson& of(const JsonReader& r) {
     return *static_cast<const SortedJson*>(r.object_.get());
   }
-  // A value inside of the reader's, which keeps the whole alive.
+  // Returns a reader of a value within r's document, which keeps the document alive.
   static JsonReader part(const JsonReader& r, const SortedJson* value, std::string path) {
     return {std::shared_ptr<const void>(r.object_, value), r.file_, std::move(path)};
   }
-  // Null where it is absent or null.
+  // Returns null if the member is absent or null.
   static const SortedJson* find(const JsonReader& r, const std::string& name) {
     const SortedJson& object = of(r);
     const auto it = object.find(name);

@@ -1,4 +1,4 @@
-// JSON of nobody knows whom, as a value of the JSON library.
+// Parses untrusted JSON to values of the JSON library.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -9,21 +9,20 @@
 
 namespace stet {
 
-// A JSON value. A format Error tells line and column of what is not JSON; duplicate keys, numbers
-// that do not fit a double, nesting deeper than 64, and more values than limits.hpp allows are
-// errors too.
+// Parses JSON. Throws a format Error with line and column for invalid JSON. Duplicate keys, numbers
+// beyond a double, nesting deeper than 64 and more values than limits.hpp allows are errors, too.
 nlohmann::json parse_json_value(std::string_view text, const std::string& file);
-// The same with members in the order of the text. Time grows as n log n with their number, where
-// the library's own parser compares each with all before it.
+// Parses JSON and keeps members in the order of the text. Takes n log n time for n members, unlike
+// the library's parser, which compares each with all before it.
 nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& file);
 
-// The same of files that Python's json module wrote, which transformers reads: Infinity, -Infinity
-// and NaN are numbers.
+// Parse files written by Python's json module, as transformers reads them: Infinity, -Infinity and
+// NaN are numbers.
 JsonReader parse_python_json(std::string_view text, const std::string& file);
 nlohmann::json parse_python_json_value(std::string_view text, const std::string& file);
 nlohmann::ordered_json parse_ordered_python_json(std::string_view text, const std::string& file);
 
-// What a reader reads.
+// Returns the value behind a reader.
 const nlohmann::json& json_of(const JsonReader& reader);
 
 }  // namespace stet

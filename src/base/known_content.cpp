@@ -17,7 +17,7 @@ std::string_view text_of(std::span<const std::byte> begin) {
   return {reinterpret_cast<const char*>(begin.data()), std::min(begin.size(), kLooked)};
 }
 
-// Whether the text begins so, in letters of either case.
+// Returns whether the text begins with `with`, ignoring case.
 bool begins(std::string_view text, std::string_view with) {
   const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; };
   return text.size() >= with.size() &&
@@ -25,7 +25,7 @@ bool begins(std::string_view text, std::string_view with) {
                     [&](char a, char b) { return lower(a) == lower(b); });
 }
 
-// The number behind "size " of a line, "" without one.
+// Returns the number after `field` as " of SIZE", or "" if there is none.
 std::string size_in(std::string_view text, std::string_view field) {
   const size_t at = text.find(field);
   uint64_t size = 0;

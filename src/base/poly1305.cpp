@@ -13,9 +13,9 @@ namespace stet {
 
 #ifdef STET_HAVE_LIBCRYPTO
 
-// libcrypto fails where there is no memory, and nowhere else.
+// libcrypto fails only if there is no memory.
 Poly1305Tag poly1305_of(std::span<const std::byte, 32> key, std::span<const std::byte> message) {
-  // Looked up once. Null where the system allows no algorithms but those of FIPS 140.
+  // Looked up once. Null if the system allows only the algorithms of FIPS 140.
   static EVP_MAC* const poly1305 = EVP_MAC_fetch(nullptr, "POLY1305", nullptr);
   if (poly1305 == nullptr) return portable_poly1305_of(key, message);
   const std::unique_ptr<EVP_MAC_CTX, decltype(&EVP_MAC_CTX_free)> context(EVP_MAC_CTX_new(poly1305),

@@ -1,5 +1,5 @@
-// Written after RFC 8439, section 2.5. Numbers below 2^130 stand in five digits of 26 bits, so that
-// a sum of products of digits fits 64 bits. No branch and no address depends on the key.
+// Poly1305 after RFC 8439, section 2.5. A number below 2^130 has five digits of 26 bits, so that
+// sums of products of digits fit 64 bits. No branch and no address depends on the key.
 #include "src/base/poly1305_portable.hpp"
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct Number {
   uint64_t digit[5] = {};
 };
 
-// A factor, and five times its digits: 2^130 is 5 (mod 2^130 - 5).
+// A factor, and five times its digits, since 2^130 is 5 modulo 2^130 - 5.
 struct Factor {
   Number once, five_times;
 };
@@ -26,7 +26,7 @@ uint64_t read_little_endian(const std::byte* at) {
   return byte(0) | byte(1) | byte(2) | byte(3) | byte(4) | byte(5) | byte(6) | byte(7);
 }
 
-// low + 2^64 high + 2^128 top
+// Returns low + 2^64 high + 2^128 top.
 Number number_of(uint64_t low, uint64_t high, uint64_t top) {
   return {{low & kDigitMask, low >> 26 & kDigitMask, (low >> 52 | high << 12) & kDigitMask,
            high >> 14 & kDigitMask, high >> 40 | top << 24}};
@@ -46,7 +46,7 @@ void add(Number& sum, const Number& x) {
   for (int i = 0; i < 5; ++i) sum.digit[i] += x.digit[i];
 }
 
-// Digits of `a` below 2^28 give sums of which kPolyBlocks are below 2^63.
+// Adds a * f to `sum`. If the digits of `a` are below 2^28, kPolyBlocks such sums stay below 2^63.
 void add_product(Number& sum, const Number& a, const Factor& f) {
   const auto& [a0, a1, a2, a3, a4] = a.digit;
   const auto& [b0, b1, b2, b3, b4] = f.once.digit;
@@ -58,9 +58,9 @@ void add_product(Number& sum, const Number& a, const Factor& f) {
   sum.digit[4] += a0 * b4 + a1 * b3 + a2 * b2 + a3 * b1 + a4 * b0;
 }
 
-// The same number modulo 2^130 - 5, with digits below 2^26 but for the second, which may be 2^14
-// more. Of such a number again: with all digits below 2^26, since a carry that goes around finds
-// the second small.
+// Propagates carries modulo 2^130 - 5. All digits of the result are below 2^26, except the second,
+// which may be 2^14 more. Applied twice, all are below 2^26: the carry that wraps around then meets
+// a small second digit.
 Number carried(Number x) {
   for (int i = 0; i < 4; ++i) {
     x.digit[i + 1] += x.digit[i] >> 26;
@@ -79,8 +79,8 @@ Number product(const Number& a, const Factor& f) {
   return carried(sum);
 }
 
-// The number below 2^130 - 5 that `x`, carried once, is modulo it: x, or what x + 5 leaves where
-// that reaches 2^130.
+// Reduces `x`, carried once, to below 2^130 - 5: returns x, or (x + 5) - 2^130 if x + 5 reaches
+// 2^130.
 Number reduced(Number x) {
   x = carried(x);
   Number more = x;

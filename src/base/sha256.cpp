@@ -16,7 +16,7 @@ namespace stet {
 
 namespace {
 
-// Looked up once: EVP_sha256() is looked up at each use, which takes longer than hashing a block's
+// Looked up once: each use of EVP_sha256() looks it up, which takes longer than hashing a block's
 // tokens.
 const EVP_MD* algorithm() {
   static EVP_MD* const found = EVP_MD_fetch(nullptr, "SHA256", nullptr);
@@ -25,7 +25,7 @@ const EVP_MD* algorithm() {
 
 }  // namespace
 
-// libcrypto fails where there is no memory, and nowhere else.
+// libcrypto fails only if there is no memory.
 struct RunningSha256::State {
   State() : context(EVP_MD_CTX_new()) {
     if (context == nullptr || EVP_DigestInit_ex2(context, algorithm(), nullptr) != 1)

@@ -1,4 +1,4 @@
-// Written after FIPS 180-4, sections 5.1.1, 5.3.3 and 6.2.2, whose names are kept.
+// SHA-256 after FIPS 180-4, sections 5.1.1, 5.3.3 and 6.2.2, whose names it keeps.
 #include "src/base/sha256_portable.hpp"
 
 #include <algorithm>
@@ -60,7 +60,7 @@ void PortableSha256::add(std::span<const std::byte> bytes) {
 Sha256 PortableSha256::result() {
   const uint64_t bits = length_ * 8;
   std::byte padding[72] = {std::byte{0x80}};
-  // Fills up so that the length ends a block.
+  // Zeros that let the length end a block.
   const size_t zeros = (119 - static_cast<size_t>(length_ % kBlock)) % kBlock;
   for (size_t i = 0; i < 8; ++i)
     padding[1 + zeros + i] = static_cast<std::byte>(bits >> (56 - 8 * i));

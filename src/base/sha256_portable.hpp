@@ -1,4 +1,4 @@
-// SHA-256 of our own: for builds without libcrypto.
+// stet's own SHA-256, for builds without libcrypto.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@ class PortableSha256 {
  public:
   static constexpr size_t kBlock = 64;  // bytes
 
-  // Null: no instructions but those that every CPU has.
+  // If `kernel` is null, uses only instructions that every CPU has.
   explicit PortableSha256(const Sha256Kernel* kernel = sha256_kernel()) : kernel_(kernel) {}
 
   void add(std::span<const std::byte> bytes);
@@ -24,7 +24,7 @@ class PortableSha256 {
   const Sha256Kernel* kernel_;
   std::array<uint32_t, 8> state_ = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                                     0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-  std::array<std::byte, kBlock> rest_;  // of a block that is not full yet
+  std::array<std::byte, kBlock> rest_;  // bytes of the incomplete block
   uint64_t length_ = 0;                 // bytes
 };
 

@@ -1,4 +1,4 @@
-// Products by OpenBLAS.
+// Multiplies matrices by OpenBLAS.
 #include <algorithm>
 #include <cstring>
 
@@ -9,7 +9,7 @@ namespace stet {
 
 using namespace detail;
 
-// Each thread multiplies its own outputs: OpenBLAS's own threads would compete with the team's.
+// Each thread multiplies its own outputs, since OpenBLAS's threads would compete with the team's.
 void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
   float* const wide = p.scratch->local[static_cast<size_t>(t.rank)].as<float>();
   float* const panel = wide + kBlasFloats;

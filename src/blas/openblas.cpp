@@ -15,7 +15,7 @@ namespace stet {
 
 namespace {
 
-// As cblas.h declares them, enumerations being int.
+// Declared as in cblas.h, where enumerations are int.
 constexpr int kRowMajor = 101, kNoTranspose = 111;
 using Sgemm = void(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha,
                    const float* a, int lda, const float* b, int ldb, float beta, float* c, int ldc);
@@ -33,7 +33,8 @@ Function* symbol_of(void* library, const char* name) {
   return reinterpret_cast<Function*>(dlsym(library, name));
 }
 
-// Where the program has loaded it before, its number of threads is the program's.
+// Opens the library. If the program has loaded it before, the number of its threads is the
+// program's choice.
 void* opened() {
   std::string reasons;
   for (const char* file : kFiles) {
@@ -56,7 +57,7 @@ Sgemm* find_sgemm() {
 }
 
 Sgemm* sgemm() {
-  static Sgemm* const loaded = find_sgemm();  // a failure is tried again by the next call
+  static Sgemm* const loaded = find_sgemm();  // the next call retries after a failure
   return loaded;
 }
 

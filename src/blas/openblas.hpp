@@ -1,12 +1,12 @@
-// OpenBLAS, loaded when it is first asked for: it starts threads and takes memory as soon as it is
-// there, and only the contract f32_blas has any use for it.
+// Loads OpenBLAS at its first use: it starts threads and takes memory at once, and only the
+// contract f32_blas needs it.
 #pragma once
 
 #include <cstddef>
 
 namespace stet {
 
-// Whether this build can load it (load_openblas() of product.hpp). A static one cannot.
+// Returns whether this build can load it (load_openblas() of product.hpp). A static build cannot.
 bool have_blas();
 
 // A row-major matrix of float32: rows are `stride` apart.
@@ -18,8 +18,8 @@ struct BlasMatrix {
 struct BlasShape {
   size_t rows, columns, depth;
 };
-// c = a b + keep c: a is [rows][depth], b [depth][columns], c [rows][columns]. After
-// load_openblas().
+// Computes c = a b + keep c, with a [rows][depth], b [depth][columns] and c [rows][columns].
+// Requires load_openblas().
 void openblas_multiply(BlasMatrix<const float> a, BlasMatrix<const float> b, BlasMatrix<float> c,
                        const BlasShape& shape, float keep);
 

@@ -1,4 +1,4 @@
-// Replies of many sessions at once in the C interface.
+// C interface: replies of many sessions at once.
 #include <deque>
 
 #include "src/c/capture.hpp"

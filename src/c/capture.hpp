@@ -1,4 +1,4 @@
-// Rows of points that a call of the C interface keeps.
+// C interface: keeps the rows of captured points.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,8 @@ struct stet_capture {
 
 namespace stet::c {
 
-// Rows as a sink gets them, with a column for each position that there will be.
+// Appends rows from a sink to `to`. Rows of scores and patterns get a column for each of
+// `positions`.
 inline void keep_rows(stet_capture::Rows& to, const PointAt& at, const ModelConfig& c,
                       int64_t positions, Rows rows) {
   const bool wide = at.point == Point::scores || at.point == Point::pattern;
@@ -33,11 +34,11 @@ inline void keep_rows(stet_capture::Rows& to, const PointAt& at, const ModelConf
   to.count += rows.count;
 }
 
-// What a capture watches, and where it keeps it. It stays where it is: the watch's sink points to
-// it.
+// A capture in progress: the points to watch and the rows kept so far. It cannot be moved, since
+// the watch's sink points to it.
 class Keeping {
  public:
-  // `count` tokens are to come; with `logits` there is a place for theirs behind the points.
+  // `count` tokens will be appended. With `logits`, their logits are kept after the points.
   Keeping(const Session& s, size_t count, std::span<const char* const> names, bool logits)
       : config_(s.model().config()), positions_(s.size() + static_cast<int64_t>(count)) {
     for (const char* name : names) watch_.points.push_back(point_of(name, "points"));
@@ -55,7 +56,8 @@ class Keeping {
     for (size_t i = 0; i < rows.count; ++i)
       to.data.insert(to.data.end(), rows.row(i), rows.row(i) + rows.width);
   }
-  // Where fewer positions came than there were to come, rows have as many columns.
+  // Cuts rows of scores and patterns to `positions` columns if fewer tokens were appended than
+  // announced.
   void end_at(int64_t positions) {
     for (size_t i = 0; i < watch_.points.size(); ++i) {
       const Point point = watch_.points[i].point;

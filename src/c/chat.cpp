@@ -1,4 +1,4 @@
-// Conversations in the C interface.
+// C interface: conversations.
 #include "src/c/internal.hpp"
 
 struct stet_chat {
@@ -6,7 +6,7 @@ struct stet_chat {
       : conversation(std::move(c)), session(&conversation.session()) {}
 
   stet::Conversation conversation;
-  stet_session session;  // the conversation's
+  stet_session session;  // refers to the conversation's session
 };
 
 namespace stet::c {
@@ -109,7 +109,7 @@ stet_status stet_chat_set_system(stet_chat* chat, const char* text, size_t size,
   });
 }
 
-// ---------------------------------------------------------------- replies, going back
+// ---------------------------------------------------------------- replies and undo
 
 stet_status stet_chat_reply(stet_chat* chat, const stet_generate_options* options,
                             stet_reply** reply, stet_error** error) {

@@ -1,4 +1,4 @@
-// Chat templates in the C interface.
+// C interface: chat templates.
 #include "src/c/internal.hpp"
 #include "stet/chat/template.hpp"
 

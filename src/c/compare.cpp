@@ -1,4 +1,4 @@
-// Verifying and comparing states in the C interface.
+// C interface: verifies and compares states.
 #include <algorithm>
 #include <limits>
 
@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kNotANumber = std::numeric_limits<double>::quiet_NaN();
 
-// A difference that owns its texts.
+// A difference together with its texts.
 struct OwnedDifference : stet_difference {
   explicit OwnedDifference(const Difference& d)
       : texts{without_nul(d.text()), without_nul(d.where()), without_nul(d.what),
@@ -49,7 +49,7 @@ stet_verify_report report_of(const VerifyReport& r) {
 
 Contract saved_contract(const Snapshot& snapshot) {
   const std::optional<Contract> contract = stet::parse_contract(snapshot.meta().contract);
-  return contract.value_or(Contract::f32);  // refused as a mismatch
+  return contract.value_or(Contract::f32);  // an unknown contract is refused later
 }
 
 stet_difference* new_difference(const std::optional<Difference>& difference) {
@@ -135,7 +135,7 @@ struct stet_comparison {
   }
 
   stet::Comparison comparison;
-  std::vector<Part> parts;  // as they are handed out
+  std::vector<Part> parts;  // as returned to the caller
 };
 
 stet_status stet_session_compare(stet_session* a, stet_session* b, stet_comparison** comparison,

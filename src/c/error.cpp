@@ -1,4 +1,4 @@
-// The border of the C interface: exceptions become errors.
+// C interface: turns exceptions into errors.
 #include <new>
 
 #include "src/c/internal.hpp"
@@ -7,7 +7,7 @@
 namespace stet::c {
 namespace {
 
-// Handed out when there is no memory for an error; never freed.
+// Returned if there is no memory for an error. It is never freed.
 stet_error kNoMemory = {STET_ERROR_MEMORY, "expected memory, found none left", "", "", "memory",
                         "none left"};
 
@@ -29,7 +29,7 @@ stet_status status_of(ErrorKind kind) {
   return STET_ERROR_INTERNAL;
 }
 
-// An error that owns its texts.
+// An error together with its texts.
 struct OwnedError : stet_error {
   std::string texts[5];
 };
@@ -48,7 +48,7 @@ stet_error* new_error(stet_status kind, const Error& e) {
   return error.release();
 }
 
-// Rethrows the exception that is being handled and tells what it was.
+// Rethrows the exception being handled, reports it in `error` and returns its status.
 stet_status report(stet_error** error) {
   const auto give = [&](stet_status kind, const Error& e) {
     if (error != nullptr) *error = new_error(kind, e);
@@ -80,7 +80,7 @@ stet_status report(stet_error** error) {
 stet_status caught(stet_error** error) noexcept {
   try {
     return report(error);
-  } catch (...) {  // memory ran out, at the latest for the error
+  } catch (...) {  // out of memory, perhaps while making the error
     if (error != nullptr) *error = &kNoMemory;
     return STET_ERROR_MEMORY;
   }
@@ -108,7 +108,7 @@ std::string_view text_of(const char* data, size_t size, const char* name) {
 }
 
 void check_struct_size(size_t size, size_t known, const char* name) {
-  // Beyond every version to come: a struct that was not initialised.
+  // No version will exceed this: a larger size means that the struct was not initialised.
   constexpr size_t kLargest = 4096;
   if (size > sizeof(size_t) && size <= kLargest) return;
   fail(std::string(name) + ".struct_size", "the size of the struct, " + std::to_string(known),

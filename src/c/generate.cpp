@@ -1,4 +1,4 @@
-// Sampling and generation in the C interface.
+// C interface: sampling and generation.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -14,7 +14,7 @@ struct stet_sampler {
 namespace stet::c {
 namespace {
 
-// A reply that owns what it shows.
+// A reply together with the memory that it points to.
 struct OwnedReply : stet_reply {
   explicit OwnedReply(Reply r) : reply(std::move(r)) {}
   Reply reply;
@@ -49,7 +49,7 @@ stet_sampling sampling_value(const SamplingSettings& s) {
   return value;
 }
 
-// What log_probability() expects.
+// Throws unless log_probability() can handle these arguments.
 void check_logits(std::span<const float> logits, int32_t id) {
   if (id < 0 || static_cast<size_t>(id) >= logits.size())
     fail("id", "an id below " + std::to_string(logits.size()), std::to_string(id));
@@ -62,7 +62,7 @@ void check_logits(std::span<const float> logits, int32_t id) {
   if (!finite) fail("logits", "at least one finite value", "-inf alone");
 }
 
-// Changes settings of a session, which stay as they were when that makes them wrong.
+// Changes settings of a session. Throws and leaves them as they were if the new ones are invalid.
 template <class Change>
 void change_generation(Session& session, Change&& change) {
   GenerationState changed = session.generation();
@@ -121,7 +121,7 @@ stet_status stet_session_get_sampling(const stet_session* session, stet_sampling
     const stet_session& from = at(session, "session");
     const stet::SamplingSettings& s = from.at->generation().sampling;
     stet_sampling value = sampling_value(s);
-    // What was lent before stays where it is as long as it is right.
+    // The array lent earlier stays in place as long as its values are current.
     const auto same = [](const stet_token_bias& a, const stet::TokenBias& b) {
       return a.id == b.id && a.bias == b.bias;
     };

@@ -1,5 +1,5 @@
-// What the files of the C interface share: handles, the border that no exception crosses, and the
-// checks of what a caller passes in.
+// C interface: what its files share. Handles, the functions that stop exceptions at the boundary,
+// and checks of arguments.
 #pragma once
 
 #include <cstdlib>
@@ -32,7 +32,7 @@ struct stet_tokenizer {
   std::string fingerprint;
 };
 
-// A session of its own, or that of a chat, which is not to be freed.
+// A session that is owned, or a chat's, which must not be freed.
 struct stet_session {
   explicit stet_session(stet::Session session) : own(std::move(session)), at(&*own) {}
   explicit stet_session(stet::Session* of_chat) : at(of_chat) {}
@@ -41,23 +41,23 @@ struct stet_session {
 
   std::optional<stet::Session> own;
   stet::Session* at;
-  mutable std::vector<stet_token_bias> logit_bias;  // lent to whoever asked for it last
+  mutable std::vector<stet_token_bias> logit_bias;  // lent to the latest caller
 };
 
 struct stet_snapshot {
-  std::shared_ptr<const void> bytes;  // of a snapshot in memory
+  std::shared_ptr<const void> bytes;  // keeps a snapshot in memory alive
   stet::Snapshot snapshot;
 };
 
 namespace stet::c {
 
-// A callback of an operation that can be undone returned non-zero.
+// Thrown if a callback returned non-zero and the operation must be undone.
 struct Canceled {};
 
-// The status of the exception that is being handled, and the error for the caller.
+// Returns the status of the exception being handled, and sets the caller's error.
 stet_status caught(stet_error** error) noexcept;
 
-// Runs the body of a function of the interface.
+// Runs the body of a function of the interface, and turns exceptions into a status.
 template <class Body>
 stet_status guarded(stet_error** error, Body&& body) noexcept {
   if (error != nullptr) *error = nullptr;
@@ -72,7 +72,7 @@ stet_status guarded(stet_error** error, Body&& body) noexcept {
 [[noreturn]] void fail(const std::string& field, const std::string& expected,
                        const std::string& found);
 
-// What a pointer that may not be NULL leads to.
+// Returns the object that a pointer refers to. Throws if the pointer is NULL.
 template <class T>
 T& at(T* pointer, const char* name) {
   if (pointer == nullptr) fail(name, "not NULL", "NULL");
@@ -81,13 +81,13 @@ T& at(T* pointer, const char* name) {
 
 inline const char* cstring(const char* text, const char* name) { return &at(text, name); }
 
-// An output, which is zero until it is known. To be taken before anything can fail.
+// Returns an output after setting it to zero. Call it before anything else can fail.
 template <class T>
 T& output(T* pointer, const char* name) {
   return at(pointer, name) = T();
 }
 
-// A pair of outputs that is taken at once, so that both are zero after a failure of either.
+// Returns two outputs after setting both to zero, so that both are zero if either pointer is NULL.
 template <class T, class U>
 std::pair<T&, U&> outputs(T* a, const char* a_name, U* b, const char* b_name) {
   if (a != nullptr) *a = T();
@@ -108,7 +108,7 @@ inline std::string string_or_empty(const char* text) { return text == nullptr ? 
 inline stet_text view(std::string_view text) {
   return {text.empty() ? "" : text.data(), text.size()};
 }
-// The same text without a NUL in it.
+// Returns the text without its NUL characters.
 std::string without_nul(const std::string& text);
 
 template <class T>
@@ -121,8 +121,8 @@ const T& element(const std::vector<T>& all, size_t index, const char* name) {
 void check_struct_size(size_t size, size_t known, const char* name);
 [[noreturn]] void unknown_member(size_t size, size_t known, const char* name);
 
-// A struct of input as this version knows it. One of an older version lacks members, which are
-// zero; one of a newer version may not set what is not known here.
+// Copies a struct of input. Members that an older caller lacks are zero. Throws if a newer caller
+// sets members unknown here.
 template <class T>
 T input(const T* given, const char* name) {
   T all{};
@@ -137,13 +137,13 @@ T input(const T* given, const char* name) {
   return all;
 }
 
-// Checks a struct of output, before the work that fills it.
+// Checks a struct of output before the work that fills it.
 template <class T>
 T& checked(T* given, const char* name) {
   check_struct_size(at(given, name).struct_size, sizeof(T), name);
   return *given;
 }
-// Fills as much of a struct of output as its caller knows; the rest of a newer one is zero.
+// Fills the members of a struct of output that its caller knows. Members unknown here become zero.
 template <class T>
 void give(T value, T& to) {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -153,10 +153,10 @@ void give(T value, T& to) {
   std::memcpy(static_cast<void*>(&to), &value, known);
 }
 
-// Refuses flags beyond those of `known`.
+// Throws if `flags` has bits outside `known`.
 void check_flags(uint64_t flags, uint64_t known, const char* name);
 
-// Memory that the caller frees with stet_free().
+// Allocates memory that the caller frees with stet_free().
 template <class T>
 T* new_buffer(size_t count) {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -173,13 +173,13 @@ void give_items(std::span<const T> from, std::pair<std::type_identity_t<T>*&, si
   to.second = from.size();
 }
 
-// Values of the interface and of stet. The first of each pair throws for one that is none.
+// Convert values of the interface. The first of each pair throws for an invalid value.
 int threads_of(int64_t threads);
 std::optional<Contract> contract_of(int64_t contract);  // nothing: the default
 int32_t contract_value(Contract contract);
 std::optional<KvType> kv_type_of(int64_t type);  // nothing: the default
 int32_t kv_type_value(KvType type);
-// `fallback` where no contract is named.
+// Uses `fallback` if the options name no contract.
 SessionOptions session_options(const stet_session_options* options, Contract fallback);
 PruneOptions prune_options(const stet_prune_options& options);
 SamplingSettings sampling_of(const stet_sampling* sampling);
@@ -189,13 +189,13 @@ stet_digests digests_value(const StateDigests& digests);
 PointAt point_of(const char* name, const char* field);
 Intervention intervention_of(const stet_intervention& i);
 
-// Calls release(context) when the last holder goes; at once where it cannot be kept.
+// Calls release(context) when the last owner is destroyed, or at once if this throws.
 std::shared_ptr<const void> lent(stet_release_callback release, void* context);
-// Files whose bytes `keeps_alive` owns.
+// Returns a source of files whose bytes `keeps_alive` owns.
 std::shared_ptr<const FileSource> lent_files(std::span<const stet_file> files,
                                              const std::string& name,
                                              std::shared_ptr<const void> keeps_alive);
-// The same source, keeping something else alive as well, and so do its files.
+// Returns a source that, like its files, also keeps `keeps_alive` alive.
 std::shared_ptr<const FileSource> keeping(std::shared_ptr<const FileSource> source,
                                           std::shared_ptr<const void> keeps_alive);
 
@@ -204,16 +204,15 @@ std::shared_ptr<const Model> load_model(std::shared_ptr<const FileSource> source
 stet_model_options model_options(const stet_model_options* options);
 stet_tokenizer* new_tokenizer(std::shared_ptr<const Tokenizer> tokenizer);
 const Tokenizer* optional_tokenizer(const stet_tokenizer* tokenizer);
-// The contract that a snapshot was made under.
+// Returns the contract under which a snapshot was made.
 Contract saved_contract(const Snapshot& snapshot);
 stet_difference* new_difference(const std::optional<Difference>& difference);
 
-// What generation and a chat's reply share: their options with callbacks as stet takes them, and
-// the reply.
+// The options and the result of a generation or of a chat's reply, with C callbacks adapted.
 class Generation {
  public:
   explicit Generation(const stet_generate_options* options);
-  Generation(const Generation&) = delete;  // the callbacks know where it is
+  Generation(const Generation&) = delete;  // the callbacks point to it
   Generation& operator=(const Generation&) = delete;
   const GenerateOptions& options() const { return options_; }
   const TextSink& sink() const { return sink_; }

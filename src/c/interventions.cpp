@@ -1,10 +1,10 @@
-// What is attached to a session, and points as they are called, in the C interface.
+// C interface: a session's interventions, and points by name.
 #include "src/c/internal.hpp"
 
 namespace stet::c {
 namespace {
 
-// Borrows from `w`.
+// Returns a struct that points into `w`.
 stet_intervention intervention_value(const Intervention& w) {
   stet_intervention value{};
   value.point = point_info(w.point).name;
@@ -12,7 +12,7 @@ stet_intervention intervention_value(const Intervention& w) {
   value.layer_count = w.layers.size();
   value.heads = w.heads.empty() ? nullptr : w.heads.data();
   value.head_count = w.heads.size();
-  value.begin = w.ended < 0 ? w.begin : 0;  // what it was counts as before positions moved
+  value.begin = w.ended < 0 ? w.begin : 0;  // an ended one is past: position 0
   value.end = w.end < 0 ? 0 : w.end;
   value.key_begin = w.key_begin;
   value.key_end = w.key_end < 0 ? 0 : w.key_end;

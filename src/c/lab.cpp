@@ -1,4 +1,4 @@
-// Points, changes, captures, traces, and keys and values as material, in the C interface.
+// C interface: points, callbacks, captures, traces, views, and operations on keys and values.
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -110,7 +110,7 @@ stet_status stet_session_detach_callbacks(stet_session* session, stet_error** er
   return guarded(error, [&] { at(session, "session").at->detach_callbacks(); });
 }
 
-// ---------------------------------------------------------------- captures, traces
+// ---------------------------------------------------------------- captures and traces
 
 stet_status stet_session_capture(stet_session* session, const int32_t* ids, size_t count,
                                  const char* const* points, size_t point_count, int32_t logits,
@@ -295,7 +295,7 @@ stet_status stet_session_view_block(stet_session* session, int64_t index, stet_v
     stet::Session& s = *at(session, "session").at;
     if (index < 0 || index >= s.kv().blocks())
       fail("index", "a block below " + std::to_string(s.kv().blocks()), std::to_string(index));
-    stet::KvCache own(s.state().kv);  // whoever writes first copies
+    stet::KvCache own(s.state().kv);  // a writer makes a copy first
     stet::KvWriter writer(own);
     writer.load(index);
     to = new stet_view{writer.share(index)};

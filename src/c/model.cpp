@@ -1,4 +1,4 @@
-// Models in the C interface.
+// C interface: models.
 #include "src/c/internal.hpp"
 #include "stet/checkpoint/gguf.hpp"
 #include "stet/checkpoint/packed.hpp"

@@ -1,4 +1,4 @@
-// Scoring in the C interface.
+// C interface: scoring.
 #include "stet/generate/score.hpp"
 
 #include "src/c/internal.hpp"

@@ -1,4 +1,4 @@
-// Sessions and batches in the C interface.
+// C interface: sessions and batches.
 #include <algorithm>
 
 #include "src/c/internal.hpp"
@@ -8,7 +8,7 @@
 namespace stet::c {
 namespace {
 
-// What a model's weights were loaded for, or f32.
+// Returns the contract that a model's weights were loaded for.
 Contract default_contract(const Model& model) { return model.contract(); }
 
 LogitSink logit_sink(const stet_watch& watch) {
@@ -32,7 +32,7 @@ HiddenSink hidden_sink(const stet_watch& watch) {
   };
 }
 
-// The points that somebody watches; empty without a callback.
+// Returns the watch of the points that the caller asks for; empty without a callback.
 Watch points_watch(const stet_watch& w) {
   Watch watch;
   if (w.on_point == nullptr) return watch;
@@ -265,7 +265,7 @@ stet_status stet_session_set_value(stet_session* session, int64_t layer, int64_t
   });
 }
 
-// ---------------------------------------------------------------- names, healing
+// ---------------------------------------------------------------- digests and healing
 
 stet_status stet_session_get_digests(stet_session* session, stet_digests* digests,
                                      stet_error** error) {

@@ -1,4 +1,4 @@
-// Snapshots in the C interface.
+// C interface: snapshots.
 #include "src/c/internal.hpp"
 
 namespace stet::c {
@@ -97,7 +97,8 @@ stet_snapshot_info info_of(const Snapshot& s) {
   return i;
 }
 
-// The files that a snapshot brings along, which keep alive what it lies in.
+// Returns the files that a snapshot brings along. They keep alive the memory that the snapshot lies
+// in.
 std::shared_ptr<const FileSource> archive_of(const stet_snapshot& s, const char* what,
                                              std::shared_ptr<const FileSource> files) {
   if (files == nullptr) {
@@ -107,7 +108,7 @@ std::shared_ptr<const FileSource> archive_of(const stet_snapshot& s, const char*
   return keeping(std::move(files), s.bytes);
 }
 
-// The state as it is to be written.
+// Returns a snapshot's state with the requested changes.
 State converted(const Snapshot& snapshot, const stet_convert_options& o, int64_t* pruned) {
   const ModelConfig config = ModelConfig::from_canonical(snapshot.meta().config, snapshot.path());
   const std::optional<KvType> type = kv_type_of(o.kv_type);
@@ -170,7 +171,7 @@ stet_status stet_snapshot_convert(const stet_snapshot* snapshot, const char* pat
   });
 }
 
-// ---------------------------------------------------------------- opening and looking
+// ---------------------------------------------------------------- opening and inspecting
 
 stet_status stet_snapshot_open(const char* path, const char* parent, stet_snapshot** snapshot,
                                stet_error** error) {

@@ -1,4 +1,4 @@
-// Files in memory that belong to the caller of the C interface.
+// C interface: files in memory that belong to the caller.
 #include <map>
 
 #include "src/c/internal.hpp"
@@ -7,9 +7,9 @@
 namespace stet::c {
 namespace {
 
-const char kLent = 0;  // something for a shared_ptr to point to
+const char kLent = 0;  // target for a shared_ptr without an object
 
-// Keeps two things alive.
+// Returns an owner that keeps two others alive.
 std::shared_ptr<const void> both(std::shared_ptr<const void> a, std::shared_ptr<const void> b) {
   return std::make_shared<
       const std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>>(std::move(a),
@@ -84,7 +84,7 @@ class KeepingSource : public FileSource {
 
 std::shared_ptr<const void> lent(stet_release_callback release, void* context) {
   if (release == nullptr) return nullptr;
-  // A callback in C++ may throw; there is nobody left to tell.
+  // A callback in C++ may throw, and no caller could receive the exception.
   return std::shared_ptr<const void>(static_cast<const void*>(&kLent), [=](const void*) {
     try {
       release(context);

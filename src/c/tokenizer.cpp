@@ -1,11 +1,12 @@
-// Tokenizers in the C interface.
+// C interface: tokenizers.
 #include "src/c/internal.hpp"
+#include "stet/checkpoint/gguf.hpp"
 #include "stet/generate/score.hpp"
 
 struct stet_text_stream {
   std::shared_ptr<const stet::Tokenizer> tokenizer;
   stet::TextStream stream;
-  std::string text;  // handed out last
+  std::string text;  // the text last returned
 };
 
 namespace stet::c {
@@ -55,6 +56,16 @@ stet_status stet_tokenizer_load(const char* directory, stet_tokenizer** tokenize
   return guarded(error, [&] {
     stet_tokenizer*& to = output(tokenizer, "tokenizer");
     to = new_tokenizer(stet::Tokenizer::load(std::string(cstring(directory, "directory"))));
+  });
+}
+
+stet_status stet_tokenizer_load_pre(const char* file, const char* pre_tokenizer,
+                                    stet_tokenizer** tokenizer, stet_error** error) {
+  return guarded(error, [&] {
+    stet_tokenizer*& to = output(tokenizer, "tokenizer");
+    const std::string path = cstring(file, "file"), pre = cstring(pre_tokenizer, "pre_tokenizer");
+    if (pre.empty()) fail("pre_tokenizer", "the name of a pre-tokenizer", "an empty text");
+    to = new_tokenizer(stet::Tokenizer::load(*stet::checkpoint_source(path, true, pre)));
   });
 }
 

@@ -1,4 +1,4 @@
-// Values of the C interface and of stet, one as the other.
+// C interface: converts between its values and stet's.
 #include "src/c/internal.hpp"
 #include "stet/kernels/kernels.hpp"
 #include "stet/threads/team.hpp"

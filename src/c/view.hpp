@@ -1,4 +1,4 @@
-// Memory of the library that a caller of the C interface reads in place.
+// C interface: memory of the library that callers read in place.
 #pragma once
 
 #include <memory>

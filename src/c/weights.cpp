@@ -1,4 +1,4 @@
-// Weights by their names in the C interface.
+// C interface: weights by name.
 #include "src/c/internal.hpp"
 #include "src/c/view.hpp"
 #include "stet/model/named_weights.hpp"

@@ -14,27 +14,27 @@ constexpr size_t kLine = 64;
 constexpr uint32_t kLow = 0x0F0F0F0F;
 constexpr size_t kFour = 4;  // lanes that are packed together
 
-// Where the blocks of lanes begin in the file.
+// Pointers to the ggml blocks of the lanes, one each.
 using Lanes = const uint8_t* const*;
-// A word of each of four lanes: four inputs of each, as a line has them side by side.
+// One 32-bit word (four inputs) from each of four lanes, side by side as in a packed line.
 using Words = uint32_t __attribute__((vector_size(4 * kFour)));
 
-// Those at `at` bytes, of from[0], from[stride], ...
+// Returns the words `at` bytes into from[0], from[stride], from[2 * stride] and from[3 * stride].
 Words words(Lanes from, size_t at, size_t stride = 1) {
   uint32_t w[kFour];
   for (size_t i = 0; i < kFour; ++i) std::memcpy(w + i, from[i * stride] + at, sizeof *w);
   return Words{w[0], w[1], w[2], w[3]};
 }
 
-// Into a line, from lane `first` on.
+// Writes four words to a line, beginning at lane `first`.
 void put(uint8_t* line, size_t first, Words w) { std::memcpy(line + 4 * first, &w, sizeof w); }
 
-// A number of 16 bits of each of four lanes.
+// Copies one 16-bit number from each of four lanes.
 void put_halves(uint8_t* to, size_t first, Lanes from, size_t at) {
   for (size_t i = 0; i < kFour; ++i) std::memcpy(to + 2 * (first + i), from[i] + at, 2);
 }
 
-// In each n * kBits bits of n words, field i of word j and field j of word i change places.
+// Swaps field i of word j with field j of word i, in each group of n * kBits bits of n words.
 template <size_t kBits, size_t n>
 void transpose_fields(Words (&w)[n]) {
   for (uint32_t step = 1; step < n; step *= 2) {
@@ -51,14 +51,14 @@ void transpose_fields(Words (&w)[n]) {
   }
 }
 
-// Four bytes of each of the 16 lanes, given those of lanes j, 4 + j, 8 + j and 12 + j in w[j]:
-// first the first byte of all lanes.
+// Writes four bytes of each of the 16 lanes, the first byte of every lane first. w[j] holds the
+// bytes of lanes j, 4 + j, 8 + j and 12 + j.
 void put_bytes(uint8_t* line, Words (&w)[kFour]) {
   transpose_fields<8>(w);
   std::memcpy(line, w, sizeof w);
 }
 
-// 32 weights of Q8_0: float16 d, int8 each.
+// Packs Q8_0: float16 d, then 32 weights of int8.
 void q8_0(Lanes from, size_t first, size_t half, uint8_t* strip) {
   put_halves(strip + half * kLine / 2, first, from, 0);
   uint8_t* const lines = strip + kLine + half * 8 * kLine;
@@ -66,15 +66,15 @@ void q8_0(Lanes from, size_t first, size_t half, uint8_t* strip) {
     put(lines + i * kLine, first, words(from, 2 + 4 * i) ^ 0x80808080u);
 }
 
-// Of Q4_0: float16 d; byte i has weights i and 16 + i.
+// Packs Q4_0: float16 d, then 16 bytes of which byte i holds weights i and 16 + i.
 void q4_0(Lanes from, size_t first, size_t half, uint8_t* strip) {
   put_halves(strip + half * kLine / 2, first, from, 0);
   uint8_t* const lines = strip + kLine + half * 4 * kLine;
   for (size_t i = 0; i < 4; ++i) put(lines + i * kLine, first, words(from, 2 + 4 * i));
 }
 
-// Of Q4_K and Q5_K, all lanes of a block: 12 bytes that hold eight scales and eight minimums of 6
-// bits. Of the last four minimums a line has two bits each.
+// Packs the scales of Q4_K or Q5_K for all lanes: 12 bytes with eight scales and eight minimums of
+// 6 bits. Each of the last four minimums is split: each of the three parts holds two of its bits.
 void put_scales(Lanes from, uint8_t* lines) {
   constexpr uint32_t kSix = 0x3F3F3F3F, kTwo = 0x03030303;
   Words out[3][kFour];
@@ -89,7 +89,7 @@ void put_scales(Lanes from, uint8_t* lines) {
   for (size_t line = 0; line < 3; ++line) put_bytes(lines + line * kLine, out[line]);
 }
 
-// Of Q6_K: 16 bytes.
+// Packs the 16 bytes of scales of Q6_K.
 void put_scales_q6(Lanes from, uint8_t* lines) {
   for (size_t i = 0; i < 4; ++i) {
     Words four[kFour];
@@ -98,8 +98,8 @@ void put_scales_q6(Lanes from, uint8_t* lines) {
   }
 }
 
-// The low four bits of 64 weights, 32 in the low and 32 in the high halves of 32 bytes: their lines
-// are `low` and `high`.
+// Packs the low four bits of 64 weights: 32 in the low halves of 32 bytes and 32 in the high
+// halves. Writes their lines to `low` and `high`.
 void put_nibbles(Lanes from, size_t at, size_t first, uint8_t* low, uint8_t* high) {
   for (size_t i = 0; i < 4; ++i) {
     const Words a = words(from, at + 4 * i), b = words(from, at + 16 + 4 * i);
@@ -108,14 +108,14 @@ void put_nibbles(Lanes from, size_t at, size_t first, uint8_t* low, uint8_t* hig
   }
 }
 
-// Of Q5_0: float16 d; bit i of four bytes is the fifth one of weight i; byte i has weights i and
-// 16 + i.
+// Packs Q5_0: float16 d, then four bytes of which bit i is the fifth bit of weight i, then 16
+// bytes. Byte i of these holds weights i and 16 + i.
 void q5_0(Lanes from, size_t first, size_t half, uint8_t* strip) {
   put_halves(strip + half * kLine / 2, first, from, 0);
   uint8_t* const block = strip + kLine + half * 5 * kLine;
   const Words fifths = words(from, 2);
   Words bits = {};
-  for (uint32_t i = 0; i < 8; ++i) {  // four bits into a byte each
+  for (uint32_t i = 0; i < 8; ++i) {  // spread four bits over four bytes
     const Words four = fifths >> 4 * i & 15;
     bits |= ((four | four << 7 | four << 14 | four << 21) & 0x01010101u) << i;
   }
@@ -130,7 +130,8 @@ void mxfp4(Lanes from, size_t first, size_t block, uint8_t* strip) {
   for (size_t i = 0; i < 4; ++i) put(lines + i * kLine, first, words(from, 1 + 4 * i));
 }
 
-// Q4_K: d, the minimums' d, scales (put_scales); 32 bytes for each two sub-blocks.
+// Packs Q4_K: d, d of the minimums, scales (see put_scales), then 32 bytes for each pair of
+// sub-blocks.
 void q4_k(Lanes from, size_t first, uint8_t* super) {
   put_halves(super, first, from, 0);
   put_halves(super + kLine / 2, first, from, 2);
@@ -140,7 +141,8 @@ void q4_k(Lanes from, size_t first, uint8_t* super) {
   }
 }
 
-// Q5_K: bit b of byte i between scales and nibbles is the fifth one of weight i of sub-block b.
+// Packs Q5_K, which is Q4_K with 32 more bytes between scales and nibbles. Bit b of byte i of these
+// is the fifth bit of weight i of sub-block b.
 void q5_k(Lanes from, size_t first, uint8_t* super) {
   put_halves(super, first, from, 0);
   put_halves(super + kLine / 2, first, from, 2);
@@ -155,8 +157,9 @@ void q5_k(Lanes from, size_t first, uint8_t* super) {
   }
 }
 
-// Q6_K, for each 128 weights: 64 bytes of low halves, of parts 0 and 2, 1 and 3 of 32; 32 of two
-// bits for each part. Then 16 scales and d.
+// Packs Q6_K. Each 128 weights, in four parts of 32, have 64 bytes of low nibbles, parts 0 and 2
+// before 1 and 3. Then come 32 bytes with two high bits for each part. The scales (16 bytes) and d
+// end the block.
 void q6_k(Lanes from, size_t first, uint8_t* super) {
   put_halves(super, first, from, 208);
   constexpr size_t kPart = 6 * kLine;
@@ -175,13 +178,13 @@ void q6_k(Lanes from, size_t first, uint8_t* super) {
 }
 
 struct Layout {
-  size_t in;   // bytes of a block of the file
-  size_t out;  // of 16 packed ones, or of a strip
+  size_t in;   // bytes of a block in the file
+  size_t out;  // bytes of 16 packed blocks, or of a strip
 };
 
-constexpr uint8_t kZeros[256] = {};  // a block of a K type that is not there
+constexpr uint8_t kZeros[256] = {};  // stands for a missing block of a K type
 
-// The rows' blocks at `at` bytes; `zeros` stand for rows that are not there.
+// Returns pointers to the rows' blocks at `at` bytes, or `zeros` for each null row.
 std::array<const uint8_t*, kLanes> lanes_at(const std::byte* const rows[], size_t at,
                                             const uint8_t* zeros) {
   std::array<const uint8_t*, kLanes> lanes;
@@ -199,7 +202,8 @@ void pack_supers(const Layout& layout, const std::byte* const rows[], size_t sup
   }
 }
 
-// Blocks that are not there are zeros: as the kernels have them, 128, 8 or 16 times a scale of 0.
+// Pads an odd number of blocks with zeros: quants of 128, 8 or 16 (the kernels' offsets) times a
+// scale of 0.
 template <void pack(Lanes, size_t, size_t, uint8_t*)>
 void pack_strips(const Layout& layout, const uint8_t* zeros, const std::byte* const rows[],
                  size_t blocks, uint8_t* out) {
@@ -229,7 +233,7 @@ void pack_blocks(DType dtype, const std::byte* const rows[], size_t columns, std
   static constexpr uint8_t kZeros8[34] = {};
   static constexpr uint8_t kZeros4[18] = {0,    0,    0x88, 0x88, 0x88, 0x88, 0x88, 0x88, 0x88,
                                           0x88, 0x88, 0x88, 0x88, 0x88, 0x88, 0x88, 0x88, 0x88};
-  static constexpr uint8_t kZeros5[22] = {0, 0, 0xFF, 0xFF, 0xFF, 0xFF};  // 0 .. 15 below them
+  static constexpr uint8_t kZeros5[22] = {0, 0, 0xFF, 0xFF, 0xFF, 0xFF};  // quants of 16
   auto* const to = reinterpret_cast<uint8_t*>(out);
   const GgmlType type = *ggml_type(ggml_number(dtype));
   const size_t blocks = columns / type.elements;

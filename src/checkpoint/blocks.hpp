@@ -1,4 +1,5 @@
-// ggml's blocks of weights, as GGUF files have them, in the layouts of the kernels (kernels.hpp).
+// Repacks ggml's blocks of weights, as GGUF files store them, into the kernels' layouts
+// (kernels.hpp).
 #pragma once
 
 #include <cstddef>
@@ -7,8 +8,8 @@
 
 namespace stet {
 
-// 16 rows of blocks, `columns` weights each, to the packed block of Matrix. A null row is zeros.
-// Numbers stay what they are; no bit of them is computed.
+// Packs 16 rows, each of `columns` weights in ggml blocks, into one packed block of a Matrix. A
+// null row packs as zeros. Only the order of bytes changes; no number is computed.
 void pack_blocks(DType dtype, const std::byte* const rows[], size_t columns, std::byte* out);
 
 }  // namespace stet

@@ -28,7 +28,7 @@ namespace fs = std::filesystem;
 constexpr size_t kDigestedAtOnce = size_t{64} << 20, kSmall = 4096;
 constexpr const char* kVersion = "stet cache 1\n";
 
-// The packed files under the name of the checkpoint that they were made of.
+// Serves the packed files of a cache entry under the path of the original checkpoint.
 class CachedSource : public FileSource {
  public:
   CachedSource(const FileSource& original, const std::string& entry)
@@ -47,7 +47,7 @@ class CachedSource : public FileSource {
   std::shared_ptr<const FileSource> entry_;
 };
 
-// Of one process at a time.
+// Holds a lock file exclusively among processes.
 class Lock {
  public:
   explicit Lock(const std::string& path) {
@@ -93,7 +93,7 @@ void write_small(const std::string& path, const std::string& text) {
   file.commit();
 }
 
-// What an entry is made of.
+// The source files and settings that an entry is made from.
 class Origin {
  public:
   Origin(const FileSource& source, Contract contract, int threads)
@@ -108,7 +108,8 @@ class Origin {
     }
   }
 
-  // By what the system says of files, and the content of what is no file.
+  // Hashes the stamps that the system gives for files, and the content of sources that are no
+  // files.
   std::string stamps() const {
     ByteWriter w = start();
     for (const auto& file : files_)
@@ -156,7 +157,7 @@ class Cache {
     for (const char* part : {"/packed", "/files"}) make_directory(directory + part);
   }
 
-  // The directory of a whole entry.
+  // Returns the directory of an intact entry, which it makes if there is none.
   std::string entry() {
     const std::string known = directory_ + "/files/" + origin_.stamps();
     std::string name = read_small(known);
@@ -180,7 +181,7 @@ class Cache {
     }
   }
 
-  // What stands in an entry beside the weights, as it is in the source.
+  // Returns the names of the files that an entry copies unchanged from the source.
   std::vector<std::string> texts() const {
     std::vector<std::string> names = Tokenizer::files_of(source_);
     names.insert(names.end(), {"config.json", "generation_config.json"});
@@ -188,7 +189,7 @@ class Cache {
     return names;
   }
 
-  // Of all files of an entry.
+  // Returns the stamps of all files of an entry.
   std::string stamps_of(const std::string& entry) const {
     std::string all = stamp_text(MappedFile::open(entry + "/" + kPackedName)->opened());
     for (const std::string& name : texts())
@@ -196,7 +197,8 @@ class Cache {
     return all;
   }
 
-  // Whether it is what was put there: known of files that nobody wrote to since, else compared.
+  // Returns whether an entry is intact. Files unchanged since the last check are trusted; others
+  // are compared with their digests and with the source.
   bool is_whole(const std::string& entry) const {
     const std::string stamp = entry + "/stamp";
     std::error_code unknown;
@@ -221,14 +223,14 @@ class Cache {
   void make(const std::string& name) const {
     const std::string path = path_of(name), making = path + ".making";
     const Lock lock(path + ".lock");
-    if (is_whole(path)) return;  // another process has made it meanwhile
+    if (is_whole(path)) return;  // another process has made it in the meantime
     remove(making);
     pack_checkpoint(source_, use_.contract, making, threads_, use_.written);
     remove(path);
     std::error_code error;
     fs::rename(making, path, error);
     if (error) throw Error(ErrorKind::io, path, "", "to become an entry", error.message());
-    // Its digests were made of what was written.
+    // packing computed the digests from the bytes that it wrote, so they need no check
     write_small(path + "/stamp", stamps_of(path));
   }
 

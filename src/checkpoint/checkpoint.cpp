@@ -20,7 +20,7 @@ constexpr size_t kIndexLimit = 100'000'000;
 constexpr const char *kWeightsName = "model.safetensors",
                      *kIndexName = "model.safetensors.index.json";
 
-// The one file of weights, or the index of several.
+// Returns the name of the file that holds all weights, or of the index of several files.
 std::string weights_name(const FileSource& source) {
   for (const char* name : {kPackedName, kWeightsName, kIndexName, kGgufName}) {
     if (source.has(name)) return name;
@@ -37,7 +37,7 @@ std::string weights_name(const FileSource& source) {
               std::string(kWeightsName) + " or " + kIndexName + " in it", found);
 }
 
-// The file of each tensor, as the index lists them.
+// Returns the file of each tensor, as the index lists them.
 std::map<std::string, std::string> read_weight_map(const FileSource& source) {
   const JsonReader index =
       parse_python_json(source.read(kIndexName, kIndexLimit), source.path_of(kIndexName));
@@ -191,7 +191,7 @@ void Checkpoint::drop(const TensorView& tensor) const {
   const FileBytes& file = *locations_.at(tensor.name).file->file();
   const std::span<const std::byte> all = file.bytes();
   const std::byte* const at = tensor.bytes.data();
-  if (at < all.data() || at >= all.data() + all.size()) return;  // memory made for it
+  if (at < all.data() || at >= all.data() + all.size()) return;  // a copy in memory
   file.drop(static_cast<size_t>(at - all.data()), tensor.bytes.size());
 }
 

@@ -21,7 +21,8 @@ constexpr size_t kBeginning = 1024, kMostConfig = size_t{16} << 20;
 const std::string kPathExpected = "a checkpoint directory or a .gguf file";
 const std::string kAdapterConfig = "adapter_config.json";
 
-// "" for what is no regular file: reading a pipe could wait for ever.
+// Returns the first bytes of a regular file, and "" for anything else: reading a pipe could block
+// without end.
 std::string first_bytes(const std::string& path) {
   std::error_code ignored;
   if (!fs::is_regular_file(path, ignored)) return "";
@@ -60,7 +61,7 @@ std::string hub_name(std::string path) {
 
 namespace {
 
-// The names of the files in a directory that end so, in order.
+// Returns the sorted names of a directory's entries that end with `ending`.
 std::vector<std::string> files_ending(const std::string& directory, const std::string& ending) {
   std::vector<std::string> names;
   std::error_code ignored;
@@ -100,7 +101,7 @@ std::string base_of_adapter(const FileSource& source) {
   if (source.has("params.json"))
     refuse_found(path, config, "a checkpoint in the layout of Hugging Face",
                  "params.json of another layout");
-  source.read(config, kMostConfig);  // throws what hinders
+  source.read(config, kMostConfig);  // throws if the file cannot be read
   refuse_found(path, config, "a file", "none");
 }
 

@@ -1,4 +1,4 @@
-// Reading config.json and generation_config.json: what all families share.
+// Reads config.json and generation_config.json: the fields that all families share.
 #include "stet/model/config.hpp"
 
 #include <algorithm>
@@ -154,7 +154,8 @@ std::string ModelConfig::canonical() const {
                       {"window", window},
                       {"rope_of", rope_of},
                       {"ropes", ropes_json}};
-  // What older families do not have is left out: their names stay what they were.
+  // Fields that older families lack are left out, so that the fingerprints of their models stay the
+  // same.
   if (residual_scale != 1) j["residual_scale"] = residual_scale;
   if (logit_divisor != 1) j["logit_divisor"] = logit_divisor;
   if (rotary_dim != 0) j["rotary_dim"] = rotary_dim;
@@ -260,14 +261,14 @@ bool is_of_mxfp4(const JsonReader& json, const JsonReader& how) {
          how.string_or("quant_method", "") == "mxfp4";
 }
 
-// Throws an unsupported Error for weights that another program's kernels read, and for what a
-// server answered in place of the file.
+// Throws an unsupported Error for weights that only another program's kernels can read, and a
+// format Error if the file is a server's error message.
 void refuse_other_weights(const JsonReader& json) {
   const std::string expected =
       "weights that are not quantized (take the checkpoint that these were made from, with "
       "--compute q8 or q4, or the model as a GGUF file)";
   for (const char* const name :
-       {"quantization_config", "compression_config", "quantization"}) {  // the last of MLX
+       {"quantization_config", "compression_config", "quantization"}) {  // "quantization" is MLX's
     const auto nested = json.has_object("text_config") ? json.object("text_config") : std::nullopt;
     const JsonReader& place = nested && nested->has_object(name) ? *nested : json;
     if (!place.has_object(name)) continue;
@@ -305,6 +306,29 @@ ModelConfig parse_model_config(const std::string& text, const std::string& file)
   return config;
 }
 
+// Lists the settings of transformers' generate() that would draw other tokens, and the keys that a
+// GGUF file's reader noted.
+static std::vector<std::string> ignored_settings(const JsonReader& json) {
+  constexpr std::pair<const char*, double> kNumbers[] = {
+      {"num_beams", 1},      {"no_repeat_ngram_size", 0},
+      {"penalty_alpha", 0},  {"encoder_repetition_penalty", 1},
+      {"epsilon_cutoff", 0}, {"eta_cutoff", 0},
+      {"guidance_scale", 1}, {"diversity_penalty", 0}};
+  std::vector<std::string> ignored;
+  for (const auto& [name, neutral] : kNumbers) {
+    if (json.number_or(name, neutral) != neutral) ignored.push_back(name);
+  }
+  for (const char* const name :
+       {"bad_words_ids", "begin_suppress_tokens", "exponential_decay_length_penalty",
+        "forced_bos_token_id", "forced_eos_token_id", "sequence_bias", "suppress_tokens",
+        "watermarking_config"}) {
+    if (json.has(name)) ignored.push_back(name);
+  }
+  if (const auto notes = json.object("stet"))
+    for (const std::string& key : notes->strings("ignored")) ignored.push_back(key);
+  return ignored;
+}
+
 GenerationConfig parse_generation_config(const std::string& text, const std::string& file,
                                          int64_t vocab_size) {
   const JsonReader json = parse_python_json(text, file);
@@ -318,6 +342,7 @@ GenerationConfig parse_generation_config(const std::string& text, const std::str
   g.min_p = json.number_or("min_p", 0, 0, 1);
   g.typical_p = json.number_or("typical_p", 1, 0, 1);
   g.repetition_penalty = json.number_or("repetition_penalty", 1, 1e-6, 1e6);
+  g.ignored = ignored_settings(json);
   return g;
 }
 

@@ -14,8 +14,8 @@ namespace stet {
 namespace {
 
 constexpr const char* kGroups[] = {"embeddings", "norms", "attention", "mlp", "head"};
-constexpr size_t kRows = 16;   // of a slab
-constexpr size_t kSlabs = 16;  // that a thread digests before it takes more
+constexpr size_t kRows = 16;   // rows of a slab
+constexpr size_t kSlabs = 16;  // slabs that a thread digests at a time
 
 template <class T>
 T element(std::span<const std::byte> bytes, size_t i) {
@@ -26,7 +26,7 @@ T element(std::span<const std::byte> bytes, size_t i) {
 
 uint32_t bits_of(float x) { return element<uint32_t>(std::as_bytes(std::span(&x, 1)), 0); }
 
-// A bfloat16 is the upper half of a float32.
+// Keeps the upper half of a float32, which is the bfloat16. Returns whether that is exact.
 bool f32_to_bf16(uint32_t x, uint16_t* y) {
   *y = static_cast<uint16_t>(x >> 16);
   return (x & 0xffff) == 0;
@@ -41,8 +41,8 @@ bool f32_to_f16(uint32_t x, uint16_t* y) {
 
 bool f16_to_bf16(uint16_t x, uint16_t* y) { return f32_to_bf16(bits_of(widen_f16(x)), y); }
 
-// What `to` makes of each element, into a digest, if there is one; false when it says of one, as a
-// rule the first, that it cannot.
+// Converts each element and adds the results to `digest` unless it is null. Returns false at the
+// first element that `to` cannot convert exactly.
 template <class From>
 bool add_converted(std::span<const std::byte> bytes, bool to(From, uint16_t*),
                    RunningDigest* digest) {
@@ -60,8 +60,8 @@ bool add_converted(std::span<const std::byte> bytes, bool to(From, uint16_t*),
   return true;
 }
 
-// Of bytes that come in chunks: each(f) calls f for all of them in order, as long as it returns
-// true, and returns whether it always did.
+// Returns the leaf of bytes that come in chunks. each(f) calls f for the chunks in order as long as
+// it returns true, and returns whether it always did.
 template <class Each>
 WeightLeaf digest_slab(DType dtype, const Each& each) {
   using Chunk = std::span<const std::byte>;
@@ -98,8 +98,8 @@ Sha256 hash_of(std::span<const WeightLeaf> leaves) {
 
 size_t row_count(const TensorView& matrix) { return static_cast<size_t>(matrix.shape.at(0)); }
 
-// Some rows of a matrix in their order, blocks of ggml as float32: few at a time, so that they stay
-// in the first-level cache until they are digested.
+// Reads rows of a matrix in their order; blocks of ggml are widened to float32. Widening happens in
+// small pieces that stay in the first-level cache until they are digested.
 class RowReader {
  public:
   explicit RowReader(const TensorView& matrix)

@@ -1,4 +1,4 @@
-// What a model's weights are named by, whatever file they came from:
+// Fingerprints of a model's weights, which do not depend on the file format they came in:
 //
 //   leaf    of 16 rows of a tensor, as the published checkpoint has it (a vector is one row): u8
 //           type and XXH3-128 of the values in that type, the first of bfloat16 (0), float16 (1)
@@ -11,8 +11,8 @@
 //   model   SHA-256 of "stet model 1\n" and of each group's line "GROUP\n" and hash, in the order
 //           of Model::fingerprints(), config
 //
-// Leaves are not cryptographic, since SHA-256 of all weights would take longer than loading them:
-// whoever can forge weights can forge their name (docs/security.md).
+// Leaves are not cryptographic hashes, since SHA-256 of all weights would take longer than loading
+// them. An attacker who can forge weights can therefore forge their fingerprint (docs/security.md).
 #pragma once
 
 #include <cstdint>
@@ -34,40 +34,40 @@ struct WeightLeaf {
   Digest digest;
 };
 
-// The hashes of matrices, slab by slab of 16 rows, those of one matrix after those of the one
-// before. Blocks of ggml count as the float32 that its reference makes of them.
+// Hashes several matrices in slabs of 16 rows; slabs are numbered through all matrices. Blocks of
+// ggml count as the float32 values that ggml's reference decodes them to.
 class MatrixDigester {
  public:
-  // The views stay what they are until all slabs were added.
+  // The views must stay valid and unchanged until all slabs are added.
   explicit MatrixDigester(const std::vector<const TensorView*>& matrices);
   size_t slabs() const { return leaves_.size(); }
-  // By any number of threads, in any order, each slab once.
+  // Digests some slabs. Any number of threads may call it, in any order, each slab once.
   void add(Range slabs);
-  // Returns the hash of each matrix, once all slabs were added.
+  // Returns the hash of each matrix. All slabs must have been added.
   std::vector<Sha256> result() const;
 
  private:
   std::vector<const TensorView*> matrices_;
-  std::vector<size_t> first_;  // slab of each matrix, then their number
+  std::vector<size_t> first_;  // first slab of each matrix, then the number of slabs
   std::vector<WeightLeaf> leaves_;
 };
 
 Sha256 digest_matrix(const TensorView& tensor, int threads);
 Sha256 digest_vector(const TensorView& tensor);
 
-// The tensors that a model is made of, by group, while it is loaded.
+// Collects the hashes of a model's tensors by group while the model is loaded.
 class WeightFingerprints {
  public:
-  // Pairs of a group, or "config" or "model", and the text of its hash.
+  // Pairs of a group's name (or "config" or "model") and the text of its hash.
   using Names = std::vector<std::pair<std::string, std::string>>;
 
-  // A group without a tensor has a name, too.
+  // Adds a group, so that it has a fingerprint even without a tensor.
   void add_group(const std::string& group) { groups_[group]; }
-  // `name` is the tensor's name without the checkpoint's prefix.
+  // Adds a tensor; `name` lacks the checkpoint's prefix.
   void add(const std::string& group, const std::string& name, const TensorView& tensor,
            const Sha256& hash);
 
-  // Of each group that was added.
+  // Returns the fingerprint of each group that was added.
   Names fingerprints() const;
 
  private:
@@ -78,7 +78,7 @@ class WeightFingerprints {
   std::map<std::string, std::map<std::string, Entry>> groups_;
 };
 
-// Returns `groups` with the fingerprints of the config and of the model put behind them.
+// Returns `groups` followed by the fingerprints of the config and of the model.
 WeightFingerprints::Names with_model_fingerprint(WeightFingerprints::Names groups,
                                                  const std::string& config);
 

@@ -8,7 +8,7 @@ namespace stet {
 namespace {
 
 struct Input {
-  std::string_view part;  // of a matrix's name
+  std::string_view part;  // part of a matrix's name
   Point point;
 };
 constexpr Input kInputs[] = {{".q_proj.", Point::ln1},
@@ -37,13 +37,14 @@ bool is_head(const ModelConfig& c, std::string_view name) {
          (name == "embed_tokens.weight" || name == "wte.weight" || name == "embed_in.weight");
 }
 
-// A family without norms before its layers reads the residual stream itself.
+// Returns the point that feeds a layer: in a family without norms before its layers that is the
+// residual stream.
 Point there(const ModelConfig& c, Point p) {
   if (has_point(c, p) || p == Point::mlp_post) return p;
   return p == Point::ln1 ? Point::resid_pre : Point::resid_mid;
 }
 
-// The first number between dots: that of the layer.
+// Returns the layer's number, which follows the first dot.
 std::optional<int64_t> layer_of(std::string_view name) {
   const size_t dot = name.find('.');
   if (dot == std::string_view::npos) return std::nullopt;
@@ -98,7 +99,7 @@ std::vector<float> Importance::of(const std::string& name) const {
   for (const double s : squares) total += s;
   const double mean = total / static_cast<double>(squares.size());
   if (!(mean > 0)) return {};
-  // An input that was never seen still counts for something.
+  // An input that was zero throughout keeps a small weight.
   constexpr double kLeast = 1e-4;
   std::vector<float> importance;
   for (const double s : squares)

@@ -9,15 +9,15 @@
 namespace stet {
 namespace {
 
-// One block of 16 rows, given as pointers to rows of `words` 32-bit words (a float32, or a pair of
-// 16-bit weights): out[words][16]. A null row is zeros.
+// Packs one block of 16 rows, each of `words` 32-bit words (a float32, or a pair of 16-bit
+// weights), as out[words][16]. A null row leaves zeros.
 void transpose_words(const std::byte* const rows[kLanes], size_t words, uint32_t* out) {
   // 8 KB of output, which stay in the first-level cache while 16 rows fill them.
   constexpr size_t kStrip = 128;
   for (size_t begin = 0; begin < words; begin += kStrip) {
     const size_t end = std::min(words, begin + kStrip);
     for (int lane = 0; lane < kLanes; ++lane) {
-      if (rows[lane] == nullptr) continue;  // the memory is zero already
+      if (rows[lane] == nullptr) continue;  // out is zeroed memory
       const std::byte* from = rows[lane] + begin * 4;
       uint32_t* to = out + begin * kLanes + lane;
 #pragma GCC unroll 8
@@ -30,7 +30,7 @@ void transpose_words(const std::byte* const rows[kLanes], size_t words, uint32_t
   }
 }
 
-// The last column of a 16-bit matrix with an odd number of columns has no partner.
+// Packs the last column of a 16-bit matrix with an odd number of columns, which has no partner.
 void last_half_word(const std::byte* const rows[kLanes], size_t columns, uint32_t* out) {
   for (int lane = 0; lane < kLanes; ++lane) {
     if (rows[lane] != nullptr)
@@ -38,8 +38,9 @@ void last_half_word(const std::byte* const rows[kLanes], size_t columns, uint32_
   }
 }
 
-// One block of `lanes` <= 16 outputs that stand side by side in each of the `columns` rows of a
-// transposed tensor: out[columns][16] of 32-bit elements, out[columns/2][16][2] of 16-bit ones.
+// Packs one block of `lanes` <= 16 outputs, which stand side by side in each of the `columns` rows
+// of a transposed tensor. 32-bit elements go to out[columns][16], 16-bit ones to
+// out[columns/2][16][2].
 template <class Element>
 void pack_transposed(const std::byte* first, size_t row_bytes, size_t lanes, size_t columns,
                      Element* out) {
@@ -52,8 +53,8 @@ void pack_transposed(const std::byte* first, size_t row_bytes, size_t lanes, siz
   }
 }
 
-// Bytes that a thread packs before it takes more: as the system gives memory in large pages, two
-// threads rarely wait for the same one.
+// Bytes that a thread packs at a time. The system provides memory in large pages, and at this size
+// two threads rarely fault on the same page.
 constexpr size_t kPackedAtOnce = size_t{4} << 20;
 
 size_t rows_of(const std::vector<const TensorView*>& parts) {
@@ -147,7 +148,7 @@ Matrix::Matrix(const std::vector<const TensorView*>& parts, size_t columns, int 
       is_block_dtype(dtype)
           ? static_cast<size_t>(tensor_bytes(dtype, {static_cast<int64_t>(columns)}).value())
           : columns * element_size();
-  std::vector<const std::byte*> source;  // one per row
+  std::vector<const std::byte*> source;  // pointers to rows
   for (const TensorView* part : parts) {
     for (size_t row = 0; row < static_cast<size_t>(part->shape.at(0)); ++row)
       source.push_back(row_of(*part, row).data());

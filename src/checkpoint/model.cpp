@@ -1,4 +1,4 @@
-// Models out of checkpoints.
+// Loads models from checkpoints.
 #include "stet/model/model.hpp"
 #include "stet/checkpoint/gguf.hpp"
 
@@ -53,7 +53,7 @@ std::shared_ptr<const Model> Model::load(const std::string& directory, int threa
 
 namespace {
 
-// What config.json says.
+// The parsed config.json and the family that it selects.
 struct Plan {
   ModelConfig config;
   const Family* family;
@@ -78,7 +78,7 @@ int some_threads(int threads) { return threads > 0 ? threads : default_threads()
 
 std::shared_ptr<const Model> Model::load(std::shared_ptr<const FileSource> source, int threads,
                                          Contract contract) {
-  // Numbers of the config, rotary frequencies and norm weights are computed here.
+  // Loading computes numbers of the config, rotary frequencies and norm weights.
   const FloatEnvironment standard;
   Plan plan = read_plan(*source);
   Checkpoint checkpoint = Checkpoint::open(*source);

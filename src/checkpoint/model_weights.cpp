@@ -26,7 +26,7 @@ Vector widened(const TensorView& view, size_t n) {
   return result;
 }
 
-// All queries, then all keys, then all values.
+// Reorders interleaved heads to all queries, then all keys, then all values.
 Vector apart(const Vector& stored, int64_t heads) {
   Vector result(stored.size());
   for (size_t i = 0; i < stored.size(); ++i)
@@ -34,8 +34,8 @@ Vector apart(const Vector& stored, int64_t heads) {
   return result;
 }
 
-// Where row `row` of a matrix stands that may be stacked of others: the one that has it, and which
-// of its rows it is.
+// Finds a row of a matrix that may be stacked from parts. Returns the part that holds it, and the
+// row's index there.
 std::pair<const Matrix*, size_t> place_of(const Matrix& matrix, size_t row) {
   for (const Matrix& part : matrix.parts()) {
     if (row < part.rows()) return {&part, row};
@@ -61,7 +61,8 @@ bool ModelWeights::has(const std::string& tensor) const {
   return checkpoint_.find(tensor) != nullptr;
 }
 
-// The matrix of all tensors, or, where they have types of their own, those of some after another.
+// Returns the matrix of all tensors of the request. If their types differ, the packed file holds a
+// matrix for each run of tensors, and the result stacks these.
 Matrix ModelWeights::packed(const MatrixRequest& request) const {
   std::vector<Matrix> matrices;
   for (size_t first = 0; first < request.tensors.size();) {
@@ -69,7 +70,7 @@ Matrix ModelWeights::packed(const MatrixRequest& request) const {
     while (end > first + 1 && !has_packed_matrix(checkpoint_, joined_names(request, first, end)))
       --end;
     if (end == first + 1 && !has_packed_matrix(checkpoint_, joined_names(request, first, end)))
-      end = request.tensors.size();  // whose name the error has
+      end = request.tensors.size();  // the error names all tensors
     size_t rows = 0;
     for (size_t i = first; i < end; ++i)
       rows += static_cast<size_t>(request.step(request.tensors[i]));
@@ -152,7 +153,7 @@ void ModelWeights::keep(const VectorRequest& request, const TensorView&, const V
   loaded_.push_back({request.tensor.canonical, 1, request.tensor.rows, {}, 0, vector});
 }
 
-// By the weights as they were before they were packed or rounded.
+// Sets the model's fingerprints, which are those of the weights before packing or rounding.
 void ModelWeights::name(Model& model) const {
   WeightFingerprints::Names names = fingerprints_->fingerprints();
   if (checkpoint_.packed()) {
@@ -188,7 +189,7 @@ void ModelWeights::finish(Model& model) {
 
 // ---------------------------------------------------------------- into a file
 
-// What is written need not be held: the model gets a matrix without bytes.
+// Writes the matrix and returns one without bytes, since what is written need not be held.
 Matrix WrittenWeights::keep(const MatrixRequest& request, Matrix matrix) {
   size_t first = 0;
   const auto write = [&](const Matrix& m) {

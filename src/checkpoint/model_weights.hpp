@@ -1,5 +1,5 @@
-// Weights out of the tensors of a checkpoint, for a model or for a packed file; or their names
-// alone.
+// Loaders of a checkpoint's tensors. They make the weights of a model or of a packed file, or list
+// the tensors that are needed.
 #pragma once
 
 #include <memory>
@@ -21,11 +21,11 @@ class PackedWriter;
 class WeightFingerprints;
 class WeightPacker;
 
-// The weights of a model: packed from tensors, or those of a packed file in place.
+// Loads the weights of a model: packs tensors, or uses those of a packed file in place.
 class ModelWeights : public WeightLoader {
  public:
-  // `blocks`: for the contract ggml, what matrices are rounded to; embeddings and head to q6_k,
-  // those whose columns are no multiple of 256 to q8_0.
+  // `blocks` says what the contract ggml rounds matrices to. Embeddings and head become q6_k, and
+  // matrices whose columns are no multiple of 256 become q8_0.
   ModelWeights(const Checkpoint& checkpoint, std::string prefix, Contract contract, int threads,
                std::optional<BlockRounding> blocks = std::nullopt);
   ~ModelWeights() override;
@@ -37,13 +37,14 @@ class ModelWeights : public WeightLoader {
   Matrix load(const MatrixRequest& request) override;
   Vector load(const VectorRequest& request) override;
 
-  // Both decide what becomes of a weight: a model keeps the bytes and shows them by name.
+  // The two `keep` decide what happens to a loaded weight. Here they keep its bytes for the model
+  // and record its name.
   virtual Matrix keep(const MatrixRequest& request, Matrix matrix);
   virtual void keep(const VectorRequest& request, const TensorView& stored, const Vector& vector);
-  // Returns the names of the weights as they were before they were packed or rounded.
+  // Returns the fingerprints of the weights before packing or rounding.
   const WeightFingerprints& fingerprints() const { return *fingerprints_; }
 
-  // The contract of packed weights, whatever was asked for.
+  // The contract in force: for packed weights that of the file, whatever was asked for.
   const Contract contract_;
 
  private:
@@ -56,14 +57,14 @@ class ModelWeights : public WeightLoader {
   std::unique_ptr<WeightFingerprints> fingerprints_;
   std::unique_ptr<WeightPacker> packer_;
   size_t bytes_ = 0;
-  std::vector<std::span<const std::byte>> matrices_;  // of linear layers
+  std::vector<std::span<const std::byte>> matrices_;  // those of linear layers
   std::vector<std::span<const std::byte>> expert_matrices_;
-  std::vector<std::pair<std::string, WeightType>> types_;  // of their tensors, by canonical name
-  std::string not_bf16_, its_type_;                        // the first matrix of another type
+  std::vector<std::pair<std::string, WeightType>> types_;  // by canonical tensor name
+  std::string not_bf16_, its_type_;                        // a matrix that is not bf16; its type
   std::vector<LoadedWeight> loaded_;
 };
 
-// Writes the same weights into a file. The model that asks for them is thrown away.
+// Writes the weights to a packed file. The model that is built meanwhile is discarded.
 class WrittenWeights : public ModelWeights {
  public:
   WrittenWeights(const Checkpoint& checkpoint, std::string prefix, Contract contract, int threads,
@@ -79,7 +80,7 @@ class WrittenWeights : public ModelWeights {
   PackedWriter& writer_;
 };
 
-// Loads nothing, and notes what a family asks for, in that order. Names and shapes are checked.
+// Records which tensors a family asks for, in order, and loads nothing. Checks names and shapes.
 class WeightNeeds : public WeightLoader {
  public:
   WeightNeeds(const Checkpoint& checkpoint, std::string prefix)

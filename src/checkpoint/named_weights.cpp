@@ -12,25 +12,25 @@
 namespace stet {
 namespace {
 
-// How a weight's numbers stand beside the rows that it is loaded as.
+// Tells how a named weight's numbers are arranged in the rows it was loaded as.
 enum class WeightLayout : uint8_t {
-  plain,      // as they are
+  plain,      // unchanged
   turned,     // transposed
-  heads_out,  // each head's rows, transposed: of queries, keys and values
-  heads_in,   // each head's columns, transposed: of the output matrix
+  heads_out,  // the rows of each head, transposed: queries, keys and values
+  heads_in,   // the columns of each head, transposed: the output matrix
 };
 
-// A name, and which rows of which tensor it is.
+// A TransformerLens name and the rows of a tensor that it stands for.
 struct WeightSource {
   std::string name;
   const LoadedWeight* tensor;
   WeightLayout layout;
-  int64_t first, rows;  // of the tensor; of a vector, its elements
-  int64_t heads;        // of those layouts that have them, and of a vector of heads; 0: none
+  int64_t first, rows;  // rows of the tensor, or elements of a vector
+  int64_t heads;        // for layouts by head and for vectors of heads; otherwise 0
   float scale = 1;
 };
 
-// A part of a tensor that stacks several; `rows` of 0: all.
+// One part of a tensor that stacks several. 0 `rows` means all.
 struct WeightPart {
   const char* name;
   WeightLayout layout;
@@ -94,7 +94,8 @@ class WeightNames {
     return {};
   }
 
-  // What `rest`, the name within a layer, is called; false: nothing of TransformerLens's.
+  // Adds the parts of a tensor whose name within its layer is `rest`. Returns false if
+  // TransformerLens has no name for it.
   bool add_of_layer(const LoadedWeight& w, const std::string& at, std::string_view rest) {
     const bool bias = rest.ends_with(".bias");
     if (!bias && !rest.ends_with(".weight")) return false;
@@ -109,7 +110,7 @@ class WeightNames {
       const int64_t rows = part.rows > 0 ? part.rows : extent(w) - first;
       std::string name = part.name;
       name.insert(name.find('.') + 1, bias ? "b_" : "W_");
-      // The output matrix's bias is of the residual stream, and has no heads.
+      // The output matrix's bias is added to the residual stream, so it has no heads.
       const int64_t heads = bias && part.layout == WeightLayout::heads_in ? 0 : part.heads;
       all_.push_back({at + name, &w, part.layout, first, rows, heads});
       first += rows;
@@ -153,12 +154,12 @@ class WeightNames {
     return {};
   }
 
-  // Rows of a matrix, elements of a vector.
+  // Returns the number of rows of a matrix, or of elements of a vector.
   static int64_t extent(const LoadedWeight& w) { return is_vector(w) ? w.columns : w.rows; }
   static bool is_vector(const LoadedWeight& w) { return !w.vector.empty(); }
 
   const ModelConfig& config_;
-  bool norms_behind_ = false;  // what a layer adds is normalised
+  bool norms_behind_ = false;  // a layer's outputs are normalised before they are added
   const LoadedWeight* head_ = nullptr;
   std::vector<WeightSource> all_;
 };
@@ -182,7 +183,7 @@ std::vector<int64_t> shape_of_weight(const WeightSource& s) {
   return {};
 }
 
-// Puts row `row` of [rows][columns] where the layout has it.
+// Copies row `row` of a [rows][columns] matrix to where the layout puts it.
 void place_row(const WeightSource& s, size_t row, const std::vector<float>& from,
                std::vector<float>& to) {
   const size_t columns = from.size(), rows = static_cast<size_t>(s.rows);
@@ -190,7 +191,7 @@ void place_row(const WeightSource& s, size_t row, const std::vector<float>& from
     std::copy(from.begin(), from.end(), to.begin() + static_cast<std::ptrdiff_t>(row * columns));
     return;
   }
-  // Transposed within each head; one that has none is one head.
+  // Transposed within each head; a matrix without heads counts as one head.
   if (s.layout == WeightLayout::heads_out) {
     const size_t each = rows / static_cast<size_t>(s.heads);
     float* const head = to.data() + row / each * each * columns;

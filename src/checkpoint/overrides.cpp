@@ -23,7 +23,7 @@ std::string with_eos(const FileSource& source, const std::vector<int32_t>& ids) 
                                        source.path_of(kGeneration));
   if (!config.is_object())
     throw Error(ErrorKind::format, source.path_of(kGeneration), "", "a JSON object", "other text");
-  for (const auto& [name, value] : config.items()) {  // which has no form in JSON
+  for (const auto& [name, value] : config.items()) {  // JSON has no form for others
     if (value.is_number_float() && !std::isfinite(value.get<double>()))
       throw Error(ErrorKind::format, source.path_of(kGeneration), name, "a finite number",
                   "another");
@@ -67,7 +67,8 @@ class OverridingSource : public FileSource {
   }
 
  private:
-  // A template that was given is in place of all that the checkpoint has.
+  // Returns whether an override hides `name`: a given template replaces all that the checkpoint
+  // has.
   bool replaced(const std::string& name) const {
     return name == kAdditionalTemplates && texts_.contains("chat_template.jinja");
   }

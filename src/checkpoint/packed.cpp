@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string_view>
 
 #include "src/gguf/tensors.hpp"
 #include "stet/base/bytes.hpp"
@@ -40,7 +41,7 @@ struct MatrixEntry {
   std::string digest;
 };
 
-// "q8 8192 2048 xxh3:..."
+// Parses an entry such as "q8 8192 2048 xxh3:...".
 std::optional<MatrixEntry> parse_entry(const std::string& text) {
   std::vector<std::string> words;
   for (size_t at = 0; at <= text.size();) {
@@ -53,7 +54,7 @@ std::optional<MatrixEntry> parse_entry(const std::string& text) {
   const auto number = [](const std::string& s, size_t* n) {
     const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), *n);
     return error == std::errc() && end == s.data() + s.size() && *n > 0 &&
-           *n <= size_t{1} << 28;  // no product overflows
+           *n <= size_t{1} << 28;  // so that no product overflows
   };
   if (!number(words[1], &entry.rows) || !number(words[2], &entry.columns)) return std::nullopt;
   for (const WeightType type :
@@ -74,7 +75,7 @@ MatrixEntry entry_of(const Checkpoint& checkpoint, const std::string& name) {
               found_text(text));
 }
 
-// The bytes of a matrix, without the padding.
+// Returns the bytes of a matrix, without the padding.
 std::span<const std::byte> bytes_of(const Checkpoint& checkpoint, const std::string& name,
                                     const MatrixEntry& entry) {
   const size_t bytes = Matrix::packed_bytes(entry.type, entry.rows, entry.columns);
@@ -140,7 +141,7 @@ Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name, size
   if (reinterpret_cast<uintptr_t>(bytes.data()) % 64 == 0) {
     return Matrix::packed(entry.type, rows, columns, bytes.data(), checkpoint.owner_of(name));
   }
-  const auto copy = std::make_shared<Memory>(bytes.size());  // in a file that does not align it
+  const auto copy = std::make_shared<Memory>(bytes.size());  // the file does not align it
   std::memcpy(copy->data(), bytes.data(), bytes.size());
   return Matrix::packed(entry.type, rows, columns, copy->data(), copy);
 }
@@ -154,7 +155,7 @@ std::string packed_fingerprint(const Checkpoint& checkpoint, const std::string& 
 
 namespace {
 
-// The bytes of a tensor that a digest was made of, and that digest.
+// Returns the bytes of a tensor that its digest covers, and the digest that the file states.
 std::pair<std::span<const std::byte>, std::string> digested(const Checkpoint& checkpoint,
                                                             const TensorView& tensor) {
   if (tensor.dtype == DType::u8) {
@@ -174,14 +175,19 @@ std::pair<std::span<const std::byte>, std::string> digested(const Checkpoint& ch
 
 namespace {
 
-// No entry of the header is longer than its names by more than this; fields of the file as a whole
-// need one page.
+// Bytes of a header entry beyond twice the tensor's name. Two more pages are for the fields of the
+// whole file.
 constexpr size_t kHeaderEntryBytes = 512;
 
 size_t header_room(const Checkpoint& checkpoint) {
   size_t bytes = 2 * kPackedPage;
-  for (const std::string& name : checkpoint.names())
+  for (const std::string& name : checkpoint.names()) {
+    constexpr std::string_view kExperts = ".experts.";
+    const size_t at = name.find(kExperts);  // one matrix has those of all
+    const bool of_all = at != std::string::npos && name.ends_with(".weight");
+    if (of_all && !name.substr(at + kExperts.size()).starts_with("0.")) continue;
     bytes += 2 * nlohmann::json(name).dump().size() + kHeaderEntryBytes;
+  }
   return whole_pages(bytes);
 }
 
@@ -230,7 +236,8 @@ void PackedWriter::add(const std::string& name, const Matrix& matrix) {
   if (written_ != nullptr) *written_ = file_.written();
 }
 
-// Vectors are few and small: they follow all matrices, which need no holes then to begin at pages.
+// Vectors are few and small. They follow all matrices, so that matrices begin at pages without
+// holes.
 void PackedWriter::add(const TensorView& tensor) {
   vectors_.push_back({tensor, {tensor.bytes.begin(), tensor.bytes.end()}});
 }
@@ -263,7 +270,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Returns whether it was made.
+// Returns whether the directory is new; an existing one must be empty.
 bool make_empty_directory(const std::string& directory) {
   std::error_code error;
   const bool made = fs::create_directory(directory, error);
@@ -314,8 +321,8 @@ namespace {
 constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr size_t kMostIndex = 100'000'000;
 
-// Whether the index says that tensors are in blocks of ggml: a snapshot may hold the weights of a
-// GGUF file in that form.
+// Returns whether the index says that tensors are in blocks of ggml. A snapshot may hold the
+// weights of a GGUF file in that form.
 bool says_blocks(const FileSource& source) {
   if (!source.has(kIndex) || source.has("model.safetensors")) return false;
   const nlohmann::json index =

@@ -1,4 +1,4 @@
-// Reading and writing packed.safetensors (include/stet/checkpoint/packed.hpp).
+// Reads and writes packed.safetensors (include/stet/checkpoint/packed.hpp).
 #pragma once
 
 #include <atomic>
@@ -16,31 +16,31 @@ namespace stet {
 
 inline constexpr const char* kPackedFormat = "stet packed weights";
 
-// The contract that the weights are for: f32, q8, q4 or ggml. Throws Error unless the file says
-// that it is of the format and version that are read.
+// Returns the contract that the weights were packed for: f32, q8, q4 or ggml. Throws Error unless
+// the file's format and version are known.
 Contract packed_contract(const Checkpoint& checkpoint);
-// Whether the file has a matrix of that name.
+// Returns whether the file has a matrix of that name.
 bool has_packed_matrix(const Checkpoint& checkpoint, const std::string& name);
-// The matrix of that name, in place. `type`: what it must be; null: not quantized, but for `any`.
-// Throws Error: format or mismatch.
+// Returns the matrix of that name, in place. Its type must be `type`. If `type` is null, it must
+// not be quantized unless `any` is set. Throws a format or mismatch Error.
 Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name,
                      std::optional<WeightType> type, bool any, size_t rows, size_t columns);
-// The same of any type; and that type.
+// Returns the matrix of that name, whatever its type. The other function returns the type.
 Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name, size_t rows,
                      size_t columns);
 WeightType packed_type(const Checkpoint& checkpoint, const std::string& name);
-// Returns what stands in the metadata under "fingerprint:GROUP". Throws a format Error for what is
-// no SHA-256.
+// Returns the metadata field "fingerprint:GROUP". Throws a format Error unless it is a SHA-256.
 std::string packed_fingerprint(const Checkpoint& checkpoint, const std::string& group);
 
-// Compares all matrices and vectors with their digests; see packed.hpp.
+// Compares all matrices and vectors with their digests (see include/stet/checkpoint/packed.hpp).
 size_t check_packed(const Checkpoint& checkpoint, int threads);
 
-// Streams the file: tensors in the order in which they come, the header, for which room is left, at
-// the end.
+// Streams a packed file: tensors in the order in which they are added, then the header, for which
+// space was left at the front.
 class PackedWriter {
  public:
-  // Room for a header that names every tensor of `checkpoint`. `written` counts bytes, if not null.
+  // Leaves space for a header that names every tensor of `checkpoint`. Counts the bytes written in
+  // `written` unless it is null.
   PackedWriter(const std::string& path, const Checkpoint& checkpoint,
                std::atomic<uint64_t>* written = nullptr);
   void add(const std::string& name, const Matrix& matrix);

@@ -1,4 +1,4 @@
-// Rotary positions as config.json gives them, in the order in which transformers reads them
+// Reads rotary positions from config.json, with the precedence of transformers
 // (PreTrainedConfig.convert_rope_params_to_dict).
 #include <fmt/format.h>
 
@@ -20,15 +20,15 @@ bool has_name(const FieldNames& names, const std::string& name) {
   return std::ranges::find(names, name) != names.end();
 }
 
-// Fields of published configs that change nothing: any value of them, or the one named.
+// Fields of published configs that change nothing, either with any value or with this one.
 struct WithoutEffect {
   const char* name;
-  const char* value;  // as JSON; null: any
+  const char* value;  // as JSON; null: any value
 };
 constexpr WithoutEffect kWithoutEffect[] = {
     {"finetuned", nullptr},          // YaRN's authors: the checkpoint was trained on long texts
     {"rope_interleaved", "false"},   // nanotron: pairs are halves of a head, as everywhere here
-    {"partial_rotary_factor", "1"},  // all of a head turns
+    {"partial_rotary_factor", "1"},  // all of a head is rotated
     {"partial_rotary_factor", "1.0"}};
 
 bool has_effect(const JsonReader& object, const std::string& name) {
@@ -53,7 +53,7 @@ std::string joined_names(const FieldNames& names) {
 
 struct RopeType {
   Rope::Scaling scaling;
-  FieldNames fields;  // beside those that every type has
+  FieldNames fields;  // beyond the fields that every type has
 };
 
 RopeType rope_type_of(const JsonReader& json, const std::string& name) {
@@ -74,7 +74,7 @@ RopeType rope_type_of(const JsonReader& json, const std::string& name) {
               "default, linear, llama3, yarn or longrope", name);
 }
 
-// Where the fields of one kind of layer stand.
+// The objects that hold the rotary fields of one kind of layer.
 class RopePlaces {
  public:
   RopePlaces(const JsonReader& top, const std::string& layer_type) : top_(top) {
@@ -82,7 +82,7 @@ class RopePlaces {
     const bool by_type =
         parameters && !layer_type.empty() &&
         (parameters->has_object("full_attention") || parameters->has_object("sliding_attention"));
-    // Of layers that differ, rope_scaling is for those that see everything.
+    // If layers differ, rope_scaling is for those with full attention.
     if (scaling && layer_type != "sliding_attention") objects_.push_back(*scaling);
     if (!parameters || (scaling && layer_type.empty())) return;
     if (!by_type) {
@@ -98,7 +98,8 @@ class RopePlaces {
 
   const JsonReader& top() const { return top_; }
   const std::vector<JsonReader>& objects() const { return objects_; }
-  // The first object that has the field, or the first one, which then is the one that lacks it.
+  // Returns the first object that has the field. If none has it, returns the first one, for the
+  // error.
   const JsonReader& with(const std::string& name) const {
     const auto found =
         std::ranges::find_if(objects_, [&](const JsonReader& o) { return o.has(name); });
@@ -134,8 +135,8 @@ double read_theta(const RopePlaces& places, const RopeFields& fields, double def
   return default_theta;
 }
 
-// The positions that a model was first trained with: the field at the top, as Phi-3 has it, before
-// that beside the factors.
+// Returns the number of positions in the original training. The field at the top (Phi-3) comes
+// before the one beside the factors.
 double read_original_positions(const RopePlaces& places, double least) {
   const char* const name = "original_max_position_embeddings";
   if (places.top().has(name)) return places.top().number(name, least, 1e9);
@@ -160,7 +161,8 @@ void read_yarn(const RopePlaces& places, Rope* rope) {
     const char* const alone = scale != 0 ? "mscale" : "mscale_all_dim";
     refuse_field(places.with(alone), alone, "mscale and mscale_all_dim, or neither");
   }
-  // Written out, so that a config that does and one that does not are the same model.
+  // Stored explicitly, so that a config that states the factor and one that leaves it out are the
+  // same model.
   rope->attention_factor =
       places.has("attention_factor") ? places.number("attention_factor", 1e-3, 1e3)
       : scale != 0 ? yarn_magnitude(rope->factor, scale) / yarn_magnitude(rope->factor, all)
@@ -188,7 +190,7 @@ void read_longrope(const RopePlaces& places, Rope* rope) {
     const auto in_range = [](double f) { return f >= 1e-3 && f <= 1e6; };
     if (to->empty() || !std::ranges::all_of(*to, in_range))
       places.with(name).fail(name, "numbers in 0.001..1e6");
-    for (double& f : *to) f = static_cast<double>(static_cast<float>(f));  // as they are used
+    for (double& f : *to) f = static_cast<double>(static_cast<float>(f));  // as used
   }
 }
 
@@ -205,7 +207,8 @@ void read_scaling(const RopePlaces& places, Rope* rope) {
     places.with("high_freq_factor").fail("high_freq_factor", "a number above low_freq_factor");
 }
 
-// A field that nobody reads would be a model that turns otherwise than it was published for.
+// Refuses fields that are not read: with an ignored field the model would rotate differently than
+// it was published.
 void refuse_unknown(const RopePlaces& places, const std::string& type, const RopeType& read,
                     const RopeFields& fields) {
   FieldNames known = {"rope_type", "type", "rope_theta"};

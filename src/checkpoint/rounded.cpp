@@ -84,7 +84,7 @@ OwnedTensor rounded_to_blocks(const TensorView& from, bool transposed, DType to,
   });
   view.dtype = to;
   view.dtype_text = dtype_name(to);
-  view.bytes = {memory.data(), rows * blocks * type.bytes};  // of whole pages
+  view.bytes = {memory.data(), rows * blocks * type.bytes};  // memory is of whole pages
   view.paired_heads = 0;
   return {std::move(view), std::move(memory)};
 }

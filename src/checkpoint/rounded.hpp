@@ -1,4 +1,4 @@
-// Tensors rounded to blocks of ggml.
+// Rounds tensors to ggml's blocks.
 #pragma once
 
 #include <span>
@@ -8,10 +8,10 @@
 
 namespace stet {
 
-// Returns any tensor that weights may be stored in, of shape [rows][columns] or, transposed,
-// [columns][rows], as rows of blocks: Q4_K, Q5_K, Q6_K or, by the rule of the contract q8, Q8_0.
-// `importance`: of each column for the K types, or empty. Throws an unsupported Error that names
-// `file` and the weight for one that is not finite, or too large for a scale in float16.
+// Returns a tensor of any storable type, [rows][columns] or transposed [columns][rows], rounded to
+// rows of blocks. Blocks are Q4_K, Q5_K, Q6_K, or Q8_0 by the rule of the contract q8. `importance`
+// has a weight per column for the K types, or is empty. Throws an unsupported Error naming `file`
+// and the weight if one is not finite, or too large for a float16 scale.
 OwnedTensor rounded_to_blocks(const TensorView& from, bool transposed, DType to,
                               std::span<const float> importance, int threads,
                               const std::string& file);

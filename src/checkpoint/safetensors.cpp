@@ -33,8 +33,8 @@ std::string_view header_text(ByteReader* reader) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// Where the data of a header ends whose tensors follow each other from 0 on, as they do in every
-// file that was written whole; 0 for another.
+// Returns where the data should end if the tensors follow each other from 0 on, as in every file
+// that was written completely. Returns 0 if they do not.
 uint64_t promised_data(const JsonReader& header) {
   std::vector<std::pair<int64_t, int64_t>> ranges;
   for (const std::string& name : header.keys()) {
@@ -51,7 +51,7 @@ uint64_t promised_data(const JsonReader& header) {
   return static_cast<uint64_t>(end);
 }
 
-// Throws the Error for a file whose tensors end behind it, if that is all that is wrong with it.
+// Throws an Error for a truncated file, if truncation is all that is wrong with it.
 void refuse_cut_off(std::span<const std::byte> bytes, const std::string& path) {
   ByteReader reader(bytes, path);
   const JsonReader header = parse_json(header_text(&reader), path);
@@ -65,7 +65,8 @@ std::map<std::string, std::string> parse_metadata(const JsonReader& object) {
   return metadata;
 }
 
-// One tensor's entry: checked by itself, against the data's length, and its size against its shape.
+// Parses one tensor's entry. Checks its fields, its range against the data's length, and its size
+// against its shape.
 TensorView parse_tensor(const JsonReader& entry, const std::string& name,
                         std::span<const std::byte> data) {
   TensorView tensor;
@@ -129,7 +130,7 @@ void order_tensors(std::vector<TensorView>* tensors, std::span<const std::byte> 
   }
 }
 
-// Throws a format Error for a file that is something else, or whose header is not there whole.
+// Throws a format Error if the file is something else, or if its header is truncated.
 void check_is_safetensors(const FileBytes& file) {
   const std::span<const std::byte> bytes = file.bytes();
   if (bytes.empty())
@@ -212,7 +213,7 @@ std::string json_string(const std::string& path, const std::string& text) {
   }
 }
 
-// The header's JSON. Adds up the data's length in `size`.
+// Returns the header's JSON, and adds the data's length to `size`.
 std::string compose_header(const std::string& path, const std::vector<TensorSpec>& tensors,
                            const std::map<std::string, std::string>& metadata, uint64_t* size) {
   std::string entries;

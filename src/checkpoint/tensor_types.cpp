@@ -11,16 +11,29 @@
 namespace stet {
 namespace {
 
-// Where a published name ends with the first, GGUF has the second.
-constexpr std::pair<const char*, const char*> kKinds[] = {
-    {"embed_tokens", "token_embd"}, {"wte", "token_embd"},          {"lm_head", "output"},
-    {"q_proj", "attn_q"},           {"k_proj", "attn_k"},           {"v_proj", "attn_v"},
-    {"qkv_proj", "attn_qkv"},       {"o_proj", "attn_output"},      {"gate_up_proj", "ffn_up"},
-    {"gate_proj", "ffn_gate"},      {"up_proj", "ffn_up"},          {"down_proj", "ffn_down"},
-    {"attn.c_attn", "attn_qkv"},    {"attn.c_proj", "attn_output"}, {"mlp.c_fc", "ffn_up"},
-    {"mlp.c_proj", "ffn_down"}};
+// Endings of published names and GGUF's names for them.
+constexpr std::pair<const char*, const char*> kKinds[] = {{"embed_tokens", "token_embd"},
+                                                          {"wte", "token_embd"},
+                                                          {"lm_head", "output"},
+                                                          {"q_proj", "attn_q"},
+                                                          {"k_proj", "attn_k"},
+                                                          {"v_proj", "attn_v"},
+                                                          {"qkv_proj", "attn_qkv"},
+                                                          {"o_proj", "attn_output"},
+                                                          {"gate_up_proj", "ffn_up"},
+                                                          {"w1", "ffn_gate"},
+                                                          {"w3", "ffn_up"},
+                                                          {"w2", "ffn_down"},
+                                                          {"gate_proj", "ffn_gate"},
+                                                          {"up_proj", "ffn_up"},
+                                                          {"down_proj", "ffn_down"},
+                                                          {"attn.c_attn", "attn_qkv"},
+                                                          {"attn.c_proj", "attn_output"},
+                                                          {"mlp.c_fc", "ffn_up"},
+                                                          {"mlp.c_proj", "ffn_down"}};
 
-// ggml's name of what the kernels compute with: of q5 it is q8, in fewer bytes.
+// Returns ggml's name of a type that the kernels compute with. Q5_0 computes as Q8_0 does; it only
+// takes fewer bytes.
 std::string type_name(WeightType type) {
   const std::string own = weight_type_name(type);
   return type == WeightType::q8 || type == WeightType::q4 ? own + "_0" : own;
@@ -28,7 +41,7 @@ std::string type_name(WeightType type) {
 WeightType computed(WeightType type) { return type == WeightType::q5 ? WeightType::q8 : type; }
 
 struct Name {
-  std::string layer;  // "blk.3.", or nothing
+  std::string layer;  // "blk.3.", or empty
   std::string kind;
 };
 
@@ -41,7 +54,7 @@ std::string in_alphabet(std::string text) {
   return text;
 }
 
-// "layers.3.mlp.down_proj.weight", "h.3.mlp.c_fc.weight"
+// Splits names such as "layers.3.mlp.down_proj.weight" and "h.3.mlp.c_fc.weight".
 Name name_of(std::string published) {
   const std::string end = ".weight";
   if (published.ends_with(end)) published.resize(published.size() - end.size());
@@ -58,6 +71,7 @@ Name name_of(std::string published) {
     const std::string whole = from;
     if (published == whole || published.ends_with("." + whole)) name.kind = to;
   }
+  if (published.find("experts.") != std::string::npos) name.kind += "_exps";
   return {in_alphabet(name.layer), in_alphabet(name.kind)};
 }
 

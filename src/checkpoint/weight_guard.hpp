@@ -1,5 +1,4 @@
-// Packed weights that are used where they stand in a mapped file, which somebody may write to or
-// cut off meanwhile.
+// Watches packed weights used in place from a mapped file, which others may overwrite or truncate.
 #pragma once
 
 #include <cstdint>
@@ -11,25 +10,25 @@
 
 namespace stet {
 
-// Knows what the weights must be, by the digests that stand in the file, and compares them whenever
-// the file has changed. Any number of threads may use one.
+// Holds the digests that the file states for its weights, and compares them again whenever the file
+// has changed. Any number of threads may share one.
 class WeightGuard {
  public:
-  // `checkpoint` is a packed one in a mapped file.
+  // `checkpoint` must be packed and in a mapped file.
   explicit WeightGuard(Checkpoint checkpoint);
 
-  // To be asked before weights are read; another one each time that the file has changed.
+  // Returns a number that changes each time the file has changed. Read it before reading weights.
   uint64_t version() const;
-  // Whether the weights were what they must be ever since that version; false when the file was
-  // written to, though its weights are what they must be now. Throws a format Error that names the
-  // first tensor that is not.
+  // Returns whether the weights have been intact ever since `version`. If the file was written to
+  // meanwhile, returns false even if the weights are intact now. Throws a format Error naming the
+  // first tensor that does not match its digest.
   bool held_since(uint64_t version) const;
 
  private:
   Checkpoint checkpoint_;
   std::shared_ptr<const MappedFile> file_;
   mutable std::mutex mutex_;
-  mutable FileStamp stamp_;  // of when the weights were last known
+  mutable FileStamp stamp_;  // the stamp when the weights were last verified
   mutable uint64_t version_ = 0;
 };
 

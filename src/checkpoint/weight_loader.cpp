@@ -1,4 +1,4 @@
-// Which tensors of a checkpoint the weights of a family are.
+// Composes requests for the tensors of a checkpoint that a family's weights consist of.
 #include "stet/model/weight_loader.hpp"
 
 namespace stet {

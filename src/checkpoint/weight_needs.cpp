@@ -6,8 +6,8 @@
 namespace stet {
 namespace {
 
-// Finds the matrix of a packed checkpoint that tensor `at` stands in: that of all tensors, or of
-// some after another.
+// Finds the matrix of a packed checkpoint that holds tensor `at`: a matrix of all tensors of the
+// request or of some consecutive ones.
 void find_packed(const Checkpoint& checkpoint, const WeightLoader::MatrixRequest& request,
                  size_t at, WeightNeed* need) {
   const auto& tensors = request.tensors;

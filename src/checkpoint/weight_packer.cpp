@@ -15,10 +15,10 @@ namespace {
 
 using Request = WeightLoader::MatrixRequest;
 
-// Embeddings and head decide the most, and are a small part of a large model.
+// Embeddings and head influence the output most, and are a small part of a large model.
 bool is_sensitive(const std::string& group) { return group == "embeddings" || group == "head"; }
 
-// Blocks of ggml as float32.
+// Widens blocks of ggml to float32.
 OwnedTensor widened(const TensorView& from, int threads) {
   const uint32_t number = ggml_number(from.dtype);
   const GgmlType type = *ggml_type(number);
@@ -31,7 +31,7 @@ OwnedTensor widened(const TensorView& from, int threads) {
   });
   to.view.dtype = DType::f32;
   to.view.dtype_text = dtype_name(DType::f32);
-  to.view.bytes = {to.memory.data(), rows * columns * sizeof(float)};  // of whole pages
+  to.view.bytes = {to.memory.data(), rows * columns * sizeof(float)};  // memory is of whole pages
   to.view.paired_heads = 0;
   return to;
 }
@@ -57,8 +57,8 @@ bool is_kept(DType type, Contract contract) {
          (type == DType::mxfp4 && (contract == Contract::f32 || contract == Contract::f32_blas));
 }
 
-// Where each run of tensors ends that become a matrix of their own. Tensors of one type after
-// another are one; parts before others have whole blocks of rows.
+// Returns the ends of runs of tensors that become matrices of their own. Consecutive tensors of one
+// type form a run. A matrix can be split only where its rows fill whole blocks.
 std::vector<size_t> ends_of_runs(const Request& request,
                                  const std::vector<const TensorView*>& views, bool types_apart) {
   const bool whole = std::ranges::all_of(
@@ -120,7 +120,7 @@ Matrix WeightPacker::pack(const Request& request) const {
   }
 }
 
-// Experts are packed by one thread each, so that only a few stand in memory twice.
+// Packs each expert on one thread, so that only a few experts are in memory twice.
 Matrix WeightPacker::pack_experts(const Request& request) const {
   const auto& tensors = request.tensors;
   const TensorView& first =
@@ -142,7 +142,7 @@ void WeightPacker::add_fingerprint(const std::string& group, const std::string& 
   fingerprints_.add(group, name, tensor, hash);
 }
 
-// Named by what they are rounded to, as a GGUF file of these blocks would be.
+// Fingerprints the rounded tensors, so that a GGUF file of these blocks has the same name.
 Matrix WeightPacker::pack_rounded(const Request& request, const Views& views) const {
   const auto columns = static_cast<size_t>(request.columns);
   const DType type = columns % kSuperBlock != 0    ? DType::q8_0
@@ -168,9 +168,9 @@ Matrix WeightPacker::pack_rounded(const Request& request, const Views& views) co
   return Matrix(to, columns, threads_, static_cast<size_t>(request.heads));
 }
 
-// Blocks stay what they are under the contract ggml, next to their like; otherwise they are
-// widened. Rows are digested by the threads that pack them, while they are in their caches; and a
-// thread that waits for the system to clear memory leaves the other one to compute.
+// Keeps blocks as they are under the contract ggml if all have one type; otherwise widens them. The
+// threads that pack rows also digest them, while the rows are in their caches. While one thread
+// waits for the system to clear memory, the others compute.
 Matrix WeightPacker::of_one_type(const Request& request, const Views& all, size_t first,
                                  size_t end) const {
   const Views views(all.begin() + static_cast<ptrdiff_t>(first),
@@ -225,7 +225,7 @@ void WeightPacker::refuse_infinite(const TensorView& tensor) const {
   });
 }
 
-// Names the tensor, and where in it the weight is.
+// Rethrows the error with the tensor's name and the weight's place in it.
 void WeightPacker::refuse(const WeightError& e, const Request& request) const {
   size_t row = e.row;
   if (request.heads > 0)

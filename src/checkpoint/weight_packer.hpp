@@ -1,4 +1,4 @@
-// Tensors of a checkpoint as the matrices that the kernels read.
+// Packs tensors of a checkpoint into the matrices that the kernels read.
 #pragma once
 
 #include <mutex>
@@ -16,10 +16,10 @@
 namespace stet {
 
 // Checks shapes and types of tensors, packs them, rounds them where the contract asks for it, and
-// names them on the way.
+// fingerprints them.
 class WeightPacker {
  public:
-  // `blocks`: as ModelWeights has it. `fingerprints` gets each tensor's hash.
+  // `blocks` is as in ModelWeights. Each tensor's hash is added to `fingerprints`.
   WeightPacker(const Checkpoint& checkpoint, Contract contract, int threads,
                std::optional<BlockRounding> blocks, WeightFingerprints& fingerprints)
       : checkpoint_(checkpoint),
@@ -28,7 +28,7 @@ class WeightPacker {
         blocks_(blocks),
         fingerprints_(fingerprints) {}
 
-  // Throws Error: format, mismatch or unsupported, naming the tensor, or the weight in it.
+  // Throws a format, mismatch or unsupported Error that names the tensor, or the weight in it.
   Matrix pack(const WeightLoader::MatrixRequest& request) const;
 
  private:
@@ -36,7 +36,7 @@ class WeightPacker {
 
   Matrix pack_experts(const WeightLoader::MatrixRequest& request) const;
   Matrix pack_rounded(const WeightLoader::MatrixRequest& request, const Views& views) const;
-  // Of the tensors from `first` to `end`.
+  // Packs the tensors from `first` to `end` into one matrix.
   Matrix of_one_type(const WeightLoader::MatrixRequest& request, const Views& views, size_t first,
                      size_t end) const;
   // Throws an unsupported Error for a block of MXFP4 that holds infinite weights.
@@ -54,12 +54,12 @@ class WeightPacker {
   mutable std::mutex fingerprints_mutex_;  // guards fingerprints_
 };
 
-// Returns what the contract rounds a matrix to, or nothing.
+// Returns the type that the contract rounds a matrix to, or nothing.
 std::optional<WeightType> rounded_type(Contract contract,
                                        const WeightLoader::MatrixRequest& request);
 
-// Returns the name of a matrix in a packed file: those of its tensors first .. end - 1, joined by
-// "+".
+// Returns the name of a matrix in a packed file: the names of its tensors from `first` to `end` -
+// 1, joined by "+".
 std::string joined_names(const WeightLoader::MatrixRequest& request, size_t first, size_t end);
 
 }  // namespace stet

@@ -1,4 +1,4 @@
-// Chat templates beside the one of chat_template.jinja, as transformers saves them: files
+// Reads further chat templates beside chat_template.jinja. As saved by transformers, they are files
 // NAME.jinja in the folder additional_chat_templates of a checkpoint.
 #pragma once
 
@@ -7,13 +7,14 @@
 
 namespace stet {
 
-// The name under which a source of files has them all: a JSON object of templates by name. What was
-// packed or archived holds a file of this name; of a directory with the folder it is made.
+// The name under which a source offers all of them: a JSON object of templates by name. Packed and
+// archived checkpoints hold a file of this name. For a directory with the folder, the file is
+// composed.
 inline constexpr const char* kAdditionalTemplates = "additional_chat_templates.json";
 
-// The files of the folder, below `directory`, in the order of their names.
+// Returns the folder's files, relative to `directory`, sorted by name.
 std::vector<std::string> additional_template_files(const std::string& directory);
-// The object. Throws Error: io, and format for a file of more than 16 MB.
+// Returns the JSON object. Throws an io Error, or a format Error for a file of more than 16 MB.
 std::string additional_templates_json(const std::string& directory);
 
 }  // namespace stet

@@ -16,7 +16,7 @@ namespace {
 
 constexpr char kMagic[] = "\x93STAR\r\n\x1a";
 constexpr uint64_t kFrontBytes = 24, kEntryBytes = 34,
-                   kDigestBytes = 16;  // of an entry: without the name
+                   kDigestBytes = 16;  // bytes of an entry, without the name
 constexpr size_t kMaxFiles = 4096, kMaxName = 255;
 constexpr const char* kNameRule = "the plain name of a file, 1 to 255 bytes";
 
@@ -47,7 +47,7 @@ void check_digest(const std::string& path, const std::string& field, const Diges
     damaged(path, field, "digest " + digest_text(expected), digest_text(found));
 }
 
-// The index without its digest, which is checked; `path` names the archive.
+// Checks the digest of the index and returns a reader of the rest. `path` names the archive.
 ByteReader index_reader(std::span<const std::byte> archive, const std::string& path) {
   ByteReader front(archive, path);
   const auto magic = front.bytes(std::min<size_t>(archive.size(), 8), "magic");
@@ -70,7 +70,7 @@ ByteReader index_reader(std::span<const std::byte> archive, const std::string& p
   return reader;
 }
 
-// One entry, for a file that follows byte `end` of the archive.
+// Reads the entry of a file that follows byte `end` of the archive.
 Entry read_entry(ByteReader& index, uint64_t end, std::span<const std::byte> archive) {
   Entry e;
   e.offset = index.u64("offset of a file");

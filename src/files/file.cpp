@@ -40,7 +40,7 @@ class Descriptor {
   int fd_;
 };
 
-// A call that a signal has interrupted is made again.
+// Repeats a system call that a signal interrupted.
 template <class SystemCall>
 auto retried(SystemCall call) {
   auto result = call();
@@ -62,14 +62,14 @@ void check_regular(const std::string& path, const struct stat& info) {
     throw Error(ErrorKind::io, path, "", "a regular file", "a device or pipe");
 }
 
-// A stream that this process was given is waited for; nothing else can make it wait.
+// Reads a file. Only a stream that this process was given may block.
 template <typename Buffer>
 Buffer read_whole(const std::string& path, size_t limit, bool stream = false) {
   limit = std::min(limit, SIZE_MAX / 4);  // so that the sums below cannot wrap
   struct stat info = {};
   const Descriptor file(open_for_reading(path, stream ? 0 : O_NONBLOCK, &info));
   if (!stream) check_regular(path, info);
-  // One byte more than the size, so that a regular file's end is seen without growing the buffer.
+  // One byte more than the size, so that a read finds the end without growing the buffer.
   const size_t expected = info.st_size > 0 ? static_cast<size_t>(info.st_size) : kBufferSize;
   Buffer content(std::min(expected, limit) + 1, {});
   size_t size = 0;
@@ -96,8 +96,8 @@ bool is_temporary_of(std::string_view name, std::string_view target) {
              std::string_view::npos;
 }
 
-// Every writer holds a lock on its temporary, so one that can be locked has lost its writer. Those
-// of other users are theirs.
+// Removes abandoned temporaries. Every writer holds a lock on its own, so one that can be locked
+// has lost its writer. Files of other users stay.
 void remove_abandoned(const std::string& directory, const std::string& target) {
   DIR* stream = ::opendir(directory.c_str());
   if (stream == nullptr) return;
@@ -116,9 +116,9 @@ void remove_abandoned(const std::string& directory, const std::string& target) {
   ::closedir(stream);
 }
 
-// The file that a path means, through links; it need not be there.
+// Returns the path behind all links. That file need not exist.
 std::string resolve_links(const std::string& path) {
-  constexpr int kMostLinks = 40;  // as many as the system follows
+  constexpr int kMostLinks = 40;  // the system's limit
   std::filesystem::path at = path;
   std::error_code error;
   for (int links = 0; std::filesystem::is_symlink(std::filesystem::symlink_status(at, error));
@@ -156,7 +156,7 @@ std::string read_text_input(const std::string& path, size_t limit) {
 
 FileContent read_file_to_memory(const std::string& path) {
   struct stat info = {};
-  const Descriptor file(open_for_reading(path, O_NONBLOCK, &info));  // a pipe must not make it wait
+  const Descriptor file(open_for_reading(path, O_NONBLOCK, &info));  // so that a pipe cannot block
   check_regular(path, info);
   const auto size = static_cast<size_t>(info.st_size);
   FileContent content{Memory(size), size};
@@ -204,11 +204,11 @@ void AtomicFile::create_temporary(unsigned mode) {
       temporary_.clear();
       throw_io(path_, "to create a file in its directory", error);
     }
-    // Between open and flock another writer may have taken it for abandoned and removed it, or may
-    // be about to. Nobody's lock is waited for.
+    // Between open and flock another writer may take the file for abandoned and remove it. Never
+    // waits for another writer's lock.
     struct stat info = {};
     const bool locked = ::flock(fd_, LOCK_EX | LOCK_NB) == 0 ||
-                        errno != EWOULDBLOCK;  // some file systems know no locks
+                        errno != EWOULDBLOCK;  // some file systems have no locks
     if (locked && ::fstat(fd_, &info) == 0 && info.st_nlink > 0) return;
     ::unlink(temporary_.c_str());
     ::close(fd_);
@@ -258,13 +258,13 @@ void AtomicFile::write_through(std::span<const std::byte> bytes) {
   start_writeback();
 }
 
-// What was written goes to the disk while the rest is still being computed and copied, so that
-// fsync has less to wait for.
+// Starts writing buffered pages to the disk while the rest is still being computed and copied, so
+// that fsync has less to wait for.
 void AtomicFile::start_writeback() noexcept {
   constexpr uint64_t kStep = 16 << 20;
   if (in_file_ - on_its_way_ < kStep) return;
 #ifdef SYNC_FILE_RANGE_WRITE
-  // Only advice: an error says nothing that fsync would not say.
+  // This is only advice: fsync would report any error.
   (void)!::sync_file_range(fd_, static_cast<off64_t>(on_its_way_),
                            static_cast<off64_t>(in_file_ - on_its_way_), SYNC_FILE_RANGE_WRITE);
 #endif
@@ -290,12 +290,12 @@ const std::string& AtomicFile::uncommitted() {
   return temporary_;
 }
 
-// All but the last step comes before the rename, so that where it fails the older file is still
-// there.
+// Commits the file. Every step that can fail comes before the rename, except the last, so that a
+// failure leaves the older file in place.
 void AtomicFile::commit() {
   write({});
   flush();
-  // A directory that may be written but not read has no descriptor: then the whole file system is
+  // A directory without read permission cannot be opened; in that case the whole file system is
   // synced.
   const Descriptor directory(
       retried([&] { return ::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
@@ -308,7 +308,7 @@ void AtomicFile::commit() {
   if (directory.get() < 0 || (synced != 0 && errno == EINVAL))
     synced = retried([&] { return ::syncfs(fd_); });
   const int error = errno;
-  ::close(std::exchange(fd_, -1));  // says nothing that fsync has not said
+  ::close(std::exchange(fd_, -1));  // fsync has reported any error already
   if (synced == 0) return;
   throw Error(
       ErrorKind::io, path_, "durability",

@@ -36,7 +36,7 @@ class DirectorySource : public FileSource {
       return std::make_shared<const FileBytes>(path, std::as_bytes(std::span(*text)), text);
     }
     std::error_code unknown;
-    if (std::filesystem::file_size(path, unknown) == 0) {  // which cannot be mapped
+    if (std::filesystem::file_size(path, unknown) == 0) {  // empty files cannot be mapped
       return std::make_shared<const FileBytes>(path, std::span<const std::byte>(), nullptr);
     }
     std::shared_ptr<const FileBytes> content;
@@ -69,12 +69,12 @@ class DirectorySource : public FileSource {
 
  private:
   bool is_there(const std::string& name) const {
-    std::error_code unknown;  // whatever hinders looking will hinder reading, and be reported there
+    std::error_code unknown;  // reading will report the same error
     return std::filesystem::symlink_status(path_of(name), unknown).type() !=
            std::filesystem::file_type::not_found;
   }
 
-  // Whether the file is made out of those of a folder.
+  // Returns whether the file is composed from a folder.
   bool is_made(const std::string& name) const {
     return name == kAdditionalTemplates && !is_there(name) &&
            !additional_template_files(path()).empty();

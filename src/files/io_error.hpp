@@ -1,4 +1,4 @@
-// The io Error of a system call that failed.
+// Throws io Errors for failed system calls.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace stet {
 
-// `error` is errno's.
+// Throws an io Error with the system's message. `error` is errno's value.
 [[noreturn]] inline void throw_io(const std::string& path, const std::string& expected, int error) {
   throw Error(ErrorKind::io, path, "", expected, std::generic_category().message(error));
 }

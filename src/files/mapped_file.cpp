@@ -36,7 +36,7 @@ FileStamp stamp_of(const struct stat& info) {
 int open_retrying(const std::string& path) {
   int fd;
   do {
-    fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe must not make it wait
+    fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // so that a pipe cannot block
   } while (fd < 0 && errno == EINTR);
   return fd;
 }

@@ -10,12 +10,12 @@
 
 namespace stet {
 
-// One guarded run of memory. Ranges are never freed, because a handler may be reading one at any
-// time; those that are not in use have no end and are taken again.
+// A guarded range of memory. Ranges are never freed, because a handler may read one at any time.
+// Unused ones have no end and are reused.
 struct GuardedRange {
   std::atomic<uintptr_t> begin{0}, end{0};
   std::atomic<uint64_t> torn{0};
-  bool used = true;  // under `mutex`
+  bool used = true;  // guarded by `mutex`
   GuardedRange* next = nullptr;
 };
 
@@ -42,7 +42,7 @@ void pass_on(int signal, siginfo_t* info, void* context) {
   struct sigaction standard = {};
   standard.sa_handler = SIG_DFL;
   sigaction(SIGBUS, &standard, nullptr);
-  raise(SIGBUS);  // is delivered when this handler returns
+  raise(SIGBUS);  // delivered when this handler returns
 }
 
 bool replace_by_zeros(uintptr_t begin, uintptr_t end) {
@@ -51,9 +51,9 @@ bool replace_by_zeros(uintptr_t begin, uintptr_t end) {
               MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == wanted;
 }
 
-// A file that was cut off lacks all that follows, and the number of mappings that a process may
-// have is limited: so the rest of the range goes at once. mmap is a plain system call here, though
-// POSIX does not list it among those for handlers.
+// Replaces the unreadable page and the rest of its range by zeros. A truncated file lacks all that
+// follows, and a process may have only so many mappings. POSIX does not list mmap as safe in
+// handlers, but here it is a plain system call.
 void on_sigbus(int signal, siginfo_t* info, void* context) {
   const int error = errno;
   const uintptr_t at = reinterpret_cast<uintptr_t>(info->si_addr) / page * page;

@@ -1,4 +1,4 @@
-// Memory whose pages may become unreadable: a file's, which somebody cuts off.
+// Guards memory whose pages may become unreadable, because a mapped file is truncated.
 #pragma once
 
 #include <cstddef>
@@ -6,9 +6,8 @@
 
 namespace stet {
 
-// While an object of this class lives, a read of the given memory that raises SIGBUS finds zeros
-// instead: the handler puts empty pages in the place of the one that cannot be read and of all
-// behind it.
+// Makes reads of the given memory return zeros instead of raising SIGBUS. The handler puts empty
+// pages in place of the unreadable page and all that follow it in the range.
 class MappingGuard {
  public:
   MappingGuard(const void* begin, size_t size);
@@ -16,7 +15,7 @@ class MappingGuard {
   MappingGuard(const MappingGuard&) = delete;
   MappingGuard& operator=(const MappingGuard&) = delete;
 
-  uint64_t torn() const;  // how often that has happened
+  uint64_t torn() const;  // number of such replacements
 
  private:
   struct GuardedRange* range_;

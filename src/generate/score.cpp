@@ -13,19 +13,18 @@ namespace stet {
 namespace {
 
 constexpr size_t kNone = SIZE_MAX;
-constexpr size_t kLeastShared = 32;  // tokens, for which a pass of their own is worth it
-constexpr size_t kLeastNeeded = 64;  // rows, likewise
+constexpr size_t kLeastShared = 32;  // tokens that make a pass of their own worthwhile
+constexpr size_t kLeastNeeded = 64;  // rows that do the same
 
-// A stretch of tokens that requests [first, last) of the order have in common, behind that of
-// `parent`.
+// Tokens shared by the requests [first, last) in sorted order, following those of stretch `parent`.
 struct Stretch {
   size_t parent, first, last;
-  size_t begin, end;  // of their ids
+  size_t begin, end;  // range of their ids in each request
   std::vector<size_t> children = {};
 };
 
-// The requests by what is processed of each, all but its last token, and the stretches that they
-// are made of: a parent before its children.
+// Sorts the requests by the tokens to process, all but the last of each, and splits them into
+// shared stretches. A parent comes before its children.
 class Plan {
  public:
   Plan(std::span<const ScoreRequest> requests) : requests_(requests) {
@@ -46,11 +45,11 @@ class Plan {
 
   const std::vector<Stretch>& stretches() const { return stretches_; }
   size_t request(size_t place) const { return order_[place]; }
-  // How many tokens of a request go through the model.
+  // Returns how many tokens of a request go through the model.
   size_t length(size_t request) const { return requests_[request].ids.size() - 1; }
 
  private:
-  // Requests of which the tokens from `from` on belong to no stretch yet.
+  // Requests whose tokens from `from` on belong to no stretch yet.
   struct Part {
     size_t first, last, from, parent;
   };
@@ -58,7 +57,8 @@ class Plan {
   std::span<const int32_t> processed(size_t request) const {
     return std::span(requests_[request].ids).first(length(request));
   }
-  // In sorted order, what the first and the last have in common all have.
+  // Returns the length of the common prefix. In sorted order, all requests share what the first and
+  // the last share.
   size_t common(const Part& part) const {
     const auto a = processed(order_[part.first]), b = processed(order_[part.last - 1]);
     return static_cast<size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
@@ -93,7 +93,7 @@ class Plan {
   std::vector<Stretch> stretches_;
 };
 
-// Scores tokens by rows of hidden states, as many at a time as the head takes.
+// Scores tokens from rows of hidden states, as many at a time as the head takes.
 class Scorer {
  public:
   Scorer(const Session& before, std::span<const ScoreRequest> requests, const Plan& plan,
@@ -105,7 +105,7 @@ class Scorer {
         scores_(scores),
         lease_(model_, detail::kHeadRows, detail::threads_of(compute_)) {}
 
-  // The first token of `stretch` whose row is needed, or its end.
+  // Returns the first token of the stretch whose row is needed, or the stretch's end.
   size_t first_row(const Stretch& s) const {
     size_t first = s.end;
     for (size_t i = s.first; i < s.last; ++i) {
@@ -114,7 +114,7 @@ class Scorer {
     }
     return std::max(first, s.begin);
   }
-  // The row behind token `at` of a stretch.
+  // Adds the hidden row after token `at` of a stretch.
   void add(const Stretch& s, size_t at, const float* hidden) {
     Workspace& w = *lease_;
     std::memcpy(w.last.row(rows_.size()), hidden, w.last.width * sizeof(float));
@@ -141,7 +141,7 @@ class Scorer {
     for (const Row& row : rows_) keep(row);
     rows_.clear();
   }
-  // The same by logits that are there.
+  // Scores the tokens after token `at` from logits that exist already.
   void add_logits(const Stretch& s, size_t at, std::span<const float> logits) {
     flush();
     Row row = row_of(s, at);
@@ -152,7 +152,7 @@ class Scorer {
  private:
   struct Row {
     std::vector<size_t> requests;
-    std::vector<int32_t> ids;  // that each has next
+    std::vector<int32_t> ids;  // next id of each request
     std::vector<double> log_probabilities;
     int32_t best = 0;
 
@@ -213,7 +213,7 @@ class Scoring {
     std::shared_ptr<Session> behind;
   };
 
-  // What follows `before` itself, and the requests that ask for nothing else.
+  // Scores first tokens by the logits of `before`, and finishes requests that need nothing more.
   void score_first_tokens() {
     for (size_t i = 0; i < requests_.size(); ++i) {
       const ScoreRequest& r = requests_[i];
@@ -226,7 +226,7 @@ class Scoring {
       if (r.ids.size() <= std::max<size_t>(1, r.begin)) finish(i);
     }
   }
-  // A stretch that is being processed: its tokens below `done` have been.
+  // A stretch being processed. Its tokens below `done` have been processed.
   struct Going {
     size_t index;
     const Stretch* stretch;
@@ -247,7 +247,8 @@ class Scoring {
       rows += s.end - s.begin;
       needed += s.end - some.back().first;
     }
-    // Rows that are handed out are copied: where most are not needed, those go first.
+    // Watched rows are copied. If most rows are not needed, they are processed first without
+    // watching.
     if (needed >= kLeastNeeded && rows >= 4 * needed) {
       append_to(some, [](const Going& g) { return std::min(g.first + 1, g.stretch->end); });
       for (const Going& g : some) {
@@ -257,7 +258,7 @@ class Scoring {
     append_to(some, [](const Going& g) { return g.stretch->end; });
     for (const Going& g : some) end_stretch(g.index, g.session);
   }
-  // Every session goes on up to the token `end` gives.
+  // Appends tokens to every session, up to the index that `end` returns.
   template <class End>
   void append_to(std::vector<Going>& some, End end) {
     std::vector<Watch> watches(some.size());
@@ -276,8 +277,8 @@ class Scoring {
     append(batch);
     scorer_.flush();
   }
-  // Hands the rows of tokens [from, to) that are needed to the head, but for the last one, whose
-  // logits are there anyway.
+  // Passes the needed rows of tokens [from, to) to the head. The last row is excluded, since its
+  // logits exist anyway.
   Watch watch(const Stretch& s, int64_t base, size_t from, size_t to) {
     return {{{Point::ln_final, 0}},
             [this, &s, base, from, to, first = scorer_.first_row(s)](const PointAt&,

@@ -35,7 +35,7 @@ enum ValueType : uint32_t {
   kF64
 };
 
-// How many bytes a value of the type takes; 0 for a text, an array and what is no type.
+// Returns the bytes of a value of the type; 0 for texts, arrays and unknown types.
 size_t size_of(uint32_t type) {
   switch (type) {
     case kU8:
@@ -106,7 +106,7 @@ class Reader {
   ByteReader& in() { return in_; }
 
  private:
-  // Steps over the elements.
+  // Skips over the elements of an array and returns its place.
   Gguf::Array array(const std::string& key, int depth) {
     Gguf::Array a;
     a.type = in_.u32(key);
@@ -143,7 +143,7 @@ class Reader {
   ByteReader in_;
 };
 
-// Its shape and place; the bytes are found once it is known where the data begins.
+// The shape and place of a tensor. Its bytes are found once the start of the data is known.
 struct Declared {
   GgufTensor tensor;
   uint64_t offset = 0, size = 0;
@@ -188,7 +188,7 @@ void Gguf::fail(const std::string& field, const std::string& expected,
 
 namespace {
 
-// Throws an Error for what is no GGUF file of a version that stet reads, and says what it is.
+// Throws an Error if the file is not GGUF of a known version, and says what it is instead.
 void check_kind(Reader& r, std::span<const std::byte> bytes, const std::string& file) {
   if (bytes.size() < 4 || r.in().text(4, "magic") != "GGUF") {
     const std::string found = known_content(bytes);
@@ -207,7 +207,8 @@ void check_kind(Reader& r, std::span<const std::byte> bytes, const std::string& 
   throw Error(ErrorKind::unsupported, file, "version", "2 or 3", std::to_string(version));
 }
 
-// Where the data ends, if it is as the header says; 0 for tensors that overlap or do not fit.
+// Returns where the data should end by the header. Returns 0 if offsets are misaligned or overflow,
+// or leave gaps.
 uint64_t promised_end(const std::vector<Declared>& declared, uint64_t data, uint64_t alignment) {
   uint64_t end = data;
   for (const Declared& d : declared) {
@@ -217,7 +218,7 @@ uint64_t promised_end(const std::vector<Declared>& declared, uint64_t data, uint
       return 0;
     end = std::max(end, tensor_end);
   }
-  uint64_t all = 0;  // tensors that leave gaps of more than what aligns them are not one file's
+  uint64_t all = 0;  // larger gaps than alignment needs are not one writer's
   for (const Declared& d : declared) {
     if (__builtin_add_overflow(all, d.size + alignment, &all)) return 0;
   }
@@ -300,7 +301,7 @@ std::optional<int64_t> Gguf::integer(const std::string& key, int64_t min, int64_
   } else if (const auto* s = std::get_if<int64_t>(&found->second)) {
     value = *s;
   } else if (const Array* const a = std::get_if<Array>(&found->second);
-             a != nullptr && size_of(a->type) > 0) {  // the same for every layer
+             a != nullptr && size_of(a->type) > 0) {  // the same value in all layers
     const std::vector<double>& list = *numbers(key);
     if (list.empty() || !(std::abs(list.front()) < 1e15) ||
         !std::equal(list.begin() + 1, list.end(), list.begin()))

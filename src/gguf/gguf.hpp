@@ -1,4 +1,4 @@
-// What stands in a GGUF file: keys with values, and tensors.
+// Parses GGUF files into keys with values, and tensors. Their grammar:
 //
 //   "GGUF" | u32 version | u64 tensors | u64 keys
 //   key:    text | u32 type | value      text: u64 length, bytes
@@ -23,13 +23,13 @@ namespace stet {
 struct GgufTensor {
   std::string name;
   uint32_t type = 0;
-  std::vector<int64_t> shape;  // the outermost first
+  std::vector<int64_t> shape;  // outermost first
   std::span<const std::byte> bytes;
 };
 
 class Gguf {
  public:
-  // An array as it stands in the file: arrays that nobody asks for take no memory.
+  // An array in place: arrays that are not read take no memory.
   struct Array {
     uint32_t type = 0;
     uint64_t count = 0;
@@ -37,20 +37,21 @@ class Gguf {
   };
   using Value = std::variant<uint64_t, int64_t, double, bool, std::span<const std::byte>, Array>;
 
-  // Checks that all of the header is there, and that every tensor lies in the file, alone. Values
-  // are checked when they are asked for: a file may have any under keys of which stet knows
-  // nothing.
+  // Checks that the header is complete, and that tensors lie within the file without overlap.
+  // Values are checked when they are read, since a file may have any values under keys unknown to
+  // stet.
   static Gguf parse(std::shared_ptr<const FileBytes> file);
 
   bool has(const std::string& key) const { return values_.contains(key); }
-  // The keys that begin so, in alphabetical order.
+  // Returns the keys that begin with `prefix`, in alphabetical order.
   std::vector<std::string> keys(const std::string& prefix) const;
   std::optional<std::string> text(const std::string& key) const;
-  // Of whichever integer type; throws a format Error for one that is not in min..max.
+  // Returns a value of any integer type. Throws a format Error if it is not in min..max.
   std::optional<int64_t> integer(const std::string& key, int64_t min, int64_t max) const;
   std::optional<double> number(const std::string& key) const;
   std::optional<bool> boolean(const std::string& key) const;
-  // Null: none. What they return lives as long as this; one thread at a time may call them.
+  // Return null if the key is missing. The result lives as long as this object. Only one thread at
+  // a time may call them.
   const std::vector<double>* numbers(const std::string& key) const;
   const std::vector<std::string>* texts(const std::string& key) const;
 
@@ -65,7 +66,7 @@ class Gguf {
   const Array* array(const std::string& key, const char* expected) const;
 
   std::map<std::string, Value> values_;
-  mutable std::map<std::string, std::vector<double>> numbers_;  // arrays that were asked for
+  mutable std::map<std::string, std::vector<double>> numbers_;  // arrays read so far
   mutable std::map<std::string, std::vector<std::string>> texts_;
   std::vector<GgufTensor> tensors_;
 };

@@ -38,7 +38,8 @@ const GgufArchitecture kArchitectures[] = {
     {"gptneox", "GPTNeoXForCausalLM", "gpt_neox", GgufLayout::gpt_neox, false, false},
     {"phi3", "Phi3ForCausalLM", "phi3", GgufLayout::phi3, false, false}};
 
-// A file that stet wrote says in a key of its own where llama.cpp takes a family for another.
+// Returns whether a key of stet's own says that the model is a Mistral: llama.cpp takes it for a
+// Llama.
 bool is_mistral(const Gguf& keys) { return keys.text(kGgufModelType).value_or("") == "mistral"; }
 
 // Whether models of the architecture may have experts that stet knows.
@@ -61,7 +62,7 @@ bool has_tensor_ending(const std::vector<Gguf>& parts, std::string_view ending) 
   });
 }
 
-// What a file is that is no model, in words; "" for a model.
+// Returns what a file is if it is not a model, or "" for a model.
 std::string other_kind(const std::vector<Gguf>& parts) {
   const Gguf& keys = parts.front();
   const std::string type = keys.text("general.type").value_or("model"),
@@ -103,8 +104,8 @@ std::vector<float> numbers_of(const Gguf& keys, const GgufTensor& tensor, int64_
   return numbers;
 }
 
-// rope_freqs: what the frequency of each pair is divided by. Llama 3's scaling makes them from
-// three factors and a length; the one that gives these numbers is the one.
+// Returns the Llama 3 scaling that gives the divisors of rope_freqs. Its largest divisor is the
+// factor, two factors are always 1 and 4, and lengths are tried until all divisors match.
 Json llama3_scaling(const Gguf& keys, const GgufTensor& tensor, double theta, int64_t head_dim) {
   const std::vector<float> divisors = numbers_of(keys, tensor, head_dim / 2);
   Rope plain, scaled;
@@ -188,7 +189,7 @@ bool GgufNames::tied() const {
                              std::ranges::equal(head->bytes, embedding.bytes));
 }
 
-// The shortest decimal of the float32 that the file has: what was published.
+// Returns the shortest decimal of the file's float32, which is the published number.
 nlohmann::ordered_json GgufNames::published_number(const char* name) const {
   return Json::parse(fmt::format("{}", static_cast<float>(need_number(name))));
 }
@@ -203,7 +204,7 @@ nlohmann::ordered_json GgufNames::gpt2_config() const {
           {"activation_function", "gelu_new"}};
 }
 
-// What all architectures after GPT-2 have.
+// Returns the fields that all architectures after GPT-2 share.
 nlohmann::ordered_json GgufNames::common_config() const {
   const int64_t hidden = need("embedding_length", kMaxSize),
                 head_dim =
@@ -235,7 +236,7 @@ nlohmann::ordered_json GgufNames::common_config() const {
   return c;
 }
 
-// LongRoPE's two sets of divisors, which llama.cpp has as tensors.
+// Adds LongRoPE's two sets of divisors, which llama.cpp stores as tensors.
 void GgufNames::add_long_factors(nlohmann::ordered_json& c) const {
   const GgufTensor *const longs = find("rope_factors_long.weight"),
                           *const shorts = find("rope_factors_short.weight");
@@ -251,14 +252,15 @@ void GgufNames::add_long_factors(nlohmann::ordered_json& c) const {
   c["original_max_position_embeddings"] = original;
   c["rope_scaling"] = to;
   if (!keys_.has(key("rope.scaling.attn_factor"))) return;
-  // What follows from the positions is left out: the file has it as float32.
+  // A factor that follows from the positions is left out, since the file has it rounded to float32.
   const ModelConfig paper = parse_model_config(c.dump(), keys_.path());
   const double factor = need_number("rope.scaling.attn_factor");
   if (std::abs(factor - static_cast<double>(rope_magnitude(paper.ropes.at(0)))) > 1e-5)
     c["rope_scaling"]["attention_factor"] = factor;
 }
 
-// As the part of a head that turns; a little more, so that what rounds it down gives the number.
+// Adds the rotated part of a head as a fraction, slightly increased so that readers who truncate
+// get the exact number of dimensions.
 void GgufNames::add_rotary_part(nlohmann::ordered_json& c, const char* field) const {
   const int64_t head_dim = c["head_dim"];
   const int64_t turned = keys_.integer(key("rope.dimension_count"), 2, head_dim).value_or(head_dim);
@@ -270,7 +272,7 @@ void GgufNames::add_rotary_part(nlohmann::ordered_json& c, const char* field) co
 
 void GgufNames::add_scaling(nlohmann::ordered_json& c) const {
   const std::string scaling = keys_.text(key("rope.scaling.type")).value_or("none");
-  if (scaling == "none" || scaling == "longrope") return;  // the latter has tensors
+  if (scaling == "none" || scaling == "longrope") return;  // longrope has tensors
   if (scaling != "linear" && scaling != "yarn")
     throw Error(ErrorKind::unsupported, keys_.path(), key("rope.scaling.type"),
                 "none, linear or yarn", printable(scaling, 40));
@@ -282,7 +284,7 @@ void GgufNames::add_scaling(nlohmann::ordered_json& c) const {
                                      std::pair("rope.scaling.yarn_beta_slow", "beta_slow")}) {
       if (keys_.has(key(from))) to[name] = need_number(from);
     }
-    // With 1, the factor of llama.cpp is the paper's.
+    // A factor of 1 in llama.cpp is the factor of YaRN's paper.
     for (const char* name : {"rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor",
                              "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_log_multiplier"}) {
       const bool factor = std::string(name).ends_with("attn_factor");
@@ -294,7 +296,7 @@ void GgufNames::add_scaling(nlohmann::ordered_json& c) const {
   c["rope_scaling"] = to;
 }
 
-// Which layers slide, where the file says it of each.
+// Adds the types of the layers, if the file states for each whether its attention slides.
 void GgufNames::add_layer_types(nlohmann::ordered_json& c) const {
   const char* const name = "attention.sliding_window_pattern";
   const auto layers = c["num_hidden_layers"].get<size_t>();
@@ -308,14 +310,15 @@ void GgufNames::add_layer_types(nlohmann::ordered_json& c) const {
     c["layer_types"].push_back(s != 0 ? "sliding_attention" : "full_attention");
 }
 
-// What the architectures have each for itself.
+// Adds the fields that only some architectures have.
 void GgufNames::add_own(nlohmann::ordered_json& c) const {
   const std::string name = architecture_.name;
   const auto copy = [&](const char* from, const char* to) {
     if (keys_.has(key(from))) c[to] = published_number(from);
   };
   if (name == "gemma2" || name == "gemma3") {
-    // As llama.cpp has it: the largest of each family divides by the width of a head of its own.
+    // llama.cpp derives the scale of each family's largest model from a head's share of the hidden
+    // size.
     const bool largest = c["num_hidden_layers"] == (name == "gemma2" ? 46 : 62);
     c["query_pre_attn_scalar"] =
         largest ? Json(c["hidden_size"].get<int64_t>() / heads_) : c["head_dim"];
@@ -353,7 +356,7 @@ void GgufNames::add_own(nlohmann::ordered_json& c) const {
   }
   if (name == "gpt-oss" && c.contains("rope_scaling"))
     c["rope_scaling"]["truncate"] = false;                // for which there is no key
-  if (name == "olmo2" && c.contains("sliding_window")) {  // the architecture of OLMo 3, too
+  if (name == "olmo2" && c.contains("sliding_window")) {  // llama.cpp uses it for OLMo 3, too
     c["architectures"] = {"Olmo3ForCausalLM"};
     c["model_type"] = "olmo3";
     add_layer_types(c);
@@ -408,7 +411,8 @@ std::string GgufNames::config() const {
   return c.dump();
 }
 
-// What somebody changed in llama.cpp's keys goes before what stet kept of generation_config.json.
+// Sampling keys of llama.cpp override the generation_config.json that stet stored: a user may have
+// edited them.
 std::string GgufNames::generation_config() const {
   const std::string kept = keys_.text(kGgufGeneration).value_or("");
   Json g = kept.empty() ? ids_config()

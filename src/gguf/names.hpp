@@ -1,4 +1,4 @@
-// The names that GGUF gave keys and tensors, and those under which they were published.
+// Maps GGUF's names of keys and tensors to the published names, and back.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -12,27 +12,30 @@
 
 namespace stet {
 
-// How the tensors of a layer are called. four_norms: ffn_norm is not what stands after attention.
+// Naming schemes for the tensors of a layer. In four_norms, ffn_norm is not the norm after
+// attention.
 enum class GgufLayout { llama, four_norms, gpt2, gpt_neox, phi3, gpt_oss };
 
 struct GgufArchitecture {
   const char* name;                     // general.architecture
   const char *class_name, *model_type;  // of config.json
   GgufLayout layout;
-  bool rotated;  // q and k have neighbours as pairs
-  bool gemma;    // norms have the one that is added
+  bool rotated;  // rotary pairs of q and k are neighbours
+  bool gemma;    // norm weights include the added 1
 };
 
-// In which a model of that config is written. Throws an unsupported Error, naming `file`, for a
-// family that llama.cpp does not have.
+// Returns the architecture under which a model of that config is written. Throws an unsupported
+// Error that names `file` if llama.cpp lacks the family.
 const GgufArchitecture& architecture_for(const ModelConfig& config, const std::string& file);
 
-// How a tensor is stored, whose name is that of WeightNeed::canonical; nothing for another.
+// The name and form of a tensor in a GGUF file.
 struct GgufStored {
   std::string name;
   enum class Rows { as_they_are, queries, keys } rows = Rows::as_they_are;
   bool plus_one = false;
 };
+// Returns how the tensor named as WeightNeed::canonical is stored, or nothing if GGUF has no place
+// for it.
 std::optional<GgufStored> stored_as(const GgufArchitecture& architecture,
                                     const std::string& canonical);
 
@@ -47,8 +50,8 @@ std::optional<GgufStoredExpert> stored_expert(const GgufArchitecture& architectu
 
 class GgufNames {
  public:
-  // The first part of a file has the keys. Throws an unsupported Error for an architecture that
-  // stet does not know, a format Error for keys that are missing or do not fit.
+  // Reads the keys of the first part of a file. Throws an unsupported Error for an unknown
+  // architecture, and a format Error for missing or inconsistent keys.
   explicit GgufNames(const std::vector<Gguf>& parts);
 
   std::string config() const;  // config.json
@@ -60,9 +63,10 @@ class GgufNames {
     int64_t rotated_heads = 0;
     bool less_one = false;
     bool transposed = false;
-    int64_t fused_heads = 0;  // q, k and v of each of so many heads together
+    int64_t fused_heads = 0;  // q, k and v of each of these heads are adjacent
   };
-  // Nothing for a tensor that the config stands for: rope_freqs, a head that is the embeddings.
+  // Returns the published name. Returns nothing for tensors implied by the config: rope_freqs, and
+  // a head equal to the embeddings.
   std::optional<Published> published(const GgufTensor& tensor) const;
   // The parts of a tensor that has those of all experts of a layer, or of one, each as a tensor of
   // its own. Empty for another.
@@ -93,7 +97,7 @@ class GgufNames {
   int64_t vocab_size_ = 0, heads_ = 0, kv_heads_ = 0;
 };
 
-// What stet writes beside llama.cpp's keys: what those have no place for.
+// Keys that stet adds for information that llama.cpp's keys cannot express.
 inline constexpr const char *kGgufModelType = "stet.model_type",
                             *kGgufGeneration = "stet.generation_config";
 

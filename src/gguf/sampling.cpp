@@ -14,7 +14,7 @@ using Json = nlohmann::ordered_json;
 
 struct SamplingKey {
   const char *key, *field;
-  double least, most;  // as generation_config.json may have it
+  double least, most;  // range in generation_config.json
 };
 constexpr double kMostTopK = 2147483647;
 constexpr SamplingKey kKeys[] = {
@@ -26,7 +26,7 @@ constexpr SamplingKey kKeys[] = {
 
 bool is_integer(const SamplingKey& s) { return s.most == kMostTopK; }
 
-// llama.cpp takes a temperature or a top_k below 0 like 0.
+// Returns a key's value. As in llama.cpp, a temperature or a top_k below 0 counts as 0.
 double value_of(const Gguf& keys, const SamplingKey& s) {
   double value = *keys.number(s.key);
   if (s.least == 0 && s.most > 1) value = std::max(value, 0.0);
@@ -37,6 +37,22 @@ double value_of(const Gguf& keys, const SamplingKey& s) {
         fmt::format("{} in {}..{}", is_integer(s) ? "an integer" : "a number", s.least, s.most),
         fmt::format("{}", value));
   return value;
+}
+
+// Notes the keys of sampling methods that stet does not have (Mirostat, XTC, an order of samplers)
+// where parse_generation_config() finds them. Returns whether there are any.
+bool note_ignored(const Gguf& keys, Json& config) {
+  Json ignored = Json::array();
+  for (const std::string& key : keys.keys("general.sampling.")) {
+    if (std::none_of(std::begin(kKeys), std::end(kKeys),
+                     [&](const SamplingKey& s) { return key == s.key; }))
+      ignored.push_back(key);
+  }
+  if (ignored.empty()) return false;
+  Json& notes = config["stet"];
+  if (!notes.is_object()) notes = Json::object();
+  notes["ignored"] = ignored;
+  return true;
 }
 
 }  // namespace
@@ -55,7 +71,7 @@ void add_sampling_keys(const GenerationConfig& g, GgufKeys& keys) {
 }
 
 bool take_sampling_keys(const Gguf& keys, Json& config) {
-  bool any = false, changed = false;
+  bool any = false, changed = note_ignored(keys, config);
   for (const SamplingKey& s : kKeys) {
     if (!keys.has(s.key)) continue;
     any = true;
@@ -67,10 +83,10 @@ bool take_sampling_keys(const Gguf& keys, Json& config) {
     changed = true;
     if (is_integer(s))
       config[s.field] = static_cast<int64_t>(value);
-    else  // the shortest decimal of the float32: what was published
+    else  // shortest decimal of the float32, as published
       config[s.field] = Json::parse(fmt::format("{}", static_cast<float>(value)));
   }
-  if (!any) return false;
+  if (!any) return changed;
   const auto temperature = config.find("temperature");
   const Json draws = temperature == config.end() || *temperature != 0;
   if (config.value("do_sample", Json()) == draws) return changed;

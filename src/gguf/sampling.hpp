@@ -1,4 +1,5 @@
-// llama.cpp's keys general.sampling.*, which say what generation_config.json recommends.
+// Converts between llama.cpp's keys general.sampling.* and the recommendations of
+// generation_config.json.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -9,13 +10,13 @@
 
 namespace stet {
 
-// Writes what the config recommends; nothing where it takes the best token, because llama.cpp draws
-// by whatever these keys hold.
+// Adds the sampling settings of the config. Adds none if the config decodes greedily, because
+// llama.cpp samples whenever these keys are present.
 void add_sampling_keys(const GenerationConfig& config, GgufKeys& keys);
 
-// Puts the keys of a file into its generation_config.json. A number that this holds already, with
-// more digits than a float32, stays. Returns whether anything changed. Throws a format Error,
-// naming the key, for a value out of range.
+// Copies the sampling keys into generation_config.json and returns whether that changed anything. A
+// number there that equals the float32 but has more digits stays. Throws a format Error that names
+// the key for a value out of range.
 bool take_sampling_keys(const Gguf& keys, nlohmann::ordered_json& config);
 
 }  // namespace stet

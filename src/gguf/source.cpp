@@ -1,4 +1,4 @@
-// A GGUF file as the files of a checkpoint.
+// Presents a GGUF file as the files of a checkpoint.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -51,7 +51,8 @@ class GgufSource : public FileSource {
     texts_[name] = std::make_shared<const std::string>(std::move(text));
   }
 
-  // Weights need no vocabulary: one that cannot be used leaves a file that says why.
+  // Adds the tokenizer's files. Since weights need no vocabulary, an unusable one adds a file with
+  // the reason instead.
   void add_vocabulary(const Gguf& keys, int64_t vocab_size, const std::string& pre) {
     try {
       for (auto& [name, text] : vocabulary_files(keys, vocab_size, pre)) put(name, std::move(text));
@@ -65,7 +66,7 @@ class GgufSource : public FileSource {
   std::map<std::string, std::shared_ptr<const FileBytes>> files_;
 };
 
-// "model-00001-of-00003.gguf": the other parts lie beside it.
+// Returns the paths of all parts of a model split as "model-00001-of-00003.gguf".
 std::vector<std::string> parts_of(const std::string& path, const Gguf& first) {
   const int64_t count = first.integer("split.count", 0, 9999).value_or(0);
   if (count <= 1) return {path};

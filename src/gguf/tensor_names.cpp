@@ -1,4 +1,4 @@
-// The names of tensors: llama.cpp's, and those under which checkpoints were published.
+// Translates tensor names between llama.cpp's and the published ones.
 #include <fmt/format.h>
 
 #include <charconv>
@@ -78,7 +78,7 @@ constexpr Rename kGptNeoXEnds[] = {{"token_embd.weight", "gpt_neox.embed_in.weig
 
 struct Names {
   std::span<const Rename> ends, layer;
-  const char *prefix, *layers;  // of published names, and of those of layers behind that
+  const char *prefix, *layers;  // prefix of published names; what layers add to it
 };
 
 const Names& names_of(GgufLayout layout) {
@@ -102,7 +102,7 @@ const Rename* find_in(std::span<const Rename> names, std::string_view name,
   return nullptr;
 }
 
-// Of a layer, by what llama.cpp calls it or what it was published as.
+// Finds a tensor of a layer by its name in llama.cpp or by its published name.
 const Rename* layer_name(GgufLayout layout, std::string_view name, const char* Rename::*side) {
   for (const auto& [of, rename] : {std::pair(GgufLayout::llama, &kAfterAttention),
                                    std::pair(GgufLayout::four_norms, &kBeforeMlp)}) {
@@ -111,8 +111,8 @@ const Rename* layer_name(GgufLayout layout, std::string_view name, const char* R
   return find_in(names_of(layout).layer, name, side);
 }
 
-// How the families call what GGUF has of experts: a router, and what stands before and behind the
-// number of an expert.
+// Published names of experts, by GGUF architecture: the router, what precedes an expert's number,
+// and what follows it.
 struct GgufExpertNames {
   std::string_view architecture, router, experts, gate, up, down;
 };
@@ -131,8 +131,8 @@ const GgufExpertNames* experts_of(const GgufArchitecture& a) {
   return nullptr;
 }
 
-// A tensor of experts by what llama.cpp calls it, and what each expert's matrix is called; two where
-// the rows of one follow those of the other.
+// llama.cpp's name of a tensor of experts, and the expert's matrix in it. If there are two, the rows
+// of the second follow those of the first.
 struct GgufExpertTensor {
   std::string_view stem;
   std::string_view GgufExpertNames::*first;
@@ -146,7 +146,7 @@ constexpr GgufExpertTensor kExpertTensors[] = {
 
 constexpr std::string_view kRouter = "ffn_gate_inp";
 
-// "STEM.3.REST": the number, and REST.
+// Splits "STEM.3.REST" into the number and REST.
 std::optional<std::pair<int64_t, std::string>> numbered(const std::string& name,
                                                         const std::string& stem) {
   if (!name.starts_with(stem + ".")) return std::nullopt;
@@ -164,7 +164,7 @@ bool fits(const Rename& n, GgufLayout layout, const std::string& kind) {
 
 }  // namespace
 
-// Of a tensor "blk.N.STEM.KIND".
+// Returns the published form of a tensor named "blk.N.STEM.KIND".
 std::optional<GgufNames::Published> GgufNames::of_layer(const std::string& at,
                                                         const std::string& stem,
                                                         const std::string& kind,

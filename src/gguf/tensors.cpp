@@ -18,20 +18,20 @@
 namespace stet {
 namespace {
 
-constexpr size_t kMadeAtOnce = size_t{256} << 10;  // bytes that a thread makes at a time
+constexpr size_t kMadeAtOnce = size_t{256} << 10;  // bytes that a thread converts at a time
 
-// A tensor of the file, and what it was published as.
+// A tensor of the file, with its published name and form.
 struct StoredTensor {
   GgufTensor from;
   GgufNames::Published to;
 };
 
-// How stet has the blocks of a matrix whose inputs stand side by side: as they are, or as those of
-// another type that holds the same numbers. Others are widened to float32.
+// A ggml type whose blocks are kept, unchanged or as blocks of another type with the same numbers.
+// Types not listed are widened to float32.
 struct Kept {
-  uint32_t type;  // ggml's
+  uint32_t type;  // ggml's number
   DType as;
-  void (*transcode)(const std::byte* from, std::byte* to);  // a block; null: as it is
+  void (*transcode)(const std::byte* from, std::byte* to);  // converts a block; null: unchanged
 };
 constexpr Kept kKept[] = {{2, DType::q4_0, nullptr},  {6, DType::q5_0, nullptr},
                           {8, DType::q8_0, nullptr},  {11, DType::q6_k, q3_k_as_q6_k},
@@ -39,7 +39,7 @@ constexpr Kept kKept[] = {{2, DType::q4_0, nullptr},  {6, DType::q5_0, nullptr},
                           {14, DType::q6_k, nullptr}, {20, DType::q8_0, iq4_nl_as_q8_0},
                           {39, DType::mxfp4, nullptr}};
 
-// Q5_0 whose rows fill no packed blocks: it may stand in one matrix with Q8_0.
+// Q5_0 whose rows do not fill packed blocks becomes Q8_0, since it may share a matrix with Q8_0.
 constexpr Kept kQ5InBytes = {6, DType::q8_0, q5_0_as_q8_0};
 
 const Kept* kept(const StoredTensor& t) {
@@ -55,7 +55,7 @@ DType dtype_of(const StoredTensor& t) {
   return t.from.type == 1 ? DType::f16 : t.from.type == 30 ? DType::bf16 : DType::f32;
 }
 
-// Whether the file has the very rows that were published, if not in their order.
+// Returns whether the file stores the published rows unchanged, though perhaps in another order.
 bool rows_as_published(const StoredTensor& t) {
   const Kept* const as = kept(t);
   const bool whole_rows = !t.to.transposed && t.to.fused_heads == 0 &&
@@ -71,8 +71,8 @@ std::vector<int64_t> shape_of(const StoredTensor& t) {
   return shape;
 }
 
-// Which row of the file is row `row` as it was published. Of Llama's q and k, neighbours go back to
-// halves of a head; GPT-NeoX has the q, k and v of each head together.
+// Returns the row of the file that holds published row `row`. In q and k of Llama, neighbouring
+// rows go back to the halves of a head. GPT-NeoX interleaves q, k and v by head.
 size_t row_in_file(const StoredTensor& t, size_t row, size_t rows) {
   if (t.to.rotated_heads > 0) return paired_row(row, rows, static_cast<size_t>(t.to.rotated_heads));
   if (t.to.fused_heads > 0) {
@@ -83,7 +83,7 @@ size_t row_in_file(const StoredTensor& t, size_t row, size_t rows) {
   return row;
 }
 
-// [rows][columns] -> [columns][rows]
+// Transposes [rows][columns] to [columns][rows] in place.
 void transpose(std::span<std::byte> data, size_t rows, size_t element) {
   const std::vector<std::byte> from(data.begin(), data.end());
   const size_t columns = data.size() / rows / element;
@@ -93,7 +93,7 @@ void transpose(std::span<std::byte> data, size_t rows, size_t element) {
   });
 }
 
-// The data of a tensor as it was published.
+// Writes the data of a tensor in its published form.
 void fill(const StoredTensor& t, std::span<std::byte> data) {
   const GgufTensor& stored = t.from;
   const DType dtype = dtype_of(t);
@@ -127,7 +127,8 @@ void fill(const StoredTensor& t, std::span<std::byte> data) {
   if (t.to.transposed) transpose(data, rows, dtype_size(dtype));
 }
 
-// Bytes that are as they were published are shown where they lie; others are made.
+// Returns views into the file for tensors stored as published, and converts the others when they
+// are read.
 class GgufTensors : public TensorSource {
  public:
   GgufTensors(std::shared_ptr<const FileBytes> file, std::vector<StoredTensor> entries)

@@ -10,7 +10,7 @@ uint8_t at(const std::byte* p, int i) { return static_cast<uint8_t>(p[i]); }
 
 }  // namespace
 
-// d | 32 fifth bits | 16 bytes, the low halves weights 0 .. 15
+// Q5_0: d | 32 fifth bits | 16 bytes whose low halves are weights 0 .. 15
 void q5_0_as_q8_0(const std::byte* from, std::byte* to) {
   std::memcpy(to, from, 2);
   for (int i = 0; i < 32; ++i) {
@@ -20,7 +20,7 @@ void q5_0_as_q8_0(const std::byte* from, std::byte* to) {
   }
 }
 
-// d | 16 bytes, the low halves weights 0 .. 15
+// IQ4_NL: d | 16 bytes whose low halves are weights 0 .. 15
 void iq4_nl_as_q8_0(const std::byte* from, std::byte* to) {
   static constexpr int8_t kValues[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                          1,    13,   25,  38,  53,  69,  89,  113};
@@ -31,8 +31,11 @@ void iq4_nl_as_q8_0(const std::byte* from, std::byte* to) {
   }
 }
 
-// 32 bytes of third bits, 64 of two bits, 12 of scales, d; to 128 of low halves, 64 of two bits, 16
-// scales, d. Weight w is part w / 32 % 4 of 32 in half w / 128.
+// Q3_K: 32 bytes of third bits, 64 of low two bits, 12 of scales, float16 d.
+//
+// Q6_K: 128 bytes of low nibbles, 64 of high two bits, 16 scales, float16 d.
+//
+// Weight w is in half w / 128, and there in part w / 32 % 4 of 32 weights.
 void q3_k_as_q6_k(const std::byte* from, std::byte* to) {
   std::memset(to, 0, 210);
   for (int w = 0; w < 256; ++w) {

@@ -1,15 +1,16 @@
-// Blocks of one ggml type as blocks of another that holds the same numbers, exactly.
+// Converts blocks of one ggml type to another type that holds the same numbers exactly.
 #pragma once
 
 #include <cstddef>
 
 namespace stet {
 
-// 32 weights: d times an integer of five bits, or of a table, is d times an int8.
+// Convert 32 weights: d times a five-bit integer, or times an entry of a table, equals d times an
+// int8.
 void q5_0_as_q8_0(const std::byte* from, std::byte* to);
 void iq4_nl_as_q8_0(const std::byte* from, std::byte* to);
-// 256 weights: a scale of six bits and an integer of three for each 16 weights have room in eight
-// and six.
+// Converts 256 weights: Q3_K's six-bit scales and three-bit integers fit into Q6_K's eight and six
+// bits.
 void q3_k_as_q6_k(const std::byte* from, std::byte* to);
 
 }  // namespace stet

@@ -18,14 +18,15 @@ using Json = nlohmann::ordered_json;
 using Files = std::vector<std::pair<std::string, std::string>>;
 
 constexpr double kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4,
-                 kUnused = 5;  // of tokenizer.ggml.token_type
+                 kUnused = 5;  // values of tokenizer.ggml.token_type
 
 struct GgufVocabulary {
   std::vector<std::string> tokens;
   std::vector<double> types, scores;
 
   bool special(size_t i) const { return types[i] == kControl || types[i] == kUserDefined; }
-  // What converters put where the vocabulary has no token, so that there is one for each row.
+  // Returns whether the token is a placeholder that converters add where the vocabulary has no
+  // token for a row.
   bool filler(size_t i) const {
     return types[i] == kUnused && tokens[i] == fmt::format("[PAD{}]", i);
   }
@@ -55,13 +56,13 @@ GgufVocabulary read(const Gguf& keys, const std::vector<std::string>& tokens, in
       keys.fail("tokenizer.ggml.scores", "finite numbers", fmt::format("{}", score));
   }
   for (size_t i = 0; i < v.tokens.size(); ++i) {
-    if (v.tokens[i].empty()) v.tokens[i] = fmt::format("[EMPTY_{}]", i);  // as llama.cpp calls it
+    if (v.tokens[i].empty()) v.tokens[i] = fmt::format("[EMPTY_{}]", i);  // llama.cpp's name
   }
   return v;
 }
 
-// The rules that the file names, or `given`, which goes before them. Without the key those that
-// llama.cpp takes then.
+// Returns the rules named by `given`, or else by the file. Without the key these are llama.cpp's
+// default.
 const VocabularyRules& rules_of(const Gguf& keys, const std::string& given) {
   const std::string name =
       given.empty() ? keys.text("tokenizer.ggml.pre").value_or("default") : given;
@@ -73,7 +74,8 @@ const VocabularyRules& rules_of(const Gguf& keys, const std::string& given) {
               printable(name, 60));
 }
 
-// Phi-3's marks take the white space behind them, of which its files say nothing.
+// Returns whether special tokens absorb the white space behind them. Phi-3's do, but its files do
+// not say so.
 bool marks_take_space(const Gguf& keys) {
   std::string name = keys.text("general.name").value_or("");
   for (char& c : name) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c);
@@ -109,13 +111,13 @@ Json spaced_tokens(const GgufVocabulary& v) {
   return added;
 }
 
-// The token of a key, where there is one.
+// Returns the token that a key names, or "".
 std::string named(const Gguf& keys, const GgufVocabulary& v, const char* key) {
   const auto id = gguf_special_id(keys, key, static_cast<int64_t>(v.tokens.size()));
   return id ? v.tokens[static_cast<size_t>(*id)] : "";
 }
 
-// Gemma 4's: pieces of text, as sentencepiece has them, joined by merges.
+// Returns Gemma 4's rules: pieces of text as in sentencepiece, joined by merges.
 Json text_rules(const Gguf& keys, const GgufVocabulary& v) {
   const std::string unknown = named(keys, v, "unknown_token_id");
   return {
@@ -158,14 +160,14 @@ Json byte_rules(const VocabularyRules& rules) {
             {"ignore_merges", rules.ignore_merges}}}};
 }
 
-// `rules`: null for Gemma 4's.
+// `rules` is null for Gemma 4.
 std::string bpe_json(const Gguf& keys, const GgufVocabulary& v, const VocabularyRules* rules,
                      bool add_bos) {
   const std::vector<std::string>* const merges = keys.texts("tokenizer.ggml.merges");
   if (merges == nullptr) keys.fail("tokenizer.ggml.merges", "an array of texts", "nothing");
   std::vector<std::pair<std::string, size_t>> ids;
   for (size_t i = 0; i < v.tokens.size(); ++i) {
-    // Merges of text make pieces that are found as marks, too: Gemma's runs of newlines.
+    // Merges of text may produce special tokens as well, such as Gemma's runs of newlines.
     const bool piece = rules == nullptr || !v.special(i);
     if (piece && !v.filler(i)) ids.emplace_back(v.tokens[i], i);
   }
@@ -194,7 +196,7 @@ std::string bpe_json(const Gguf& keys, const GgufVocabulary& v, const Vocabulary
   return j.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-// A sentencepiece model (sentencepiece_model.proto) in protocol buffers' wire format.
+// Encodes a sentencepiece model (sentencepiece_model.proto) in the wire format of protocol buffers.
 class Proto {
  public:
   void number(uint32_t field, uint64_t value) {
@@ -222,8 +224,8 @@ class Proto {
   std::string bytes_;
 };
 
-// Exactly one piece stands for what is unknown. Some files have it as another type, and some have
-// others of its type.
+// Returns the types with exactly one unknown piece. Some files give that piece another type, and
+// some give its type to other pieces.
 std::vector<double> one_unknown(const Gguf& keys, const GgufVocabulary& v) {
   std::vector<double> types = v.types;
   auto unknown = gguf_special_id(keys, "unknown_token_id", static_cast<int64_t>(types.size()));
@@ -267,7 +269,7 @@ std::string sentencepiece_model(const Gguf& keys, const GgufVocabulary& v) {
   return model.bytes();
 }
 
-// The template, or a list of all where there are several.
+// Returns the chat template, or a list of all if there are several.
 Json templates_of(const Gguf& keys) {
   const std::string prefix = "tokenizer.chat_template.";
   const auto standard = keys.text("tokenizer.chat_template");

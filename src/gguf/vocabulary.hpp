@@ -1,4 +1,4 @@
-// The tokenizer in a GGUF file, as the files that it was published in.
+// Converts the tokenizer in a GGUF file to the files that it was published as.
 #pragma once
 
 #include <string>
@@ -9,9 +9,9 @@
 
 namespace stet {
 
-// tokenizer.json or tokenizer.model, and tokenizer_config.json; none for a file without a
-// tokenizer. `pre` names rules that go before those of tokenizer.ggml.pre. Throws an unsupported
-// Error for a model or a pre-tokenizer that stet does not know.
+// Returns tokenizer.json or tokenizer.model, and tokenizer_config.json; nothing if the file has no
+// tokenizer. `pre` names rules that override tokenizer.ggml.pre. Throws an unsupported Error for an
+// unknown tokenizer model or pre-tokenizer.
 std::vector<std::pair<std::string, std::string>> vocabulary_files(const Gguf& keys,
                                                                   int64_t vocab_size,
                                                                   const std::string& pre = "");

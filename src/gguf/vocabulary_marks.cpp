@@ -13,8 +13,8 @@ using jinja::Value;
 
 constexpr const char* kTokenizerKeys = "tokenizer.ggml.";
 
-// Tokens by which published templates end a turn. Those of the first line are looked for in the
-// source of a template that cannot be rendered, too.
+// Tokens with which published templates end a turn. Those of the first line are also searched in
+// the source of templates that cannot be rendered.
 constexpr const char* kTurnEnds[] = {"<end_of_turn>",
                                      "<|eot_id|>",
                                      "<|im_end|>",
@@ -42,8 +42,8 @@ int64_t find_token(const Gguf& keys, const std::string& text, int64_t vocab_size
   return found == tokens->end() || id >= vocab_size ? -1 : id;
 }
 
-// What the template writes behind a reply that is the last message; nothing where it cannot be
-// rendered so.
+// Returns what the template writes after a reply that is the last message, or nothing if it cannot
+// be rendered.
 std::optional<std::string> behind_reply(const std::string& source, const std::string& bos,
                                         const std::string& eos) {
   const std::string reply = "stet-looks-behind-this";
@@ -76,7 +76,7 @@ std::string piece_of(const Gguf& keys, std::optional<int64_t> id) {
   return named ? (*tokens)[static_cast<size_t>(*id)] : "";
 }
 
-// The token that ends a turn by the file's template.
+// Returns the token with which the file's template ends a turn.
 std::optional<GgufStop> turn_end(const Gguf& keys, int64_t vocab_size) {
   const auto source = keys.text("tokenizer.chat_template");
   if (!source) return std::nullopt;
@@ -135,7 +135,7 @@ std::vector<GgufStop> gguf_stops(const Gguf& keys, int64_t vocab_size) {
 GgufAddsBos gguf_adds_bos(const Gguf& keys, const VocabularyRules* rules) {
   const std::string key = "tokenizer.ggml.add_bos_token",
                     model = keys.text("tokenizer.ggml.model").value_or("");
-  // llama.cpp does not go by the key here: the first files had it wrong.
+  // llama.cpp ignores the key for this model, since the first files had it wrong.
   if (model == "gemma4") return {true, "tokenizer.ggml.model gemma4"};
   if (const auto says = keys.boolean(key)) return {*says, key};
   if (is_sentencepiece(keys)) return {true, "tokenizer.ggml.model llama"};

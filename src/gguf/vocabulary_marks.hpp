@@ -1,4 +1,4 @@
-// Which tokens of a GGUF file begin a text and end a reply.
+// Finds the tokens of a GGUF file that begin a text and end a reply.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace stet {
 
-// A choice, and the key or the rule that made it.
+// A token that ends a reply, and the key or rule that names it.
 struct GgufStop {
   int64_t id;
   std::string from;
@@ -22,19 +22,21 @@ struct GgufAddsBos {
   std::string from;
 };
 
-// The token of tokenizer.ggml.NAME; nothing where the key is absent or names none of `vocab_size`
-// tokens, as -1 does. A sentencepiece vocabulary has some without a key, as llama.cpp has them.
+// Returns the token of tokenizer.ggml.NAME. Returns nothing if the key is missing or, as -1 does,
+// names none of `vocab_size` tokens. As in llama.cpp, a sentencepiece vocabulary has some of them
+// without a key.
 std::optional<int64_t> gguf_special_id(const Gguf& keys, const std::string& name,
                                        int64_t vocab_size);
 
-// The tokens that end a reply: those that the file names; and where it names none as the end of a
-// turn, the one that its chat template writes behind a reply, found by its text.
+// Returns the tokens that end a reply, as the file names them. If it names no end of a turn, adds
+// the token that its chat template writes after a reply.
 std::vector<GgufStop> gguf_stops(const Gguf& keys, int64_t vocab_size);
 
-// Whether a text begins with bos, where `rules` are those of tokenizer.ggml.pre, if any.
+// Returns whether a text begins with bos. `rules` are those of tokenizer.ggml.pre, or null.
 GgufAddsBos gguf_adds_bos(const Gguf& keys, const VocabularyRules* rules);
 
-// The ids of generation_config.json; its member "stet" says where the stop tokens come from.
+// Returns the ids for generation_config.json. Its member "stet" says where the stop tokens come
+// from.
 nlohmann::ordered_json gguf_ids_config(const Gguf& keys, int64_t vocab_size);
 
 }  // namespace stet

@@ -39,11 +39,11 @@ constexpr const char* kDeepseekV3[] = {R"(\p{N}{1,3})", R"([一-龥぀-ゟ゠-�
                                        R"(]*|\s*[)"
                                        "\r\n"
                                        R"(]+|\s+(?!\S)|\s+)"};
-// Of files older than the key, and of those whose converter knew no better.
+// For files older than the key, and for those whose converter did not recognize the tokenizer.
 constexpr const char* kDefault[] = {R"([\p{P}\$\+<=>\^~\|]+)", kGpt2[0], R"(\p{N}+)",
                                     R"([0-9][0-9][0-9])"};
 
-// Where several ask for the same, the first is the name that is written.
+// Among entries with equal rules, the first is the name that is written.
 constexpr VocabularyRules kRules[] = {
     {"gpt-2", kGpt2},
     {"olmo", kGpt2},
@@ -73,8 +73,8 @@ constexpr VocabularyRules kRules[] = {
 
 using PlainJson = nlohmann::json;
 
-// What a pre-tokenizer splits by, one step after another; nothing where it does anything else than
-// the rules here do. A split may also be the one that ByteLevel has built in.
+// Returns the patterns of a pre-tokenizer, in order. Returns nothing if it does something that the
+// rules here cannot express. A Split may also be ByteLevel's built-in one.
 std::optional<std::vector<std::string>> steps_of(const PlainJson& tokenizer) {
   const PlainJson none;
   PlainJson before = tokenizer.value("pre_tokenizer", none);

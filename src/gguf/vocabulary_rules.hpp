@@ -1,5 +1,5 @@
-// The pre-tokenizers that GGUF files name in tokenizer.ggml.pre, as the tokenizer.json of the
-// models that they were named for has them.
+// Lists the pre-tokenizers that GGUF files name in tokenizer.ggml.pre. Each follows the
+// tokenizer.json of the model that it was named for.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -12,22 +12,22 @@ namespace stet {
 
 struct VocabularyRules {
   const char* name;
-  // Patterns by which text is split, one after another; each match is a word.
+  // Patterns that split the text one after another. Each match is a word.
   std::span<const char* const> patterns;
-  bool ignore_merges = false;  // a word that the vocabulary has stays whole
-  bool adds_bos = false;       // unless tokenizer.ggml.add_bos_token says otherwise
-  bool nfc = false;            // text is brought into its normal form first
-  bool digits = false;         // each is a word, before any pattern is looked for
+  bool ignore_merges = false;  // a word in the vocabulary is not split
+  bool adds_bos = false;       // unless tokenizer.ggml.add_bos_token is set
+  bool nfc = false;            // text is normalised to NFC first
+  bool digits = false;         // each digit is a word, before patterns apply
 };
 
-// Null for a name that stet does not know.
+// Returns the rules of that name, or null.
 const VocabularyRules* find_vocabulary_rules(std::string_view name);
 
-// The pre_tokenizer of tokenizer.json.
+// Returns the pre_tokenizer of tokenizer.json.
 nlohmann::ordered_json pre_tokenizer_json(const VocabularyRules& rules);
 
-// The rules by which a tokenizer.json splits text, if possible of the same use of merges; null
-// where none of them does.
+// Returns the rules by which a tokenizer.json splits text, preferably with the same use of merges.
+// Returns null if no rules match.
 const VocabularyRules* vocabulary_rules_of(const nlohmann::json& tokenizer);
 
 }  // namespace stet

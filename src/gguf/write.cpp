@@ -1,4 +1,4 @@
-// A checkpoint as a GGUF file.
+// Writes a checkpoint as a GGUF file.
 #include <fmt/format.h>
 
 #include <cstring>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr size_t kConfigBytes = size_t{16} << 20, kRowsAtOnce = size_t{4} << 20;
 
-// The weights of one tensor in the order of the model, row by row.
+// Reads the weights of one tensor row by row, in the order of the model.
 class SourceRows {
  public:
   SourceRows(const Checkpoint& checkpoint, const WeightNeed& need)
@@ -46,7 +46,7 @@ class SourceRows {
                                : checkpoint.find(need.name)->dtype;
   }
 
-  // Whether the rows are blocks of this type already.
+  // Returns whether the rows already are blocks of this type.
   bool stored_as(uint32_t type) const {
     if (has_blocks()) return ggml_number(view_->dtype) == type;
     return matrix_.rows() > 0 && is_quantized(matrix_.type()) &&
@@ -78,7 +78,7 @@ class SourceRows {
   bool has_blocks() const {
     return view_ != nullptr && matrix_.rows() == 0 && is_block_dtype(view_->dtype);
   }
-  // Row `row` of the model, as it is stored.
+  // Returns the stored bytes of row `row` of the model.
   std::span<const std::byte> bytes_of(size_t row) const {
     if (need_.heads > 0)
       row = interleaved_row(row, static_cast<size_t>(need_.rows), static_cast<size_t>(need_.heads));
@@ -101,11 +101,11 @@ class SourceRows {
   const Checkpoint& checkpoint_;
   const WeightNeed& need_;
   OwnedTensor tensor_;
-  const TensorView* view_ = nullptr;  // of tensor_; null: a row of matrix_
+  const TensorView* view_ = nullptr;  // view of tensor_; null: rows of matrix_
   Matrix matrix_;
 };
 
-// What a checkpoint is called: the last part of its path, without the ending.
+// Returns the name of a checkpoint: the last part of its path, without the extension.
 std::string model_name_of(const std::string& path) {
   const auto stem = [](const std::filesystem::path& p) {
     return p.extension() == ".gguf" ? p.stem().string() : p.filename().string();
@@ -114,7 +114,7 @@ std::string model_name_of(const std::string& path) {
   return stem(whole.has_filename() ? whole : whole.parent_path());
 }
 
-// What llama.cpp calls a file whose matrices are mostly of a type of ggml.
+// Returns llama.cpp's general.file_type for a file whose matrices mostly have the ggml type `most`.
 uint32_t file_type(uint32_t most) {
   static constexpr std::pair<DType, uint32_t> kFileTypes[] = {
       {DType::f16, 1},   {DType::q4_0, 2},  {DType::q8_0, 7},  {DType::q5_0, 8},  {DType::q4_k, 15},
@@ -127,8 +127,8 @@ uint32_t file_type(uint32_t most) {
 
 struct Tensor {
   GgufDeclared declared;
-  const WeightNeed* need = nullptr;          // null: `values`
-  std::vector<const WeightNeed*> more = {};  // of the other experts, in their order
+  const WeightNeed* need = nullptr;          // null: uses `values`
+  std::vector<const WeightNeed*> more = {};  // the same weight of the other experts, in order
   std::vector<float> values;
   GgufStored stored;
 };
@@ -145,7 +145,7 @@ class Conversion {
         needs_(Model::weights_of(source, checkpoint_)),
         threads_(o.threads > 0 ? o.threads : default_threads()) {
     for (const WeightNeed& need : needs_) add(need);
-    // llama.cpp's GPT-2 has a head of its own.
+    // llama.cpp's GPT-2 stores the head as a tensor of its own.
     if (config_.tied_head && architecture_.layout == GgufLayout::gpt2) add_head();
     add_rope_tensors();
   }
@@ -162,7 +162,7 @@ class Conversion {
 
  private:
   DType dtype_of(const WeightNeed& need) const {
-    // Those are added, normalised with and looked up, which llama.cpp does in float32 alone.
+    // Biases, norms, tables and routers are used in float32 only by llama.cpp.
     if (need.is_vector || need.looked_up || need.exact) return DType::f32;
     const bool ends = need.canonical.find("layers.") != 0 && need.canonical.find("h.") != 0;
     switch (options_.weights) {
@@ -238,7 +238,7 @@ class Conversion {
                         {}});
   }
 
-  // What llama.cpp divides the frequency of each pair by.
+  // Adds the divisors of the frequencies, one for each rotary pair.
   void add_rope_tensors() {
     if (config_.ropes.empty()) return;
     const Rope& rope = config_.ropes[0];
@@ -261,10 +261,10 @@ class Conversion {
   GgufKeys keys() const {
     GgufKeys keys;
     add_config_keys(config_, architecture_, keys);
-    // llama.cpp expects tokens of its own by some names.
+    // llama.cpp recognizes some models by name and expects special tokens of them.
     if (options_.tokenizer == GgufTokenizer::own)
       keys.text("general.name", model_name_of(source_.path()));
-    uint32_t most = ggml_number(DType::f32);  // of the matrices of layers
+    uint32_t most = ggml_number(DType::f32);  // the commonest type among matrices of layers
     for (const Tensor& e : entries_) {
       if (e.declared.name.starts_with("blk.") && e.declared.shape.size() > 1)
         most = e.declared.type;
@@ -286,8 +286,8 @@ class Conversion {
     return keys;
   }
 
-  // Which row of the model is row `row` of the file: llama.cpp has the pairs of Llama's heads as
-  // neighbours.
+  // Returns the row of the model for row `row` of the file. llama.cpp stores the rotary pairs of
+  // Llama's heads as neighbours.
   size_t model_row(const Tensor& e, size_t row) const {
     if (e.stored.rows == GgufStored::Rows::as_they_are) return row;
     const auto d = static_cast<size_t>(config_.head_dim), within = row % d;
@@ -346,7 +346,8 @@ class Conversion {
     }
   }
 
-  // A config that llama.cpp's keys cannot say is another when it is read again.
+  // Reads the file back and throws if the config differs: llama.cpp's keys cannot express every
+  // config.
   void require_same_config(const std::string& temporary, const std::string& path) const {
     const auto source = gguf_source(temporary);
     const auto back = nlohmann::json::parse(

@@ -1,4 +1,4 @@
-// What write_gguf() writes beside the weights.
+// Adds the keys that write_gguf() writes beside the weights.
 #pragma once
 
 #include <string>
@@ -10,10 +10,11 @@
 
 namespace stet {
 
-// The keys of a config, as llama.cpp reads them.
+// Adds the keys of a config, as llama.cpp reads them.
 void add_config_keys(const ModelConfig& config, const GgufArchitecture& architecture,
                      GgufKeys& keys);
-// Those of the tokenizer, and which tokens end a reply; without one, that there is none.
+// Adds the keys of the tokenizer and of the tokens that end a reply. Without a tokenizer, says that
+// there is none.
 void add_tokenizer_keys(const FileSource& source, const GenerationConfig& generation,
                         int64_t vocab_size, GgufTokenizer which, GgufKeys& keys);
 

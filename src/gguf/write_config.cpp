@@ -1,4 +1,4 @@
-// A config in llama.cpp's keys.
+// Writes a config as llama.cpp's keys.
 #include <algorithm>
 
 #include "src/gguf/write.hpp"
@@ -51,7 +51,7 @@ class Writer {
   void add_windows() {
     const int64_t window =
         c_.window.empty() ? 0 : *std::max_element(c_.window.begin(), c_.window.end());
-    // llama.cpp wants to be told of Phi-3 in any case.
+    // llama.cpp requires the key for Phi-3 in any case.
     if (window == 0 && a_.layout != GgufLayout::phi3) return;
     count("attention.sliding_window", window);
     if (c_.family != "gemma3" && c_.family != "olmo3") return;

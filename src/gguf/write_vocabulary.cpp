@@ -1,4 +1,4 @@
-// A tokenizer in llama.cpp's keys.
+// Writes a tokenizer as llama.cpp's keys.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 
 using PlainJson = nlohmann::json;
 
-// As tokenizer.ggml.token_type has them.
+// Values of tokenizer.ggml.token_type.
 enum TokenType : int32_t {
   kTokenNormal = 1,
   kTokenUnknown = 2,
@@ -31,8 +31,8 @@ enum TokenType : int32_t {
 struct Tokens {
   std::vector<std::string> texts;
   std::vector<int32_t> types;
-  std::vector<float> scores;        // sentencepiece's
-  std::vector<std::string> merges;  // the others'
+  std::vector<float> scores;        // for sentencepiece
+  std::vector<std::string> merges;  // for other vocabularies
   bool space_prefix = false;
 
   void set(size_t id, const std::string& text, int32_t type) {
@@ -58,7 +58,7 @@ const std::string* file_named(const Tokenizer& tokenizer, std::string_view name)
   throw Error(ErrorKind::unsupported, "tokenizer", field, expected, found);
 }
 
-// What was added to a vocabulary, as the tokenizer sees it.
+// Enters tokens added to the vocabulary, with the types that the tokenizer gives them.
 void mark_added(const Tokenizer& tokenizer, const PlainJson& added, Tokens& tokens) {
   for (const PlainJson& token : added) {
     const auto id = token.at("id").get<size_t>();
@@ -69,7 +69,7 @@ void mark_added(const Tokenizer& tokenizer, const PlainJson& added, Tokens& toke
   }
 }
 
-// What stands beside the vocabulary file: its added tokens, and pieces that are named as special.
+// Enters tokens listed beside the vocabulary file: added tokens, and pieces named as special.
 void mark_config_tokens(const Tokenizer& tokenizer, Tokens& tokens) {
   const TokenizerConfig config = read_tokenizer_config(tokenizer.files(), "");
   PlainJson added = PlainJson::array();
@@ -106,7 +106,7 @@ std::string merge_text(const PlainJson& merge) {
   return merge.at(0).get<std::string>() + " " + merge.at(1).get<std::string>();
 }
 
-// BPE with pieces for single bytes, as sentencepiece has it: what is merged first scores highest.
+// Sets scores for BPE with byte pieces, as sentencepiece has it: earlier merges score higher.
 void take_scores(const PlainJson& model, Tokens& tokens) {
   std::unordered_map<std::string, float> rank;
   for (const PlainJson& merge : model.at("merges")) {
@@ -124,7 +124,7 @@ void take_scores(const PlainJson& model, Tokens& tokens) {
   }
 }
 
-// A Prepend, or a Metaspace that puts a space first.
+// Returns whether the tokenizer puts a space first, by a Prepend or by a Metaspace.
 bool puts_space_first(const PlainJson& tokenizer) {
   const std::string normalizer = tokenizer.value("normalizer", PlainJson()).dump(),
                     before = tokenizer.value("pre_tokenizer", PlainJson()).dump();
@@ -156,8 +156,8 @@ Tokens of_json(const Tokenizer& tokenizer, const PlainJson& j) {
   return tokens;
 }
 
-// The first of the tokens that end a reply is the one that llama.cpp calls end of text, unless the
-// tokenizer names another of them.
+// Returns the tokens that end a reply. llama.cpp takes the first as end of text: the one that the
+// tokenizer names, if it is among them.
 std::vector<int32_t> end_tokens(const Tokenizer& tokenizer, const GenerationConfig& generation) {
   std::vector<int32_t> ends = generation.eos_ids;
   if (ends.empty() && tokenizer.eos()) ends.push_back(*tokenizer.eos());
@@ -183,7 +183,7 @@ void add_special(const Tokenizer& tokenizer, const GenerationConfig& generation,
   }
 }
 
-// The default template, and the others by their names.
+// Adds the default template, and the other ones under their names.
 void add_templates(const Tokenizer& tokenizer, GgufKeys& keys) {
   if (const std::string_view text = tokenizer.chat_template(); !text.empty())
     keys.text("tokenizer.chat_template", text);
@@ -196,7 +196,8 @@ void add_templates(const Tokenizer& tokenizer, GgufKeys& keys) {
   if (!names.empty()) keys.texts("tokenizer.chat_templates", names);
 }
 
-// Bytes as sentencepiece spells them, without which llama.cpp cannot tokenize, then anything.
+// Adds placeholders: bytes as sentencepiece spells them, which llama.cpp needs to tokenize, then
+// arbitrary texts.
 void add_made_up(int64_t vocab_size, GgufKeys& keys) {
   Tokens tokens;
   for (int64_t i = vocab_size; i-- > 0;) {
@@ -213,14 +214,14 @@ void add_made_up(int64_t vocab_size, GgufKeys& keys) {
   if (vocab_size > 256) keys.u32("tokenizer.ggml.unknown_token_id", 256);
 }
 
-// The tokenizer.json, or the one that vocab.json and merges.txt stand for.
+// Returns the tokenizer.json, or the equivalent of vocab.json and merges.txt.
 std::string json_of(const Tokenizer& tokenizer) {
   if (const std::string* json = file_named(tokenizer, "tokenizer.json")) return *json;
   TokenizerConfig config = read_tokenizer_config(tokenizer.files(), "");
   return tokenizer_json_of_merges(tokenizer.files(), "", config);
 }
 
-// A header of these keys alone.
+// Returns a GGUF file with these keys alone.
 std::shared_ptr<const FileBytes> header_of(const GgufKeys& keys) {
   ByteWriter w;
   w.text("GGUF");
@@ -232,8 +233,8 @@ std::shared_ptr<const FileBytes> header_of(const GgufKeys& keys) {
   return std::make_shared<const FileBytes>("tokenizer", *bytes, bytes);
 }
 
-// Throws unless what is read out of the keys gives the ids of the tokenizer, for the text of each
-// of its tokens, alone and behind another.
+// Reads the keys back and throws unless they tokenize like the tokenizer: the text of every token,
+// alone and after another.
 void require_same(const Tokenizer& tokenizer, const GgufKeys& keys, int64_t vocab_size) {
   const auto back = Tokenizer::load(
       *memory_source(vocabulary_files(Gguf::parse(header_of(keys)), vocab_size), "tokenizer"));
@@ -284,7 +285,7 @@ void add_tokenizer_keys(const FileSource& source, const GenerationConfig& genera
              printable(parsed.value("pre_tokenizer", PlainJson()).dump(), 200));
     keys.text("tokenizer.ggml.pre", rules->name);
     keys.texts("tokenizer.ggml.merges", tokens.merges);
-    // llama.cpp makes no normal forms, and the name of a pattern says of one at most.
+    // llama.cpp does not normalise, and a pattern's name implies at most one of these settings.
     const bool normalizes = !parsed.value("normalizer", PlainJson()).is_null(),
                ignores = parsed["model"].value("ignore_merges", false);
     if (normalizes != rules->nfc || ignores != rules->ignore_merges)
@@ -293,7 +294,7 @@ void add_tokenizer_keys(const FileSource& source, const GenerationConfig& genera
     keys.f32s("tokenizer.ggml.scores", tokens.scores);
     keys.boolean("tokenizer.ggml.add_space_prefix", tokens.space_prefix);
   }
-  // llama.cpp has as many tokens as the embeddings have rows; converters fill up like this.
+  // llama.cpp needs a token for each row of the embeddings. Converters fill up with this name.
   const auto last = static_cast<size_t>(vocab_size) - 1;
   if (last >= tokens.texts.size()) tokens.set(last, fmt::format("[PAD{}]", last), kTokenUnused);
   keys.texts("tokenizer.ggml.tokens", tokens.texts);

@@ -13,11 +13,11 @@
 
 namespace stet {
 
-// Keys with their values, in the order in which they are given.
+// Keys with their values, in the order in which they are added.
 class GgufKeys {
  public:
-  void u32(std::string_view key, uint64_t value);  // an argument Error beyond 32 bits
-  void i32(std::string_view key, int64_t value);   // likewise
+  void u32(std::string_view key, uint64_t value);  // throws an argument Error beyond 32 bits
+  void i32(std::string_view key, int64_t value);   // throws an argument Error, too
   void f32(std::string_view key, double value);
   void boolean(std::string_view key, bool value);
   void text(std::string_view key, std::string_view value);
@@ -40,32 +40,32 @@ class GgufKeys {
 struct GgufDeclared {
   std::string name;
   uint32_t type;               // one of ggml_type()
-  std::vector<int64_t> shape;  // the outermost first, as a checkpoint has it
+  std::vector<int64_t> shape;  // outermost first, as in a checkpoint
 
   uint64_t elements() const;
   uint64_t bytes() const;
 };
 
-// Streams one file: all tensors are declared, then their rows follow in order.
+// Streams one file: declares all tensors, then takes their rows in order.
 class GgufWriter {
  public:
-  // An unsupported Error for rows that are no whole blocks of their type.
+  // Throws an unsupported Error if rows are not whole blocks of their type.
   GgufWriter(const std::string& path, const GgufKeys& keys,
              const std::vector<GgufDeclared>& tensors);
 
-  // The next elements of the tensor at hand, as its type stores them; the one after it is at hand
-  // once it is complete. An argument Error for more than were declared.
+  // Appends elements to the current tensor, as its type stores them. A complete tensor makes the
+  // next one current. Throws an argument Error for more elements than declared.
   void write(std::span<const std::byte> blocks);
-  // The whole file as it stands, before anybody else sees it.
+  // Returns the path of the complete file before it is published under its name.
   std::string uncommitted() { return file_.uncommitted(); }
-  // An argument Error if a tensor is not complete.
+  // Throws an argument Error unless all tensors are complete.
   void commit();
 
  private:
   AtomicFile file_;
   std::vector<GgufDeclared> tensors_;
   size_t at_ = 0;         // into tensors_
-  uint64_t written_ = 0;  // bytes of it
+  uint64_t written_ = 0;  // bytes of the current tensor
 };
 
 }  // namespace stet

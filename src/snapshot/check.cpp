@@ -1,5 +1,4 @@
-// Proving a snapshot without a model: every byte is what was written, and what it says of itself
-// fits together.
+// Checks a snapshot without a model: every byte matches its digest, and the parts are consistent.
 #include <algorithm>
 #include <optional>
 
@@ -16,7 +15,7 @@
 namespace stet {
 namespace {
 
-// A file of an archive is compared with its digest when it is opened.
+// Opens every file of an archive, which compares it with its digest.
 size_t check_files(const SnapshotFile& file, const char* name, const FileSource* files) {
   if (files == nullptr) return 0;
   const ArchiveIndex index = read_archive_index(file.content(name), file.path + ": " + name);
@@ -24,7 +23,7 @@ size_t check_files(const SnapshotFile& file, const char* name, const FileSource*
   return index.entries.size();
 }
 
-// That the id in the header is the one of what stands in the file.
+// Checks that the id in the header belongs to the state in the file.
 void check_id(const SnapshotFile& file) {
   const State recipe = file.recipe();
   const Lineage lineage{recipe, file.meta.kv};
@@ -35,10 +34,10 @@ void check_id(const SnapshotFile& file) {
     snapshot_damaged(file.path, "id", sha256_text(file.digests.id), sha256_text(found));
 }
 
-// Holds blocks against their digests, and those that are named by their bytes against their names.
+// Compares blocks with their digests, and blocks named by content also with their names.
 class BlockCheck {
  public:
-  // `chain` null: of the blocks in this file alone.
+  // If `chain` is null, checks the blocks in this file alone.
   BlockCheck(const SnapshotFile& file, const SnapshotChain* chain)
       : file_(file), chain_(chain), names_(file.visible.size()) {
     const std::vector<int64_t> named =
@@ -51,8 +50,8 @@ class BlockCheck {
       zeros_named = zeros_named || file.visible[block] == 0;
     }
     if (chain == nullptr || std::ranges::count(file.visible, uint64_t{0}) == 0) return;
-    // Once for all of them, which may be large and many. Never written, so that it stays one page
-    // of the system's.
+    // One block of zeros stands for all pruned ones. It is never written to, so the system keeps it
+    // as one page.
     const Memory zeros(file.meta.kv.block_bytes(), false);
     zeros_ = layer_digests(file.meta.kv, zeros.data());
     if (zeros_named) zeros_name_ = block_content(file.meta.kv, zeros.data());
@@ -66,7 +65,7 @@ class BlockCheck {
     const BlockExtent& at = from->extent(block);
     const std::byte* bytes = from->bytes.data() + at.offset;
     std::vector<std::byte> decoded;
-    if (!is_raw(at)) {  // else it is looked at in place
+    if (!is_raw(at)) {  // a raw block is checked in place
       decoded.resize(file_.meta.kv.block_bytes());
       read_block(*from, block, decoded.data());
       bytes = decoded.data();
@@ -95,14 +94,14 @@ class BlockCheck {
 
   const SnapshotFile& file_;
   const SnapshotChain* const chain_;
-  std::vector<const Sha256*> names_;  // [blocks]: null where tokens give it
+  std::vector<const Sha256*> names_;  // [blocks]: null if its tokens give the block's name
   std::vector<Digest> zeros_;
   Sha256 zeros_name_;
 };
 
 }  // namespace
 
-// Opening has proved all but the id, the blocks and the files of archives.
+// Opening has checked everything except the id, the blocks and the files of archives.
 SnapshotCheck Snapshot::check(int threads) const {
   SnapshotCheck done;
   done.files = check_files(*file_, "WEIGHTS", weights().get()) +

@@ -1,4 +1,4 @@
-// Comparing states and snapshots part by part. Keys and values: kernels/compare.cpp.
+// Compares states and snapshots part by part; kernels/compare.cpp compares keys and values.
 #include "stet/snapshot/compare.hpp"
 
 #include <fmt/format.h>
@@ -64,7 +64,7 @@ std::optional<Difference> in_tokens(const State& a, const State& b) {
   return counts("number of tokens", -1, a.size(), b.size());
 }
 
-// Of the positions that both have; `a` and `b` give the mask of a block.
+// Compares the positions that both states have. `a` and `b` return the visibility mask of a block.
 template <class Mask>
 std::optional<Difference> in_visibility(const Mask& a, const Mask& b, int64_t positions) {
   for (int64_t block = 0; block < blocks_of(positions); ++block) {
@@ -94,7 +94,7 @@ std::optional<Difference> in_text(const std::string& what, const std::string& a,
       .what = what, .expected = a.empty() ? "none" : a, .found = b.empty() ? "none" : b};
 }
 
-// The first member or element of two JSON texts that is not the same, whole.
+// Returns the first member or element in which two JSON texts differ.
 std::optional<Difference> in_json(const std::string& what, const std::string& a,
                                   const std::string& b) {
   if (a == b) return std::nullopt;
@@ -102,7 +102,7 @@ std::optional<Difference> in_json(const std::string& what, const std::string& a,
                        step = nlohmann::json::diff(from, nlohmann::json::parse(b)).at(0);
   const std::string path = step.at("path");
   const std::string name =
-      path.ends_with("/-") ? path.substr(0, path.size() - 2) : path;  // "-": one more element
+      path.ends_with("/-") ? path.substr(0, path.size() - 2) : path;  // "-": past the last element
   const auto shown = [&](const nlohmann::json& value) {
     return (name.empty() ? "" : name.substr(1) + " ") + value.dump();
   };
@@ -112,7 +112,7 @@ std::optional<Difference> in_json(const std::string& what, const std::string& a,
                     .found = step.contains("value") ? shown(step.at("value")) : "none"};
 }
 
-// Of a log of prunes, from an entry on: that entry.
+// Returns the first prune of a log as text.
 std::string first_prune(std::span<const Prune> log) {
   if (log.empty()) return "none";
   std::string text;
@@ -131,7 +131,8 @@ std::optional<Difference> in_edits(const State& a, const State& b) {
   return in_json("edits", encode_edits(a.edits), encode_edits(b.edits));
 }
 
-// "add at hook_resid_post, layers 3, positions 12..20, from size 12 on, amount 2, 64 values".
+// Returns a text such as "add at hook_resid_post, layers 3, positions 12..20, attached at 12,
+// amount 2, 64 values".
 std::string intervention_text(const Intervention& w) {
   std::string text = fmt::format("{} at {}", intervention_op_name(w.op), point_info(w.point).name);
   if (!w.layers.empty()) text += fmt::format(", layers {}", fmt::join(w.layers, ","));
@@ -148,7 +149,8 @@ std::string intervention_text(const Intervention& w) {
   return text;
 }
 
-// The first that is not the same; where its values alone are not, the first of those.
+// Returns the first intervention that differs. If only its values differ, returns the first of
+// those.
 std::optional<Difference> in_interventions(const State& a, const State& b) {
   const auto [x, y] = std::ranges::mismatch(a.interventions, b.interventions);
   if (x == a.interventions.end() && y == b.interventions.end()) return std::nullopt;
@@ -159,7 +161,7 @@ std::optional<Difference> in_interventions(const State& a, const State& b) {
                                    &q = y->values ? *y->values : none;
     const auto bits = [](float v) { return std::bit_cast<uint32_t>(v); };
     const auto [v, w] = std::ranges::mismatch(p, q, {}, bits, bits);
-    if (v == p.end() || w == q.end())  // in what the operation does not use
+    if (v == p.end() || w == q.end())  // in a field that the operation does not use
       return in_json("interventions", encode_interventions(a.interventions),
                      encode_interventions(b.interventions));
     from += fmt::format(": value[{}] {}", v - p.begin(), *v);
@@ -268,7 +270,7 @@ void add_logits(Comparison& c, const State& a, const State& b) {
   c.b_from_a = divergence(y, x);
 }
 
-// All but what a model is.
+// Compares everything except the model's identity.
 void add_state(Comparison& c, const State& a, const State& b) {
   c.parts.push_back({"kv shape", in_shape(a.kv.shape(), b.kv.shape())});
   c.common_tokens = common_tokens(a, b);
@@ -308,7 +310,8 @@ std::optional<Difference> in_model(const SnapshotMeta& a, const SnapshotMeta& b)
 
 std::string digest_or(const Digest& d) { return "digest " + digest_text(d); }
 
-// A digest is of a whole block: it says nothing where one has other positions of it than the other.
+// Compares blocks by digest. A digest covers a whole block, so a block is skipped if the two
+// snapshots hold different positions of it.
 Part kv_by_digests(const Snapshot& a, const Snapshot& b, int64_t* equal_positions) {
   Part part{"keys and values", std::nullopt, true,
             "by digests, which do not tell how far they are apart"};

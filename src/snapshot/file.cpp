@@ -23,7 +23,7 @@ void snapshot_damaged(const std::string& path, const std::string& field,
   throw Error(ErrorKind::format, path, field, expected, found);
 }
 
-// ------------------------------------------------------------- the front
+// ------------------------------------------------- header and section table
 
 namespace {
 
@@ -34,7 +34,7 @@ constexpr std::string_view kSectionNames[] = {"META",    "TOKENS",   "VISIBLE", 
 constexpr char kMagic[] = "\x93STET\r\n\x1a";
 constexpr uint64_t kEntryBytes = 64, kMaxSections = 256;
 constexpr uint64_t kAlignment = 64, kPage = 4096, kKvAlignment = 65536;
-constexpr size_t kDigestBytes = 16;  // the digest of all that comes before it ends a header
+constexpr size_t kDigestBytes = 16;  // a header ends with the digest of the bytes before it
 constexpr uint32_t kMustKnow = 1;
 
 // Required features.
@@ -106,8 +106,8 @@ Header decode_header(std::span<const std::byte> file, const std::string& path) {
   return h;
 }
 
-// One entry of the table; the bytes between `end`, where the section before it ends, and its own
-// must be zero.
+// Decodes one entry of the section table. `end` is where the previous section ends. Bytes between
+// it and this section must be zero.
 SnapshotSection decode_entry(ByteReader& table, uint64_t end, const SnapshotFile& file) {
   SnapshotSection s;
   const std::string name = table.text(8, "section name");
@@ -137,7 +137,7 @@ SnapshotSection decode_entry(ByteReader& table, uint64_t end, const SnapshotFile
   return s;
 }
 
-// Reads header and table, and checks every byte of the file but those of KV.
+// Reads header and table, and checks every byte of the file except the section KV.
 Header decode_front(SnapshotFile& file) {
   const Header header = decode_header(file.bytes, file.path);
   const std::span<const std::byte> table =
@@ -234,7 +234,7 @@ std::vector<std::byte> encode_front(const std::vector<SnapshotSection>& sections
   return w.take();
 }
 
-// ------------------------------------------------- what the sections hold
+// --------------------------------------------------- contents of sections
 
 namespace {
 
@@ -262,7 +262,7 @@ std::vector<T> read_array(std::span<const std::byte> bytes, size_t count, const 
   return out;
 }
 
-// Tokens and logits are those of the config's vocabulary.
+// Checks that token ids and logits fit the config's vocabulary.
 void check_vocabulary(const SnapshotFile& file) {
   const int64_t vocab = meta_vocab(file.meta);
   for (size_t i = 0; i < file.tokens.size(); ++i) {
@@ -295,7 +295,8 @@ void decode_arrays(SnapshotFile& file) {
   file.blocks = read_array<Digest>(required(file, "BLOCKS"), blocks * layers, path, "BLOCKS");
 }
 
-// The digests of what was read are those that the file gives; its id is taken as it stands there.
+// Checks the digests of the decoded contents against those in the file. The id is taken from the
+// header unchecked.
 void decode_digests(SnapshotFile& file, const Header& header) {
   const Digest logits = file.meta.form == SnapshotForm::recipe
                             ? digest_in(file.meta.logits, file.path, "META: logits")
@@ -311,7 +312,7 @@ void decode_digests(SnapshotFile& file, const Header& header) {
   file.digests.id = header.id;
 }
 
-// The hashes of blocks that tokens do not give.
+// Returns the hashes of the blocks that tokens do not determine.
 std::vector<Sha256> decode_content(const SnapshotFile& file) {
   const bool replayable =
       file.meta.edits.empty() && (file.tokens.empty() || is_replayable(file.meta.contract));

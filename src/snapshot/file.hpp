@@ -1,5 +1,5 @@
-// A snapshot file as bytes, and back: header, section table and sections. Their grammar:
-// docs/snapshot-format.md.
+// Encodes and decodes a snapshot file: header, section table and sections. docs/snapshot-format.md
+// has the grammar.
 #pragma once
 
 #include <cstddef>
@@ -20,17 +20,16 @@ constexpr size_t kHeaderBytes = 192;
 bool is_known_section(std::string_view name);
 bool is_archive_section(std::string_view name);
 
-// Reads and checks every byte but those of KV and of the files of archives: what the sections hold
-// fits the config and the digests of the header; what is claimed stays within limits.hpp. Throws
-// Error: unsupported for what a later version may have written, format for damage.
+// Decodes a file. Checks every byte except those of KV and of archived files: the sections must fit
+// the config and the header's digests, and stay within limits.hpp. Throws an unsupported Error for
+// features of a later version, and a format Error for damage.
 std::shared_ptr<const SnapshotFile> decode_file(std::span<const std::byte> bytes,
                                                 const std::string& path,
                                                 std::shared_ptr<const MappedFile> mapping);
-// The same of a file, which is mapped. Throws an io Error, too.
+// Maps a file and decodes it. Also throws an io Error.
 std::shared_ptr<const SnapshotFile> open_file(const std::string& path);
 
-// Returns the id of the state in a file that begins so, if it is a snapshot: a delta's parent is
-// found by it.
+// Returns the id of the state if `header` begins a snapshot. A delta finds its parent with it.
 std::optional<Sha256> id_in_header(std::span<const std::byte> header);
 
 struct EncodedSection {
@@ -38,16 +37,16 @@ struct EncodedSection {
   std::vector<std::byte> bytes;
   bool must_know = true;
 };
-// Returns the sections before KVINDEX, in their order. Throws a capacity Error where META becomes
-// longer than a reader takes.
+// Returns the sections before KVINDEX, in their order. Throws a capacity Error if META becomes
+// longer than readers accept.
 std::vector<EncodedSection> encode_contents(const SnapshotContents& contents);
 
-// Where a section begins that follows byte `end` of the file.
+// Returns the offset of a section that follows byte `end` of the file.
 uint64_t section_offset(std::string_view name, uint64_t end);
 uint64_t front_bytes(size_t sections);
-// The required features of a file with these contents.
+// Returns the bits of the features that a reader of these contents needs.
 uint64_t features_of(const SnapshotContents& contents, bool compressed, bool windowed);
-// Header and section table of a file that consists of them and `sections`.
+// Returns the header and section table of a file with these `sections`.
 std::vector<std::byte> encode_front(const std::vector<SnapshotSection>& sections, uint64_t features,
                                     const StateDigests& digests);
 

@@ -95,13 +95,13 @@ Sha256 start_of(const Lineage& l) {
   return sha256_of(w.data());
 }
 
-// When something happened: after this many prunes, when so many positions were there.
+// A point in a state's history: the number of prunes so far, then the number of positions.
 struct Time {
   int64_t prunes = 0, positions = 0;
   auto operator<=>(const Time&) const = default;
 };
 
-// Follows the tokens, prunes and interventions of a state in the order in which they came.
+// Follows the tokens, prunes and interventions of a state in their order, and names its blocks.
 class Chain {
  public:
   explicit Chain(const Lineage& l) : link_(start_of(l)) {
@@ -130,10 +130,11 @@ class Chain {
     Time changed;
   };
 
-  // Of the last prune that changed each block, if that came after it was filled.
+  // Returns each block with its name. A block that a prune changed after it was filled is named by
+  // the last such prune.
   std::vector<Block> blocks(const std::vector<Prune>& prunes) const {
     std::vector<Block> all = filled_;
-    // next[b]: the first block from b on that no later prune has changed.
+    // next[b] is the first block from b on that no later prune has changed
     std::vector<size_t> next(all.size() + 1);
     std::iota(next.begin(), next.end(), size_t{0});
     const auto unchanged = [&](size_t b) {
@@ -216,13 +217,13 @@ class Chain {
 
   Sha256 link_;
   int64_t size_ = 0;
-  std::span<const int32_t> rest_;  // of the transcript
-  std::vector<int32_t> pending_;   // since link_
+  std::span<const int32_t> rest_;  // tokens of the transcript not yet appended
+  std::vector<int32_t> pending_;   // tokens since link_
   std::vector<Block> filled_;      // in order
-  std::vector<Sha256> pruned_;     // the link of each prune
+  std::vector<Sha256> pruned_;     // the link after each prune
 };
 
-// The first edit; nothing computed before it can have seen it.
+// Returns the time of the first edit. Nothing computed before it depends on an edit.
 std::optional<Time> first_edit(const State& recipe) {
   std::optional<Time> first;
   for (const KvEdit& e : recipe.edits) {
@@ -232,8 +233,8 @@ std::optional<Time> first_edit(const State& recipe) {
   return first;
 }
 
-// Which of these blocks, all full ones, tokens do not give: those that changed after an edit, and
-// those that were edited.
+// Returns which of these full blocks tokens do not determine: blocks edited, or changed after an
+// edit.
 std::vector<bool> by_content(const State& recipe, const std::vector<Chain::Block>& blocks) {
   std::vector<bool> found(blocks.size(), !is_replayable(recipe.origin.contract));
   const std::optional<Time> edited = first_edit(recipe);

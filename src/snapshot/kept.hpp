@@ -1,5 +1,5 @@
-// The section KEPT: logits of earlier positions of an edited state (docs/snapshot-format.md, "Kept
-// logits").
+// Encodes and decodes the section KEPT: logits of earlier positions of an edited state
+// (docs/snapshot-format.md, "Kept logits").
 #pragma once
 
 #include <cstddef>
@@ -9,11 +9,11 @@
 
 namespace stet {
 
-// Returns nothing where there are none but those of the last position.
+// Returns nothing if only the logits of the last position are kept.
 std::vector<std::byte> encode_kept(const SnapshotContents& contents);
 
-// Returns none where they belong to another state: a writer that does not know the section may have
-// taken it over. Throws a format Error for what does not fit META.
+// Returns the kept logits, or none if they belong to another state: a writer that does not know the
+// section may have copied it. Throws a format Error if they do not fit META.
 KeptLogits decode_kept(const SnapshotFile& file);
 
 }  // namespace stet

@@ -19,7 +19,7 @@
 
 namespace stet {
 
-// ---------------------------------------------------------- a byte shuffle
+// ----------------------------------------------------------- compression
 
 #ifdef STET_HAVE_ZLIB
 
@@ -27,8 +27,8 @@ bool have_zlib() { return true; }
 
 namespace {
 
-// Two bytes of a plane are equal hardly more often than those of noise, 1 of 256 pairs: then
-// Huffman's codes save next to nothing.
+// Returns whether a plane resembles noise: two of its bytes are equal in about 1 of 256 pairs.
+// Huffman codes save next to nothing then.
 bool is_noise(std::span<const std::byte> plane) {
   std::array<uint64_t, 256> counts{};
   for (const std::byte b : plane) ++counts[static_cast<size_t>(b)];
@@ -102,29 +102,29 @@ void expand_shuffled(std::span<const std::byte>, size_t, std::span<std::byte>,
 
 #endif
 
-// --------------------------------------------------------- where blocks are
+// ------------------------------------------------------------ block index
 
 namespace {
 
-// The last two are of the layers of a block that have no window.
+// The last two hold only the layers of a block that have no window.
 constexpr uint32_t kRaw = 0, kByteShuffle = 1, kHeldRaw = 2, kHeldShuffle = 3;
 
 bool is_held(uint32_t encoding) { return encoding >= kHeldRaw; }
 bool is_shuffled(uint32_t encoding) { return encoding == kByteShuffle || encoding == kHeldShuffle; }
 
-// The bytes of the layers `held` of a block: whole pages.
+// Returns the bytes of the layers `held` of a block, rounded up to pages.
 size_t held_bytes(const KvShape& shape, const HeldLayers& held) {
   const size_t bytes = static_cast<size_t>(std::ranges::count(held, true)) * shape.layer_bytes();
   return (bytes + 4095) / 4096 * 4096;
 }
 
-// What a block has in a file before compression.
+// Returns the bytes of a block in the file before compression.
 uint64_t stored_bytes(const SnapshotFile& file, uint32_t encoding) {
   return is_held(encoding) ? held_bytes(file.meta.kv, *file.held) : file.meta.kv.block_bytes();
 }
 
-// A compressed block of `size` bytes may be the `block` ones that it says, and so may all of them
-// up to it, `expanded` bytes.
+// Checks that a compressed block of `size` bytes can expand to `block` bytes, and that all blocks
+// so far, `expanded` bytes, stay within the limit.
 void check_expanded(const SnapshotFile& file, uint64_t block, uint64_t size, uint64_t expanded) {
   const uint64_t least = block / kMaxDeflateRatio,
                  most = kExpandedBytes + kExpandedRatio * file.bytes.size();
@@ -138,7 +138,7 @@ void check_expanded(const SnapshotFile& file, uint64_t block, uint64_t size, uin
                    "more");
 }
 
-// Whether an entry of KVINDEX has a size that its encoding can have.
+// Returns whether an entry of KVINDEX has a size that its encoding allows.
 bool fits(const SnapshotFile& file, uint32_t encoding, uint64_t offset, uint64_t size) {
   switch (encoding) {
     case kRaw:
@@ -209,7 +209,7 @@ void decode_extents(SnapshotFile& file) {
     file.extents[b] = {kv.offset + b * block_bytes, block_bytes, kRaw, true};
 }
 
-// ------------------------------------------------------ one block, and back
+// --------------------------------------------- reading and writing blocks
 
 void read_block(const SnapshotFile& file, int64_t block, std::byte* to) {
   const BlockExtent& at = file.extent(block);
@@ -239,7 +239,8 @@ void read_block(const SnapshotFile& file, int64_t block, std::byte* to) {
     snapshot_damaged(file.path, field, "zeros behind its layers", "others");
 }
 
-// What lies in a mapped file is judged by a copy, which nobody else can change.
+// Returns the bytes of a block to store. A mapped block is copied before it is verified, since
+// others can change the file.
 std::span<const std::byte> KvSectionWriter::bytes_of(int64_t block,
                                                      std::vector<std::byte>& copy) const {
   const KvShape& shape = kv_.shape();
@@ -268,8 +269,7 @@ void KvSectionWriter::note(int64_t block, uint32_t encoding, uint64_t size) {
   written_ += size;
 }
 
-// Compressed are some blocks at a time: by all threads, written in order, in memory of constant
-// size.
+// Compresses several blocks at a time on all threads and writes them in order, in bounded memory.
 void KvSectionWriter::write(std::span<const int64_t> blocks, const Append& append) {
   std::vector<std::byte> copy;
   for (size_t i = 0; compress_ == 0 && i < blocks.size(); ++i) {
@@ -297,7 +297,7 @@ std::vector<std::vector<std::byte>> KvSectionWriter::compress(
   return packed;
 }
 
-// With planes as they are where a reader would take the block for a bomb (limits.hpp).
+// Stores the block uncompressed if readers would take it for a decompression bomb (limits.hpp).
 void KvSectionWriter::write_compressed(int64_t block, std::vector<std::byte> packed,
                                        const Append& append) {
   const bool whole = kv_.block_info(block).holds_all();

@@ -44,10 +44,10 @@ bool parse_hex(std::string_view text, std::span<std::byte> bytes) {
 
 namespace {
 
-constexpr size_t kPruneBytes = 32;  // in PRUNES
+constexpr size_t kPruneBytes = 32;  // of one entry in PRUNES
 
-// Whether each prune is of positions that were there after the one before, and takes out that many
-// tokens of the vocabulary.
+// Checks that each prune is of positions that existed after the previous one, and that it removes
+// as many tokens, all of the vocabulary.
 void check_prunes(const std::vector<Prune>& prunes, int64_t vocab, int64_t positions,
                   int64_t capacity, const std::string& file) {
   int64_t before = 0;
@@ -138,7 +138,7 @@ namespace {
 
 constexpr KvEdit::What kEdits[] = {KvEdit::What::key, KvEdit::What::value, KvEdit::What::kv_type,
                                    KvEdit::What::callback, KvEdit::What::splice};
-constexpr const char* kHows[] = {"set", "scale", "copy"};  // by KvEdit::How
+constexpr const char* kHows[] = {"set", "scale", "copy"};  // indexed by KvEdit::How
 constexpr size_t kMaxEditSource = 1 << 16;
 
 }  // namespace

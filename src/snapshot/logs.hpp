@@ -1,5 +1,5 @@
-// The logs of a state: prunes, in sections of their own, and edits and interventions, in META
-// (docs/snapshot-format.md).
+// Encodes and decodes the logs of a state: prunes in sections of their own, edits and interventions
+// in META (docs/snapshot-format.md).
 #pragma once
 
 #include <cstddef>
@@ -17,23 +17,23 @@
 
 namespace stet {
 
-// Bytes as members of META have them: two hexadecimal digits each, the high half first. parse_hex
-// returns whether `text`, of twice as many characters, has no others.
+// Convert bytes to and from hexadecimal as META has it, the high digit first. `text` must have two
+// characters a byte; parse_hex returns false if one is no hexadecimal digit.
 std::string hex_text(std::span<const std::byte> bytes);
 bool parse_hex(std::string_view text, std::span<std::byte> bytes);
 
-// PRUNES and REMOVED.
+// Writes the sections PRUNES and REMOVED.
 void encode_prunes(const std::vector<Prune>& prunes, ByteWriter& log, ByteWriter& removed);
-// `m` has capacity and positions. Throws a format Error for prunes of positions that were not there
-// after the one before, and for removed tokens that are not of the vocabulary.
+// Reads prunes. `m` has capacity and positions. Throws a format Error if a prune is of positions
+// that did not exist after the previous one. Removed tokens must be in the vocabulary.
 std::vector<Prune> decode_prunes(std::span<const std::byte> log, std::span<const std::byte> removed,
                                  const SnapshotMeta& m, int64_t vocab, const std::string& file);
 
-// Members of META; the decoders are given META, and what was read of it before.
+// Convert members of META. The decoders get META's object and the fields decoded before.
 nlohmann::json edits_json(const std::vector<KvEdit>& edits);
 std::vector<KvEdit> decode_edits(const JsonReader& json, const SnapshotMeta& m);
 nlohmann::json interventions_json(const std::vector<Intervention>& all);
-// Throws a format Error for what is not in the order in which it was attached, or not of this
+// Throws a format Error if interventions are not in the order of attachment, or do not fit the
 // model.
 std::vector<Intervention> decode_interventions(const JsonReader& json, const SnapshotMeta& m,
                                                const ModelConfig& config);

@@ -59,7 +59,8 @@ Json generation_json(const GenerationState& g) {
                {"turns", turns},
                {"stream", hex(g.stream)},
                {"held", hex(g.held)}};
-  // A state that has none of these is named and written as it was before there were any.
+  // These fields appear only if they are set, so that the id and the bytes of states from before
+  // they existed stay the same.
   if (s.frequency_penalty != 0) json["frequency_penalty"] = s.frequency_penalty;
   if (s.presence_penalty != 0) json["presence_penalty"] = s.presence_penalty;
   for (const TokenBias& b : s.logit_bias) json["logit_bias"][std::to_string(b.id)] = b.bias;
@@ -132,7 +133,7 @@ Json chat_json(const ChatState& d) {
   return j;
 }
 
-// The text of an object that is a member, or "".
+// Returns the text of a member that is an object, or "".
 std::string object_text(const JsonReader& json, const std::string& name) {
   const std::optional<JsonReader> object = json.object(name);
   return object ? object->text() : "";
@@ -153,7 +154,7 @@ ChatState read_chat(const JsonReader& json, int64_t positions) {
   return d;
 }
 
-// The shape of keys and values is the model's, whatever is done with them later.
+// Reads the shape of keys and values, which must be the model's.
 KvShape read_kv(const JsonReader& kv, const ModelConfig& config) {
   const std::optional<KvType> type = parse_kv_type(kv.string("type"));
   if (!type) kv.fail("type", "f32, bf16, f16 or q8");
@@ -169,7 +170,7 @@ KvShape read_kv(const JsonReader& kv, const ModelConfig& config) {
                 "blocks of at most " + std::to_string(kMaxBlockBytes) + " bytes",
                 std::to_string(shape.block_bytes()));
   }
-  // Keys and values of another version are rounded, or lie, otherwise.
+  // Another version rounds or arranges keys and values differently.
   const int64_t version = kv.integer("version", 1, 1 << 20);
   if (version != kKvVersion) {
     throw Error(ErrorKind::unsupported, kv.file(), kv.path_of("version"),
@@ -178,8 +179,8 @@ KvShape read_kv(const JsonReader& kv, const ModelConfig& config) {
   return shape;
 }
 
-// The last part of the checkpoint's path: enough to ask for it by name, and no path of this machine
-// in the file.
+// Returns the last part of the checkpoint's path: enough to ask for it by name, without writing
+// paths of this machine to the file.
 std::string name_of(const std::string& directory) {
   std::error_code ignored;
   std::filesystem::path path = std::filesystem::absolute(directory, ignored).lexically_normal();
@@ -251,7 +252,7 @@ void check_chat(const ChatState& chat, int64_t positions, const std::string& sou
   };
   check_object("variables", chat.variables);
   check_text("chat_template", chat.chat_template);
-  int64_t at = 0;  // messages that are not generated may share a stretch
+  int64_t at = 0;  // messages that were not generated may share a range
   for (size_t i = 0; i < chat.messages.size(); ++i) {
     const Message& m = chat.messages[i];
     const std::string field = "messages[" + std::to_string(i) + "]";

@@ -1,4 +1,4 @@
-// The section META (docs/snapshot-format.md, "META").
+// Encodes and decodes the section META (docs/snapshot-format.md, "META").
 #pragma once
 
 #include <span>
@@ -11,27 +11,27 @@
 
 namespace stet {
 
-// What a snapshot of `state` says of itself, where `like` has it of model and tokenizer.
+// Returns the metadata of a snapshot of `state`, with model and tokenizer as in `like`.
 SnapshotMeta meta_of(const State& state, SnapshotMeta like);
-// The same of a session's state; `tokenizer` null: none is in use.
+// Returns the metadata of a snapshot of a session's state. `tokenizer` is null if none is in use.
 SnapshotMeta meta_of(const State& state, const Session& session, const Tokenizer* tokenizer);
 std::string encode_meta(const SnapshotMeta& meta);
-// META and the sections of the log of prunes.
+// META and the two sections with the log of prunes.
 struct MetaSections {
   std::string_view json;
   std::span<const std::byte> prunes, removed;
 };
-// `file` names the source in errors. Throws Error: format, or unsupported.
+// `file` names the source in errors. Throws a format or unsupported Error.
 SnapshotMeta decode_meta(const MetaSections& sections, const std::string& file);
 
 int64_t meta_vocab(const SnapshotMeta& meta);
 int64_t meta_hidden(const SnapshotMeta& meta);
 
-// Sorted keys, no spaces: part of what the state digest covers.
+// Returns JSON with sorted keys and no spaces, since the state digest covers it.
 std::string encode_generation(const GenerationState& generation);
-// Likewise. Throws an argument Error for messages that could not be read back: texts that are no
-// UTF-8, members that are no JSON object, positions that are out of order or beyond `positions` (of
-// the transcript).
+// Returns JSON in the same form. Throws an argument Error for messages that could not be read back.
+// Texts must be UTF-8, members JSON objects, and positions in order and within `positions` of the
+// transcript.
 std::string encode_chat(const ChatState& chat);
 void check_chat(const ChatState& chat, int64_t positions, const std::string& source);
 

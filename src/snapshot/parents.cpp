@@ -17,7 +17,7 @@
 namespace stet {
 namespace {
 
-constexpr int kMostLookedAt = 4096;  // files beside a delta, when its parent has another name
+constexpr int kMostLookedAt = 4096;  // files beside a delta that are tried for a renamed parent
 
 class Directory {
  public:
@@ -34,7 +34,7 @@ class Directory {
   DIR* stream_;
 };
 
-// The id in the header of a regular file; nothing where it is no snapshot.
+// Returns the id in the header of a regular file, or nothing if it is not a snapshot.
 std::optional<Sha256> id_of_file(int directory, const char* name) {
   struct stat info = {};
   if (::fstatat(directory, name, &info, 0) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
@@ -46,8 +46,8 @@ std::optional<Sha256> id_of_file(int directory, const char* name) {
   return id_in_header({header, size < 0 ? 0 : static_cast<size_t>(size)});
 }
 
-// A snapshot beside a delta that is its parent: a regular file, no link, of the delta's owner. Of
-// others nothing is opened.
+// Finds a delta's parent in its directory: a regular file, not a link, that the delta's owner owns.
+// Other files are not opened.
 template <class IsParent>
 std::string parent_beside(const std::filesystem::path& path, IsParent is_parent) {
   struct stat delta = {}, info = {};
@@ -78,8 +78,8 @@ bool is_same_file(const SnapshotFile& a, const SnapshotFile& b) {
          a.mapping->opened().inode == b.mapping->opened().inode;
 }
 
-// The direct parent: the file that is named, or the one of the name that it had, or any file beside
-// the delta with that state.
+// Returns the direct parent: the file at `path`, or else the file with the recorded name. Failing
+// that, searches the delta's directory for the parent's state.
 std::shared_ptr<const SnapshotFile> find_parent(const SnapshotFile& of,
                                                 const std::optional<std::string>& path) {
   std::string found = path.value_or("");
@@ -161,7 +161,7 @@ const SnapshotFile* SnapshotChain::holder(int64_t block) const {
   }
 }
 
-// ---------------------------------------------------- what a snapshot needs
+// ------------------------------------------------- parents of a snapshot
 
 void Snapshot::find_parents(const std::optional<std::string>& path) {
   if (!parents_.empty()) return;
@@ -187,7 +187,7 @@ void Snapshot::check_not_needed(const std::string& path) const {
   try {
     whole.find_parents();
   } catch (const Error&) {
-    return;  // what cannot be found is not at `path` either
+    return;  // a parent that cannot be found is not at `path` either
   }
   for (const auto& parent : whole.parents_) {
     if (parent->is_file_at(path)) refuse(*parent);

@@ -1,4 +1,4 @@
-// The chain of a delta: the file, its parent, that one's parent, and so on to a full snapshot.
+// Follows the chain of a delta: the file, its parent, the parent's parent, up to a full snapshot.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +16,15 @@ class SnapshotChain {
  public:
   using Files = std::vector<std::shared_ptr<const SnapshotFile>>;
 
-  // Of a snapshot whose parents were found already, or are found here.
+  // Uses the parents that the snapshot has found, or finds them.
   explicit SnapshotChain(const Snapshot& snapshot);
-  // `path`: of the nearest parent; none: it is looked for beside the delta. Throws an io Error
-  // where a parent is missing, a format Error where one does not fit.
+  // `path` is the nearest parent's; if it is null, the parent is searched beside the delta. Throws
+  // an io Error if a parent is missing, and a format Error if one does not fit.
   SnapshotChain(std::shared_ptr<const SnapshotFile> file, const std::optional<std::string>& path);
 
   const Files& parents() const { return parents_; }  // the nearest first
-  // The file that holds a block; null where nothing of it is visible. Each file up to that one must
-  // know the block by the same digests (format Error).
+  // Returns the file that holds a block, or null if nothing of the block is visible. Throws a
+  // format Error unless every file up to that one states the same digests for the block.
   const SnapshotFile* holder(int64_t block) const;
 
  private:
@@ -32,7 +32,7 @@ class SnapshotChain {
 
   std::shared_ptr<const SnapshotFile> file_;
   Files parents_;
-  size_t meta_bytes_ = 0;  // of the parents
+  size_t meta_bytes_ = 0;  // of all parents
 };
 
 }  // namespace stet

@@ -1,4 +1,4 @@
-// Restoring a session, or a state, from a snapshot.
+// Restores sessions and states from snapshots.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -14,11 +14,11 @@
 
 namespace stet {
 
-// ------------------------------------------------- what it is restored with
+// ---------------------------------------------------------- compatibility
 
 namespace {
 
-// What differs between a snapshot and what it is to be restored with: parallel lists, for one line.
+// Collects the differences between a snapshot and the model it is restored with, for one error.
 class Differences {
  public:
   void compare(const std::string& name, const std::string& there, const std::string& here) {
@@ -52,8 +52,8 @@ void compare_config(Differences& differences, const std::string& there, const st
     differences.compare(printable(key, 40), value(a, key), value(b, key));
 }
 
-// Weights that differ are named by group, with one digest over the whole model; a single group with
-// its own.
+// Adds the weights that differ. A single differing group is shown with its own digest; several are
+// named together with the digest of the whole model.
 void compare_weights(Differences& differences, const SnapshotMeta& meta, const Model& model) {
   std::string groups;
   const auto digest_there = [&](const std::string& name) {
@@ -98,7 +98,7 @@ void Snapshot::check_compatible(const Model& model, Contract contract,
   differences.check(path());
 }
 
-// -------------------------------------------------------------- its blocks
+// ----------------------------------------------------------------- blocks
 
 namespace {
 
@@ -107,17 +107,17 @@ SavedBlock saved_block(const SnapshotFile& in, int64_t block, const std::string&
   return {{digests.begin(), digests.end()}, from, nullptr};
 }
 
-// Takes the blocks of a snapshot into a cache.
+// Loads the blocks of a snapshot into a cache.
 class BlockLoader {
  public:
   BlockLoader(const Snapshot& snapshot, const RestoreOptions& how, KvCache& kv)
       : file_(*snapshot.file()), chain_(snapshot), how_(how), kv_(kv) {
-    // One block stands for all that were pruned as a whole.
+    // One block of zeros stands for every block that was pruned completely.
     zeros_ = KvWriter(kv).fresh_block();
     zeros_->mark_shared();
   }
 
-  // Returns the blocks that are damaged; they stand in the cache as such.
+  // Loads all blocks. Returns the damaged ones, which the cache marks as such.
   std::vector<int64_t> load() {
     std::vector<std::shared_ptr<KvBlock>> blocks(file_.visible.size());
     run_each(threads_or_all(how_.session.compute.threads), blocks.size(), [&](size_t b) {
@@ -140,7 +140,7 @@ class BlockLoader {
   }
 
  private:
-  // Throws a format Error for one that is damaged, if it is looked at.
+  // Throws a format Error for a damaged block, if blocks are verified.
   std::shared_ptr<KvBlock> load_block(int64_t block) const {
     const SnapshotFile* const from = chain_.holder(block);
     if (from == nullptr) return zeros_;
@@ -155,8 +155,8 @@ class BlockLoader {
     return mapped;
   }
 
-  // Into memory of the cache: the whole block at once, its digests after it, which was measured to
-  // be a tenth faster than layer after layer.
+  // Reads a block into memory of its own. Copying the whole block before computing its digests was
+  // measured to be a tenth faster than layer by layer.
   std::shared_ptr<KvBlock> read(const SnapshotFile& from, int64_t block) const {
     const KvShape& shape = file_.meta.kv;
     std::shared_ptr<KvBlock> own = KvWriter(kv_).fresh_block();
@@ -180,7 +180,7 @@ class BlockLoader {
   std::shared_ptr<KvBlock> zeros_;
 };
 
-// The state with its blocks, and which of these are damaged.
+// Returns the state with its blocks, and the indices of the damaged ones.
 std::pair<State, std::vector<int64_t>> load(const Snapshot& snapshot, const RestoreOptions& how) {
   const SnapshotFile& file = *snapshot.file();
   const int64_t capacity = how.session.capacity;
@@ -227,7 +227,7 @@ bool is_mapped(const KvCache& kv) {
   return false;
 }
 
-// What was computed again from a recipe is what was saved.
+// Checks that a state recomputed from a recipe equals the saved one.
 void prove(const SnapshotFile& file, Session& session) {
   for (size_t b = 0; b < file.visible.size(); ++b) {
     if (session.kv().visible(static_cast<int64_t>(b)) == file.visible[b]) continue;

@@ -1,4 +1,4 @@
-// Saving a state: what a file holds of it, and the file.
+// Saves states as snapshot files.
 #include <algorithm>
 #include <filesystem>
 #include <optional>
@@ -19,7 +19,8 @@
 namespace stet {
 namespace {
 
-// What `form` cannot hold, or a reader would refuse, or would go to `path` in place of a parent.
+// Throws an Error if `form` cannot hold the state, if readers would refuse the file, or if it would
+// replace a parent of the delta.
 void check_writable(const State& state, const SnapshotMeta& meta, const std::string& path,
                     const SaveOptions& options) {
   if (options.compress < 0 || options.compress > 9) {
@@ -58,7 +59,8 @@ Digest digest_of_logits(const State& state) {
                                            : std::as_bytes(std::span(*state.logits)));
 }
 
-// Reads all keys and values once. Throws a format Error where a block that is mapped is damaged.
+// Collects the contents of a snapshot, reading all keys and values once. Throws a format Error if a
+// mapped block is damaged.
 SnapshotContents contents_of(const State& state, SnapshotMeta meta, const SaveOptions& options) {
   SnapshotContents c;
   c.tokens = state.tokens;
@@ -85,7 +87,7 @@ SnapshotContents contents_of(const State& state, SnapshotMeta meta, const SaveOp
   return c;
 }
 
-// The blocks that KV holds of a state. Those of which nothing is visible are zeros.
+// Returns the blocks that KV stores. Blocks of which nothing is visible are zeros and are left out.
 std::vector<int64_t> stored_blocks(const SnapshotContents& contents, const Snapshot* parent) {
   std::vector<int64_t> stored;
   const SnapshotForm form = contents.meta.form;
@@ -98,7 +100,7 @@ std::vector<int64_t> stored_blocks(const SnapshotContents& contents, const Snaps
   return stored;
 }
 
-// Where a snapshot is written to.
+// The destination of a snapshot: a file or memory.
 class Output {
  public:
   virtual ~Output() = default;
@@ -123,7 +125,7 @@ class FileOutput : public Output {
   AtomicFile file_;
 };
 
-// Archives, which are as large as a checkpoint, are refused.
+// Collects a snapshot in memory. Refuses archives, which are as large as a checkpoint.
 class MemoryOutput : public Output {
  public:
   void write(std::span<const std::byte> bytes) override {
@@ -142,11 +144,11 @@ class MemoryOutput : public Output {
   std::vector<std::byte> bytes_;
 };
 
-// One snapshot on its way into a file: its sections in order, and then the front, which has their
+// Writes one snapshot: its sections in order, then header and table, which hold the sections'
 // digests.
 class SnapshotWriter {
  public:
-  // `like`: of its sections those that are not of a state come along; null: there are none.
+  // Copies those sections of `like` that do not belong to a state. `like` may be null.
   SnapshotWriter(const State& state, const SnapshotContents& contents, const SaveOptions& options,
                  const SnapshotFile* like)
       : kv_(state.kv),
@@ -160,7 +162,7 @@ class SnapshotWriter {
       tokenizer_.emplace(*options.tokenizer_files, Tokenizer::files_of(*options.tokenizer_files));
     windowed_ =
         std::ranges::any_of(stored_, [&](int64_t b) { return !kv_.block_info(b).holds_all(); });
-    // Without an index a reader expects every block, as it is.
+    // without an index, readers expect every block in raw form
     indexed_ = options.compress != 0 || windowed_ || std::ssize(stored_) != kv_.blocks();
   }
 
@@ -183,7 +185,7 @@ class SnapshotWriter {
  private:
   struct Payload {
     std::span<const std::byte> bytes;
-    const ArchiveWriter* archive;  // in place of the bytes
+    const ArchiveWriter* archive;  // written instead of the bytes, unless null
   };
 
   void add(const std::string& name, std::span<const std::byte> bytes, bool must_know = true) {
@@ -208,7 +210,7 @@ class SnapshotWriter {
     }
   }
 
-  // Where everything will be; only the size of KV is not known yet.
+  // Places the sections. KV comes last, since its size is not known before it is compressed.
   void place_sections() {
     for (const EncodedSection& s : encoded_) add(s.name, s.bytes, s.must_know);
     index_room_.resize(stored_.size() * KvSectionWriter::kIndexEntry);
@@ -219,7 +221,7 @@ class SnapshotWriter {
     add("KV", std::span<const std::byte>());
     uint64_t end = front_bytes(sections_.size());
     for (SnapshotSection& s : sections_) {
-      const bool no_blocks = s.name == "KV" && stored_.empty();  // no page to align
+      const bool no_blocks = s.name == "KV" && stored_.empty();  // nothing to align to pages
       s.offset = section_offset(no_blocks ? "META" : s.name, end);
       end = s.offset + s.size;
     }
@@ -254,7 +256,7 @@ class SnapshotWriter {
   std::vector<EncodedSection> encoded_;
   std::vector<std::byte> index_room_;
   std::vector<SnapshotSection> sections_;
-  std::vector<Payload> payloads_;  // of each section
+  std::vector<Payload> payloads_;  // one for each section
 };
 
 StateDigests save_state(const State& state, SnapshotMeta meta, const std::string& path,
@@ -268,13 +270,13 @@ StateDigests save_state(const State& state, SnapshotMeta meta, const std::string
   return contents.digests;
 }
 
-// Calls `use` with the whole state of a session, again where a mapped file has changed since the
-// session looked at it.
+// Calls `use` with the complete state of a session. Tries again if a mapped file has changed since
+// the session checked it.
 template <class Use>
 StateDigests with_whole_state(Session& session, Use use) {
   constexpr int kMostTries = 8;
   for (int tries = 0;; ++tries) {
-    const State& state = session.state();  // computes what is missing or damaged
+    const State& state = session.state();  // recomputes missing and damaged blocks
     try {
       return use(state);
     } catch (const DamagedBlock&) {

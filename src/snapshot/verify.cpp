@@ -57,19 +57,19 @@ std::optional<ReplayLimit> replay_limit(const State& state) {
 
 namespace {
 
-// The state that is verified.
+// The state to verify, as its file claims it.
 struct Claim {
   std::string file;  // names it in errors
   const State& recipe;
-  const State* stored;  // with its keys and values; null: there are digests alone
-  // Of the layers of a block as it was saved.
+  const State* stored;  // with keys and values; null if only digests exist
+  // Returns the layer digests of a block as it was saved.
   std::function<std::vector<Digest>(int64_t)> digests;
   std::function<uint64_t(int64_t)> visible;
   Digest logits;
   bool bisect = false;
 };
 
-// Compares the blocks of a state, one after the other, with what its tokens gave.
+// Compares the blocks of a state, in order, with those recomputed from its tokens.
 class Proof {
  public:
   Proof(const Claim& claim, const KvCache& again, std::vector<bool> given)
@@ -108,7 +108,8 @@ class Proof {
     return digest_difference(block, 0, digests_of(again_, block)[0], saved[0], "other bytes of ");
   }
 
-  // What prunes leave. Where there are none, not all need have been computed again.
+  // Compares visibility with the result of the prunes. A state without prunes need not be
+  // recomputed to its end.
   std::optional<Difference> compare_visibility(int64_t block) const {
     const uint64_t expected = block < again_.blocks() ? again_.visible(block) : ~uint64_t{0},
                    parted = expected ^ claim_.visible(block);
@@ -121,7 +122,8 @@ class Proof {
                       .found = seen ? "pruned" : "visible"};
   }
 
-  // What is at hand of both. A difference of an edited state is named by its block.
+  // Compares the layers that both sides hold. A difference in an edited state is named by its
+  // block.
   std::optional<Difference> compare_bytes(int64_t block) {
     const KvShape& shape = again_.shape();
     const KvBlock& computed = again_.block_info(block);
@@ -140,12 +142,12 @@ class Proof {
     if (equal_ || claim_.bisect || !claim_.recipe.edits.empty()) return std::nullopt;
     try {
       return first_of(compare_kv(again_, claim_.stored->kv, 0, block, block + 1));
-    } catch (const DamagedBlock&) {  // named by its digests
+    } catch (const DamagedBlock&) {  // compared by digests instead
       return std::nullopt;
     }
   }
 
-  // What is at hand of the state, whether or not its tokens give it.
+  // Compares the saved digests with the stored bytes, whether or not tokens determine them.
   std::optional<Difference> compare_with_digests(int64_t block, const std::vector<Digest>& saved) {
     const KvBlock* const found = stored(block);
     if (found == nullptr) return std::nullopt;
@@ -175,10 +177,10 @@ class Proof {
   const Claim& claim_;
   const KvCache& again_;
   const std::vector<bool> given_;           // which blocks the tokens give
-  bool by_digests_ = false, equal_ = true;  // of the block that is compared
+  bool by_digests_ = false, equal_ = true;  // for the block being compared
 };
 
-// What has to be computed again of a state for the blocks that its tokens give.
+// Returns the part of the recipe that must be recomputed for the blocks that its tokens determine.
 State needed_recipe(const State& recipe, const std::vector<bool>& given) {
   State needed = recipe;
   needed.edits.clear();
@@ -206,7 +208,7 @@ void compare_logits(const Claim& claim, Session& again, VerifyReport& report) {
                                  .found = digest_text(claim.logits)};
 }
 
-// Numbers that are only near one another.
+// Compares states that are only approximately equal.
 void compare_within_tolerance(const Claim& claim, Session& again, VerifyReport& report) {
   report.tolerance = kBlasTolerance;
   if (claim.stored == nullptr)
@@ -236,8 +238,8 @@ VerifyReport prove(const Claim& claim, std::vector<bool> given,
   return report;
 }
 
-// The keys and values that the file has, or that its parents have; nothing where these are not at
-// hand and `bisect` does without them.
+// Returns the keys and values of the file and its parents. Returns nothing if a parent is missing
+// and `bisect` can do without.
 std::optional<State> stored_state(const Snapshot& snapshot, bool bisect) {
   if (snapshot.meta().form == SnapshotForm::recipe) return std::nullopt;
   try {

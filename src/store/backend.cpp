@@ -10,7 +10,8 @@
 namespace stet {
 namespace {
 
-// What stands before `mark`, which goes with it; all of the text where there is none.
+// Removes from `text` everything up to the first `mark`, and returns what stood before it. Without
+// a mark takes all of the text.
 std::string cut_before(std::string& text, char mark) {
   const size_t at = text.find(mark);
   const std::string front = text.substr(0, at);

@@ -15,7 +15,7 @@ std::shared_ptr<Memory> BlockMemory::take(size_t bytes) {
   Memory memory;
   {
     const std::lock_guard lock(kept_->mutex);
-    // As large as what is asked for, but for the rest of a page.
+    // At most the rest of a page larger than requested.
     const auto found = std::ranges::find_if(kept_->idle, [&](const Memory& m) {
       return m.size() >= bytes && m.size() - bytes < kPageBytes;
     });
@@ -35,11 +35,11 @@ std::shared_ptr<Memory> BlockMemory::take(size_t bytes) {
 
 void BlockMemory::Kept::give(Memory memory) {
   ::madvise(memory.data(), memory.size(), MADV_FREE);  // private anonymous pages
-  std::list<Memory> one, gone;  // what goes is unmapped once the lock is free again
+  std::list<Memory> one, gone;                         // unmapped after unlocking
   try {
     one.push_back(std::move(memory));
   } catch (const std::bad_alloc&) {
-    return;  // it goes back to the system
+    return;  // `memory` is returned to the system
   }
   const std::lock_guard lock(mutex);
   bytes += one.front().size();

@@ -1,5 +1,5 @@
-// Memory of blocks that nobody needs any more, kept for those that are received next: the system
-// clears what it gives anew, which takes twice as long as receiving.
+// Recycles memory of blocks for those received next. The system clears the pages that it hands out,
+// which takes twice as long as receiving.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +11,14 @@
 
 namespace stet {
 
-// Any thread may call it, and return memory after it has ended.
+// A pool of memory. Any thread may use it, and memory may outlive it.
 class BlockMemory {
  public:
-  // `most`: bytes that are kept. The system may take those back when it has no others.
+  // `most` bytes are kept at most. The system may reclaim them under memory pressure.
   explicit BlockMemory(size_t most) : kept_(std::make_shared<Kept>(most)) {}
 
-  // So many bytes at least, of any content; they return when the last owner is gone.
+  // Returns at least this many bytes of arbitrary content. They return to the pool with their last
+  // owner.
   std::shared_ptr<Memory> take(size_t bytes);
 
  private:
@@ -27,7 +28,7 @@ class BlockMemory {
 
     const size_t most;
     std::mutex mutex;
-    std::list<Memory> idle;  // the longest unused first
+    std::list<Memory> idle;  // least recently used first
     size_t bytes = 0;
   };
   std::shared_ptr<Kept> kept_;

@@ -1,4 +1,4 @@
-// The clock that requests and computing are measured by.
+// The clock that times requests and computation.
 #pragma once
 
 #include <chrono>

@@ -36,7 +36,7 @@ StoreCopy copy_state(Store& from, Store& to, const Sha256& place) {
       throw Error(ErrorKind::argument, store->url(), "key", "one without a salt", "a tenant's");
   }
   StoreCopy report;
-  std::vector<std::pair<Sha256, StateRecord>> line;  // the latest first
+  std::vector<std::pair<Sha256, StateRecord>> line;  // latest first
   for (Sha256 at = place; at != Sha256() && (line.empty() || !to.has_state(at));) {
     std::optional<StateRecord> record =
         line.empty() ? std::optional(from.state(at)) : from.find_state(at);

@@ -30,10 +30,11 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kShared = ".shared-";
-constexpr size_t kSmallFile = size_t{1} << 20;  // of names and leases
-constexpr uint64_t kSpare = 65536;              // what a file takes beside its bytes, at most
+constexpr size_t kSmallFile = size_t{1} << 20;  // limit for names and leases
+constexpr uint64_t kSpare = 65536;              // most that a file takes beyond its bytes
 
-// The file that a temporary was to become (AtomicFile, DirectoryStore::share); "" where it is none.
+// Returns the final name of a temporary file (AtomicFile, DirectoryStore::share), or "" if it is
+// not one.
 std::string written_for(const std::string& file) {
   const size_t temporary = file.rfind(kTemporary), shared = file.rfind(kShared);
   if (temporary != std::string::npos) {
@@ -48,11 +49,11 @@ std::string written_for(const std::string& file) {
   return file.substr(0, shared);
 }
 
-// Held while files are removed or replaced, by one process at a time.
+// Lock of one process at a time, held while files are removed or replaced.
 class DirectoryLock {
  public:
-  // `mode`: of a file that is not there yet. A link is not followed: its file would be created, or
-  // touched.
+  // `mode` applies if the file does not exist yet. Links are not followed, since that could create
+  // or touch a file elsewhere.
   DirectoryLock(const std::string& path, unsigned mode)
       : fd_(::open(path.c_str(), O_RDWR | kFlags)) {
     if (fd_ < 0 && errno == ENOENT) {
@@ -82,7 +83,7 @@ class DirectoryLock {
   int fd_;
 };
 
-// The number behind "budget ", of digits alone.
+// Returns the number after "budget ", which must consist of digits.
 uint64_t budget_of(const std::string& path, const std::string& line) {
   constexpr std::string_view kBefore = "budget ";
   uint64_t bytes = 0;
@@ -140,7 +141,7 @@ class DirectoryStore : public StoreBackend {
         const std::span<const std::byte> bytes = file->bytes();
         found[i] = StoredBytes{bytes, file, file};
       } catch (const Error& e) {
-        // An empty file is a damaged record; one that is gone was evicted meanwhile.
+        // An empty file is a damaged record. A missing one was evicted in the meantime.
         if (e.kind == ErrorKind::format) found[i] = StoredBytes{{}, nullptr, nullptr};
         if (e.kind == ErrorKind::io && fs::exists(path)) throw;
       }
@@ -150,7 +151,7 @@ class DirectoryStore : public StoreBackend {
 
   std::vector<bool> touch(Shelf shelf, std::span<const Sha256> names) override {
     std::optional<DirectoryLock> lock;
-    // Who may only read finds what is there; nobody can mark it.
+    // Without permission to write, the record is found but cannot be marked as used.
     if (::access(path_.c_str(), W_OK) == 0) lock.emplace(path_ + "/lock", mode_);
     std::vector<bool> there;
     for (const Sha256& name : names) there.push_back(stamp(path_of(shelf, name)));
@@ -180,7 +181,7 @@ class DirectoryStore : public StoreBackend {
           file.commit();
         }
       } catch (const Error&) {
-        // A full disk takes no blocks; the state, which is small, may still fit.
+        // A full disk takes no more blocks, but a state is small and may still fit.
         if (shelf == Shelf::blocks && is_full(bytes)) break;
         throw;
       }
@@ -254,7 +255,7 @@ class DirectoryStore : public StoreBackend {
     std::vector<Sha256> states;
     const int64_t time = now();
     for (const std::string& file : files_in(path_ + "/leases")) {
-      if (!hash_of_hex(file)) continue;  // half-written
+      if (!hash_of_hex(file)) continue;  // incompletely written
       const std::string path = path_ + "/leases/" + file;
       if (!file_at(path)) continue;
       try {
@@ -269,14 +270,14 @@ class DirectoryStore : public StoreBackend {
           if (const auto hash = hash_of_hex(id)) states.push_back(*hash);
         }
       } catch (const Error&) {
-        // Released meanwhile.
+        // The lease was released in the meantime.
       }
     }
     return states;
   }
 
-  // Temporaries of writers that were killed have names of their own. Nothing else goes: what else
-  // lies there is no file of the store's.
+  // Removes temporary files of killed writers, which have names of their own. Other files do not
+  // belong to the store and stay.
   void tidy(int64_t before) override {
     for (const char* folder : kStoreFolders) {
       const bool names = folder == std::string_view("/names");
@@ -294,9 +295,9 @@ class DirectoryStore : public StoreBackend {
   }
 
  private:
-  // Puts a file of another directory here without writing its bytes: a reflink where the file
-  // system has them, else a hard link, where it would be the same file but for its place. False,
-  // and nothing has changed, where neither can be.
+  // Adds a file of another directory without copying its bytes. Uses a reflink if the file system
+  // has them, or else a hard link if owner and permissions are the same. Returns false and changes
+  // nothing if neither works.
   bool share(const std::string& from, uint64_t bytes, const std::string& to) const {
     static std::atomic<uint64_t> count{0};
     const std::string aside = fmt::format("{}.shared-{}-{}", to, ::getpid(), ++count);
@@ -309,7 +310,7 @@ class DirectoryStore : public StoreBackend {
                   ::link(from.c_str(), aside.c_str()) == 0));
     if (source >= 0) ::close(source);
     done = done && ::rename(aside.c_str(), to.c_str()) == 0;
-    ::unlink(aside.c_str());  // also where both names were one file's already
+    ::unlink(aside.c_str());  // still there if both names were one file
     const int folder = done ? ::open(folder_of(Shelf::blocks).c_str(), O_RDONLY | O_CLOEXEC) : -1;
     if (folder >= 0) {
       ::fsync(folder);
@@ -325,7 +326,7 @@ class DirectoryStore : public StoreBackend {
     if (!done) ::unlink(to.c_str());
     return done;
   }
-  // Whether the file system has no room for that many bytes more.
+  // Returns whether the file system lacks room for `bytes` more.
   bool is_full(uint64_t bytes) const {
     struct statvfs info = {};
     return ::statvfs(path_.c_str(), &info) == 0 && info.f_bavail * info.f_frsize < bytes + kSpare;
@@ -338,8 +339,9 @@ class DirectoryStore : public StoreBackend {
     return folder_of(shelf) + "/" + hex_of_hash(name);
   }
 
-  // The file counts as used now; false where there is none. Only its owner may set a time; others
-  // who may write to it can say "now", and those who may not leave it as it is.
+  // Marks a file as used now. Returns false if there is none. Only a file's owner may set a chosen
+  // time. Others with permission to write can only set the current time; without it the file stays
+  // unmarked.
   bool stamp(const std::string& path) const {
     timespec times[2] = {};
     if (clock_) times[0].tv_sec = times[1].tv_sec = clock_();
@@ -362,8 +364,8 @@ class DirectoryStore : public StoreBackend {
     return files;
   }
 
-  // Blocks that were used longest ago go until `wanted` bytes more are within the budget. What
-  // other writers have half-written counts. Returns the bytes that there is room for.
+  // Evicts the least recently used blocks until `wanted` more bytes fit the budget. Incomplete
+  // files of other writers count. Returns the bytes that fit.
   uint64_t make_room(uint64_t wanted) {
     struct File {
       std::string path;

@@ -5,10 +5,10 @@
 //   DIR/states/HASH
 //   DIR/names/NAME
 //   DIR/leases/HOLDER    "UNTIL HASH HASH ...\n"
-//   DIR/lock             whoever removes or replaces holds it (flock)
+//   DIR/lock             held (flock) to remove or replace files
 //
-// The time at which a record was last used is that of its file (mtime). There is no index: what is
-// there is what the directory lists. Files have the permissions that the directory has.
+// A record's file time (mtime) is the time of its last use. There is no index: the directory's
+// listing says what exists. Files have the permissions of the directory.
 #pragma once
 
 #include <memory>

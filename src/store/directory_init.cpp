@@ -1,4 +1,4 @@
-// Makes a store in a directory.
+// Creates a store in a directory.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Makes a directory, and those above it. Returns false for one that is there, which stays as it is.
+// Creates a directory and its parents. Returns false if it already exists, and leaves it unchanged.
 bool make_store_directory(const std::string& path) {
   std::error_code error;
   const fs::path above = fs::path(path).parent_path();
@@ -36,8 +36,8 @@ void sync_store_directory(const std::string& path) {
   ::close(fd);
 }
 
-// Throws for a directory with anything in it, except what a killed `init` has made there or a file
-// system brings along. A folder of the user's is never taken, whatever its name.
+// Throws if the directory is not empty. Leftovers of a killed `init` and entries of the file system
+// are allowed. A folder of the user's is never taken over, whatever its name.
 void check_empty_directory(const std::string& path) {
   if (file_at(path + "/" + kStoreFile))
     throw Error(ErrorKind::argument, path, "store", "a directory without one", "a store");

@@ -11,9 +11,9 @@
 namespace stet {
 namespace {
 
-constexpr size_t kThreads = 2;      // requests on their way
-constexpr int64_t kMostAtOnce = 8;  // blocks of one request
-constexpr double kLeastWait = 5;    // of those who cannot compute meanwhile
+constexpr size_t kThreads = 2;      // concurrent requests
+constexpr int64_t kMostAtOnce = 8;  // blocks in one request
+constexpr double kLeastWait = 5;    // seconds, for callers that wait
 
 }  // namespace
 
@@ -66,7 +66,7 @@ std::vector<size_t> BlockFetch::waiting() const {
   return found;
 }
 
-// How many of those at the front are left to be computed.
+// Returns how many of the first waiting blocks the caller should compute.
 int64_t BlockFetch::to_compute(const std::vector<size_t>& waiting) const {
   if (meanwhile_ == Meanwhile::wait || store_.fetch_choice() == FetchChoice::always) return 0;
   const FetchPolicy policy = store_.meter().policy();
@@ -74,9 +74,9 @@ int64_t BlockFetch::to_compute(const std::vector<size_t>& waiting) const {
       .computed;
 }
 
-// What a thread asks for next, first blocks first; nothing once there is nothing more to ask for.
-// Where all is to be computed, the last block is asked for nevertheless, once: a store that was
-// slow is known to have become fast by that alone.
+// Returns the blocks that a thread requests next, in order; nothing once none is left. If all
+// blocks should be computed, requests the last one once. Only such a probe reveals that a slow
+// store has become fast.
 std::vector<size_t> BlockFetch::choose() {
   std::unique_lock lock(mutex_);
   for (;;) {
@@ -96,7 +96,7 @@ std::vector<size_t> BlockFetch::choose() {
       for (const size_t i : some) items_[i].stage = Stage::coming;
       return some;
     }
-    changed_.wait(lock);  // until what is computed changes what is foreseen
+    changed_.wait(lock);  // until computing changes the plan
   }
 }
 
@@ -108,20 +108,21 @@ void BlockFetch::settle(const std::vector<size_t>& some, std::vector<StoredBlock
   for (size_t k = 0; k < some.size(); ++k) {
     Item& item = items_[some[k]];
     bytes += found[k].carried;
-    if (item.stage != Stage::coming) continue;  // computed meanwhile
+    if (item.stage != Stage::coming) continue;  // computed in the meantime
     item.stage = found[k].bytes.empty() ? Stage::gone : Stage::here;
     item.block = std::move(found[k]);
   }
   settled_ = now;
   doubted_ = false;
   store_.meter().learn([&](FetchPolicy& p) {
-    if (stop_) return;  // nobody has waited for it
+    if (stop_) return;  // no caller waited for it
     bytes > 0 ? p.fetched(bytes, took) : p.answered(took);
   });
   changed_.notify_all();
 }
 
-// So many bytes have not come in that time: they would have taken longer still.
+// Records a failed request. Its bytes did not arrive within `took`, so fetching costs at least
+// that.
 void BlockFetch::fail(const std::string& fault, bool io, uint64_t bytes, double took) {
   const std::lock_guard lock(mutex_);
   store_.meter().learn([&](FetchPolicy& p) {
@@ -154,7 +155,7 @@ BlockFetch::Found BlockFetch::next(size_t i) {
     if (!fault_.empty()) return give_up(Found::failed);
     if (chooses && (item.probe || (item.stage == Stage::waiting && to_compute(waiting()) > 0)))
       return give_up(Found::faster);
-    if (always) {  // as long as the store lets its requests take
+    if (always) {  // limited only by the store's timeouts
       changed_.wait(lock);
       continue;
     }

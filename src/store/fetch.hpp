@@ -1,5 +1,5 @@
-// Blocks of a state on their way out of a store, by threads of their own, while those before them
-// are computed.
+// Fetches blocks of a state from a store on threads of its own, while the blocks before them are
+// computed.
 #pragma once
 
 #include <atomic>
@@ -16,43 +16,43 @@
 
 namespace stet {
 
-// What a block that is missing can be had by besides: by computing it from those before it, while
-// others come; or later, with whatever else is missing then.
+// Options for a missing block: compute it at once from those before it, or wait and compute all
+// missing ones later.
 enum class Meanwhile { compute, wait };
 
 class BlockFetch {
  public:
   struct Wanted {
     Sha256 identity;
-    int64_t index;  // of the block in its state
+    int64_t index;  // index of the block in its state
   };
-  // In order. `bytes`: of a block.
+  // Fetches `wanted` in order. A block has `bytes` bytes.
   BlockFetch(Store& store, std::vector<Wanted> wanted, uint64_t bytes, Meanwhile meanwhile);
   ~BlockFetch();
   BlockFetch(const BlockFetch&) = delete;
   BlockFetch& operator=(const BlockFetch&) = delete;
 
   enum class Found {
-    here,    // take() it
-    gone,    // the store does not have it, or only damaged
-    faster,  // to compute than to fetch
-    late,    // it has not come in the time that computing it takes
-    failed   // the store could not be asked: fault()
+    here,    // fetched: take() returns it
+    gone,    // the store does not have it, or it is damaged
+    faster,  // computing is faster than fetching
+    late,    // did not arrive within the time of computing it
+    failed   // the store could not be reached; see fault()
   };
-  // Waits until one of these is so. To be asked once of each, in order: those before `i` are there
-  // then. Where it is not here, nobody fetches it any more. Throws what a request threw, but for io
-  // Errors.
+  // Waits for the outcome of block `i`. Call it once for each block, in order: blocks before `i`
+  // must be present then. A block that is not here is no longer fetched. Rethrows what a request
+  // threw, except io Errors.
   Found next(size_t i);
   StoredBlock take(size_t i) { return std::move(items_[i].block); }
   std::string fault();
-  void throw_fault();  // where there is one
+  void throw_fault();  // if there is one
 
  private:
   enum class Stage { waiting, coming, here, gone, given_up };
   struct Item {
     Wanted wanted;
     Stage stage = Stage::waiting;
-    bool probe = false;  // fetched to see what that costs now: not waited for
+    bool probe = false;  // fetched only to measure the cost: not waited for
     StoredBlock block{};
   };
 
@@ -66,18 +66,18 @@ class BlockFetch {
   Store& store_;
   const uint64_t bytes_;
   const Meanwhile meanwhile_;
-  const double until_;  // for those who cannot compute meanwhile
+  const double until_;  // deadline for callers that wait
   std::atomic<bool> stop_{false};
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Item> items_;
-  size_t front_ = 0;      // those before it are there
-  double settled_ = 0;    // when the last answer came
-  bool doubted_ = false;  // nothing has come since one was late
+  size_t front_ = 0;      // blocks before this one are present
+  double settled_ = 0;    // time of the last answer
+  bool doubted_ = false;  // nothing has arrived since a block was late
   bool probed_ = false;
   std::string fault_;
   std::exception_ptr error_;
-  bool fatal_ = false;  // it is not about the store
+  bool fatal_ = false;  // the error is not the store's
   std::vector<std::thread> threads_;
 };
 

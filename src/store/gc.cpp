@@ -1,6 +1,6 @@
-// What leads from names and leases is marked; what is not, and was not used for the grace time,
-// goes. Whoever writes or names anything marks it as used first, and the sweep looks at that again
-// under the lock by which it removes.
+// Collects garbage by mark and sweep. Everything reachable from names and leases is marked. Other
+// records are deleted unless they were used within the grace time. Writers mark what they name as
+// used first, and the sweep checks that again under the lock for removing.
 #include <algorithm>
 #include <set>
 
@@ -17,7 +17,7 @@ struct Store::Marks {
 Store::Marks Store::mark(std::vector<std::string>& refused) {
   std::vector<Sha256> next = backend_->leased();
   for (const std::string& name : names()) {
-    // A name that cannot be read is no reason to lose what it may stand for.
+    // An unreadable name throws, so that the states it may refer to are not lost.
     for (const NameEntry& e : history(name)) next.push_back(e.state);
   }
   Marks marks;
@@ -31,7 +31,7 @@ Store::Marks Store::mark(std::vector<std::string>& refused) {
       marks.blocks.insert(record->blocks.begin(), record->blocks.end());
       next.push_back(record->parent);
     } catch (const Error& e) {
-      if (e.kind == ErrorKind::io) throw;  // what cannot be reached may be there
+      if (e.kind == ErrorKind::io) throw;  // what cannot be reached may exist
       refused.push_back(e.what());
     }
   }

@@ -1,4 +1,4 @@
-// The payloads of states and names (include/stet/store/store.hpp).
+// Encodes and decodes the payloads of states and names (include/stet/store/store.hpp).
 #pragma once
 
 #include <span>
@@ -9,9 +9,10 @@
 
 namespace stet {
 
-// A block by encoding 1 of a record (record.hpp); empty where it cannot be, or is no shorter.
+// Returns a block in encoding 1 of a record (record.hpp). Returns nothing if that is impossible or
+// not shorter.
 std::vector<std::byte> encode_block(std::span<const std::byte> bytes);
-// Throws a format Error, also where it would give more than a block can have.
+// Throws a format Error for invalid data, or if it would expand beyond the size of a block.
 StoredBytes decode_block(std::span<const std::byte> payload, const std::string& where);
 
 std::vector<std::byte> encode_state_payload(const StateRecord& state);

@@ -21,7 +21,7 @@ namespace {
 constexpr unsigned char kRecordMagic[8] = {0x93, 'S', 'T', 'K', 0x0D, 0x0A, 0x1A, 0x0A};
 constexpr uint32_t kRecordVersion = 2;
 constexpr size_t kNonce = 16;
-constexpr size_t kSealed = 8 + 4 + 4 + 32 + 32 + 8 + 4 + 4;  // what the HMAC covers
+constexpr size_t kSealed = 8 + 4 + 4 + 32 + 32 + 8 + 4 + 4;  // bytes that the HMAC covers
 constexpr size_t kKeyFileBytes = 4096;
 constexpr char kKeyFileHead[] = "stet store key 1";
 
@@ -37,7 +37,7 @@ std::string hex_of(std::span<const std::byte> bytes) {
   return text;
 }
 
-// The 32 bytes behind "NAME " in a line of a key file.
+// Returns the 32 bytes after "NAME " in a line of a key file.
 Sha256 key_line(std::istream& lines, const std::string& name, const std::string& path) {
   std::string line;
   std::getline(lines, line);
@@ -59,7 +59,7 @@ uint32_t payload_offset(RecordKind kind) {
   return static_cast<uint32_t>(kind == RecordKind::block ? kBlockFront : kRecordFront);
 }
 
-// At most 256 bytes, which no signal cuts short.
+// Fills at most 256 bytes, a size that no signal can interrupt.
 void fill_randomly(std::span<std::byte> bytes) {
   if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
     throw Error(ErrorKind::io, "", "random bytes", fmt::format("{} of the system", bytes.size()),
@@ -76,8 +76,8 @@ Poly1305Tag tag_of_payload(const StoreKey& key, const Record& record,
   return poly1305_of(hmac_sha256(key.writers, w.data()).bytes, record.payload);
 }
 
-// By what the front says of it. What the tag should be is told to nobody: it would be the second
-// under its key.
+// Checks the tag of the payload. The error does not tell the expected tag, since that would be a
+// second valid tag under its key.
 void check_payload(const StoreKey& key, const Record& record, std::span<const std::byte> content,
                    const std::string& where) {
   if (!equal_in_constant_time(tag_of_payload(key, record, content.first(kNonce)),

@@ -24,15 +24,15 @@ namespace stet {
 namespace {
 
 static_assert(kRedisHead == kRecordFront);
-constexpr int kMostConnections = 4;  // of one reader
+constexpr int kMostConnections = 4;  // for one reader
 constexpr int64_t kBlockTtl = 7 * 24 * 3600;
-constexpr size_t kMostIdle = size_t{256} << 20;  // bytes for blocks to come
-constexpr double kMarkSeconds = 1;               // of what does not matter
+constexpr size_t kMostIdle = size_t{256} << 20;  // bytes kept for blocks to come
+constexpr double kMarkSeconds = 1;               // timeout of commands that may fail
 constexpr auto kAskAgain = std::chrono::hours(1);
 
-// EXPIREs all chunks of a record (ARGV[1] seconds; "": notes the time ARGV[2] instead). 1 where all
-// are there. KEYS: the first chunk, and of a state what notes the time: while a slot moves, a
-// server that has not both says so.
+// Sets the expiry of all chunks of a record to ARGV[1] seconds; if that is "", stores the time
+// ARGV[2] instead. Returns 1 if all chunks exist. KEYS are the first chunk and, for a state, the
+// key of its time. While a slot moves, a server that lacks one of them says so.
 constexpr char kTouch[] = R"(local base = KEYS[1]:sub(1, -2)
 local front = redis.call('GETRANGE', KEYS[1], 80, 95)
 if #front ~= 16 then return 0 end
@@ -44,8 +44,8 @@ end
 if ARGV[1] == '' then redis.call('SET', KEYS[2], ARGV[2]) end
 return 1)";
 
-// Removes the chunks of a record unless it was used since ARGV[1]; of a block (ARGV[2] its time to
-// live, ARGV[3] now) that is told by what is left of it.
+// Removes the chunks of a record unless it was used since ARGV[1]. A block's last use follows from
+// its remaining time to live, with ARGV[2] the full one and ARGV[3] the current time.
 constexpr char kRemove[] = R"(local base = KEYS[1]:sub(1, -2)
 local used
 if ARGV[2] ~= '' then
@@ -59,8 +59,8 @@ while redis.call('DEL', base .. i) == 1 do i = i + 1 end
 if KEYS[2] then redis.call('DEL', KEYS[2]) end
 return 1)";
 
-// Compare-and-set: ARGV[1] is 1 where ARGV[2] is expected, ARGV[3] is 1 where ARGV[4] comes next. A
-// second try finds what the first one did. No two records are the same: their nonces are in them.
+// Compare-and-set: expects ARGV[2] if ARGV[1] is 1, and sets ARGV[4] if ARGV[3] is 1. A retry
+// succeeds if the first try did. Records contain nonces, so no two are equal.
 constexpr char kReplace[] = R"(local found = redis.call('GET', KEYS[1])
 local expected, next = ARGV[1] == '1' and ARGV[2], ARGV[3] == '1' and ARGV[4]
 if found ~= expected and found ~= next then return 0 end
@@ -100,7 +100,7 @@ class RedisStore : public StoreBackend {
 
   const std::string& url() const override { return servers_.url(); }
 
-  // The server is asked now and then; in between, time goes on here as it does there.
+  // Asks the server for its time now and then, and counts on from there with the local clock.
   int64_t now() override {
     if (clock_) return clock_();
     const auto here = std::chrono::steady_clock::now();
@@ -131,8 +131,8 @@ class RedisStore : public StoreBackend {
                    const TakeBlock& take) override {
     receive(Shelf::blocks, names, &stop, take);
   }
-  // One processor is left to what is at the other end of a connection: the system, and a server
-  // that may be on this machine.
+  // Leaves one processor to the other end of the connection: the system, and a server that may run
+  // on this machine.
   int readers(int threads) const override { return std::clamp(threads - 1, 1, kMostConnections); }
 
   std::vector<bool> touch(Shelf shelf, std::span<const Sha256> names) override {
@@ -208,7 +208,7 @@ class RedisStore : public StoreBackend {
     return std::vector<std::byte>(bytes.begin(), bytes.end());
   }
 
-  // Where the answer to a first try was lost, the second finds `next`, and writes it again.
+  // If the answer to a first try was lost, the retry finds `next` and writes it again.
   bool replace_name(const std::string& name, const std::optional<std::vector<std::byte>>& expected,
                     const std::optional<std::vector<std::byte>>& next) override {
     RedisCommand c{{"EVAL", kReplace, "1", name_key(name), expected ? "1" : "0",
@@ -293,13 +293,13 @@ class RedisStore : public StoreBackend {
       }
       servers_.run(commands, kMarkSeconds);
     } catch (const Error&) {
-      // What was read is none the worse for it.
+      // Marking as used may fail; the records read are valid anyway.
     }
   }
 
-  // The first chunk tells how many there are. As many as the record before had are asked for at
-  // once, what is then missing in a second round. All of them are received where they are to lie,
-  // and a record is taken while the server sends the next one.
+  // Receives records in place. The first chunk tells their number. Requests as many chunks as the
+  // previous record had, and the missing ones in a second round. Each record is taken while the
+  // server sends the next.
   void receive(Shelf shelf, std::span<const Sha256> names, const std::atomic<bool>* stop,
                const TakeBlock& take) {
     std::atomic<size_t>& usual = usual_chunks_[shelf == Shelf::blocks ? 0 : 1];
@@ -348,9 +348,9 @@ class RedisStore : public StoreBackend {
     }
   }
 
-  // The first chunk last: a record whose writer was killed is not there. Chunks of two writers of
-  // one payload make a record, since only the front, in the first chunk, is a writer's own. False
-  // where the server is full.
+  // Writes a record's first chunk last, so that a killed writer leaves no record. Chunks of two
+  // writers of one payload fit together, since only the front in the first chunk differs. Returns
+  // false if the server is full.
   bool write_record(Shelf shelf, const NewRecord& record) {
     std::vector<std::byte> edge(record.front.begin(), record.front.end());
     const size_t head = std::min(kRedisChunk - edge.size(), record.payload.size());
@@ -388,11 +388,11 @@ class RedisStore : public StoreBackend {
   RedisConnections servers_;
   StoreClock clock_;
   std::mutex clock_mutex_;
-  int64_t server_seconds_ = 0;  // when it was asked last; 0: not yet
+  int64_t server_seconds_ = 0;  // time of its last answer; 0: never asked
   std::chrono::steady_clock::time_point asked_;
   int64_t ttl_ = kBlockTtl;
   BlockMemory memory_{kMostIdle};
-  std::atomic<size_t> usual_chunks_[2] = {1, 1};  // of the latest block, and state
+  std::atomic<size_t> usual_chunks_[2] = {1, 1};  // of the latest block and the latest state
 };
 
 }  // namespace

@@ -22,12 +22,12 @@ namespace stet {
 namespace {
 
 constexpr unsigned kSlots = 16384;
-constexpr size_t kMostReplyBytes = size_t{64} << 20;  // unread, of one connection
+constexpr size_t kMostReplyBytes = size_t{64} << 20;  // unread bytes of one connection
 constexpr int kMostElements = 1 << 20;
 constexpr size_t kMostNodes = 4096;
-constexpr size_t kPipelineBytes = size_t{16} << 20;  // sent before answers are read
-// Values that are asked for before the first of them has come. A server copies each into memory of
-// its own; so few of them are in its caches, and make it ask the system for no more.
+constexpr size_t kPipelineBytes = size_t{16} << 20;  // bytes sent before reading replies
+// Values requested before the first of them arrives. A server copies each one; a few stay in its
+// caches and need no more memory from the system.
 constexpr size_t kPipelineValues = 4;
 constexpr auto kRetryAfter = std::chrono::milliseconds(50);
 
@@ -36,7 +36,7 @@ timeval timeout_until(double until) {
   return {static_cast<time_t>(left), static_cast<suseconds_t>((left - std::floor(left)) * 1e6)};
 }
 
-// An array of so many elements is a lie, and would be allocated at once.
+// Refuses arrays with too many elements, since hiredis would allocate them at once.
 redisReplyObjectFunctions limited_functions(const redisReplyObjectFunctions& usual) {
   static void* (*create)(const redisReadTask*, int) = usual.createArray;
   redisReplyObjectFunctions limited = usual;
@@ -78,7 +78,7 @@ bool send_all(redisContext* c, double until) {
   return true;
 }
 
-// The next answer, or null where the connection failed or the time is over.
+// Returns the next reply, or null if the connection failed or the time is over.
 RedisReply next_reply(redisContext* c, double until, const std::atomic<bool>* stop = nullptr) {
   if (!send_all(c, until)) return nullptr;
   for (void* reply = nullptr;;) {
@@ -106,7 +106,7 @@ unsigned redis_slot(const std::string& key) {
   return (crc & 0xffff) % kSlots;
 }
 
-// A command, its answer, and where it is to go when the slots do not say.
+// A command with its reply, and its node if the slots do not determine it.
 struct RedisClient::Pending {
   const RedisCommand* command;
   RedisReply reply;
@@ -152,7 +152,7 @@ RedisClient::Connection& RedisClient::connected(const std::string& node, double 
   return c;
 }
 
-// [[first, last, [host, port, ...], replicas ...] ...]
+// Parses [[first, last, [host, port, ...], replicas ...] ...].
 bool RedisClient::read_slots(const redisReply& slots) {
   if (slots.type != REDIS_REPLY_ARRAY || slots.elements == 0) return false;
   std::vector<std::string> nodes(kSlots), others;
@@ -193,7 +193,7 @@ bool RedisClient::learn_from(const std::string& node, double until) {
     return false;
   }
   if (reply->type == REDIS_REPLY_ERROR) {
-    known_ = is_error(reply.get(), "ERR");  // no cluster, or none of its commands
+    known_ = is_error(reply.get(), "ERR");  // no cluster, or no such command
     if (!known_) fault_ = node + ": " + std::string(text_of_reply(reply.get()));
     return known_;
   }
@@ -216,7 +216,7 @@ std::string RedisClient::node_of(const RedisCommand& command) const {
   return node.empty() ? seed() : node;
 }
 
-// An answer where it is to go: straight to its place, as long as hiredis holds nothing back.
+// Reads the reply to a command, straight to its place if hiredis has nothing buffered.
 RedisReply RedisClient::answer(redisContext* c, RedisValues& values, const Pending& p, bool direct,
                                double until) {
   if (direct) return values.next(*p.command);
@@ -230,8 +230,8 @@ RedisReply RedisClient::answer(redisContext* c, RedisValues& values, const Pendi
   return reply;
 }
 
-// Sends some of these, all where they are small; returns how many. What fails shows when their
-// answers are read.
+// Sends some commands, or all if they are small, and returns how many. Failures show when replies
+// are read.
 size_t RedisClient::send(const std::string& node, std::span<Pending* const> pending, double until) {
   Connection& c = connected(node, until);
   if (c == nullptr) return 0;
@@ -248,8 +248,8 @@ size_t RedisClient::send(const std::string& node, std::span<Pending* const> pend
   return count;
 }
 
-// The answers to the first `sent` of these; of values that go straight to their places, one more is
-// asked for whenever one has come. Returns how many were answered; 0: the connection failed.
+// Reads the replies to the first `sent` commands. For each value placed, one more is requested.
+// Returns how many were answered; 0 means that the connection failed.
 size_t RedisClient::receive(const std::string& node, std::span<Pending* const> all, size_t sent,
                             double& until) {
   Connection& c = connections_[node];
@@ -280,7 +280,7 @@ size_t RedisClient::receive(const std::string& node, std::span<Pending* const> a
   return sent;
 }
 
-// To all nodes before the first answer is read; what has no answer afterwards is to be sent again.
+// Sends to all nodes before reading the first reply. Commands without a reply must be sent again.
 void RedisClient::exchange(std::map<std::string, std::vector<Pending*>>& by_node, double& until) {
   std::map<std::string, size_t> sent;
   for (auto& [node, pending] : by_node) sent[node] = send(node, pending, until);
@@ -294,7 +294,7 @@ void RedisClient::exchange(std::map<std::string, std::vector<Pending*>>& by_node
   }
 }
 
-// Whether an answer says where else to ask, or to ask again.
+// Returns whether the reply asks to try again, there or at another node.
 bool RedisClient::follow(Pending& p) {
   const redisReply* r = p.reply.get();
   if (r->type != REDIS_REPLY_ERROR) return false;

@@ -1,5 +1,5 @@
-// Commands to a server of the Redis protocol, or to a cluster of them: pipelined, routed by slot,
-// and answered within a deadline, or not at all. What a server says is hostile until checked.
+// Sends commands to a server of the Redis protocol or to a cluster: pipelined, routed by slot, and
+// with a deadline. Replies are untrusted until checked.
 #pragma once
 
 #include <hiredis/hiredis.h>
@@ -28,36 +28,36 @@ class RedisValues;  // redis_values.hpp
 
 struct RedisCommand {
   std::vector<std::string> words;
-  std::span<const std::byte> last{};  // one word more, where `with_last`
+  std::span<const std::byte> last{};  // one more word, if `with_last`
   bool with_last = false;
-  size_t key = 1;      // which word is the key
-  std::string node{};  // "host:port", where it is for one node; else that of the key's slot
-  // Of a GET: where a value of so many bytes that begins like this (kRedisHead of them, or all) is
-  // received; empty: nowhere. The reply is its size then, an integer.
+  size_t key = 1;      // index of the word that is the key
+  std::string node{};  // "host:port" for a particular node; else by slot
+  // For a GET: returns memory for a value of this size, given its beginning (kRedisHead bytes or
+  // all). Returns nothing to skip the value. The reply is then the size, an integer.
   std::function<std::span<std::byte>(size_t bytes, std::span<const std::byte> head)> place{};
-  std::function<void()> placed{};  // is called when it is there, and others are asked for
+  std::function<void()> placed{};  // called once the value has arrived
 };
 constexpr size_t kRedisHead = 192;
 
 class RedisClient {
  public:
-  // Nothing is connected yet.
+  // Does not connect yet.
   explicit RedisClient(const StoreUrl& url) : url_(url) {}
 
-  // The answers, in order; those that are errors as well, but for what routing needs (MOVED, ASK,
-  // a failover in progress), which is followed until the deadline, or `stop` is set. Throws an io
-  // Error then. The deadline is so many seconds from now, and from each value that has gone to its
-  // place.
+  // Returns the replies in order, server errors included. Follows redirections (MOVED, ASK, a
+  // failover in progress). Throws an io Error at the deadline or when `stop` is set. The deadline
+  // is `seconds` from now, renewed whenever a value has been placed.
   std::vector<RedisReply> run(std::span<const RedisCommand> commands, double seconds,
                               const std::atomic<bool>* stop = nullptr);
   RedisReply run(const RedisCommand& command, double seconds);
-  // "host:port" of the servers that keys are on.
+  // Returns "host:port" of the servers that hold keys.
   std::vector<std::string> masters(double seconds);
-  // How many replicas of the key's node have what was written over the connection to it; nothing
-  // where that connection is gone.
+  // Returns how many replicas of the key's node have received the writes made over its connection.
+  // Returns nothing if that connection is lost.
   std::optional<int64_t> wait(const std::string& key, double seconds);
   std::string node_of_key(const std::string& key) const { return node_of({{"GET", key}}); }
-  // How often a connection failed: what was written before, over another one, is not waited for.
+  // Returns how often a connection failed. wait() does not cover writes made over an earlier
+  // connection.
   uint64_t failures() const { return failures_; }
 
  private:
@@ -82,17 +82,17 @@ class RedisClient {
 
   const StoreUrl url_;
   std::map<std::string, Connection> connections_;
-  std::vector<std::string> slots_;   // node of each; empty where there is no cluster
-  std::vector<std::string> others_;  // nodes to ask about the slots
+  std::vector<std::string> slots_;   // node of each slot; empty without a cluster
+  std::vector<std::string> others_;  // further nodes to ask about slots
   bool known_ = false;
   uint64_t failures_ = 0;
-  // Of the run that is going on.
+  // State of the current run.
   const std::atomic<bool>* stop_ = nullptr;
   double seconds_ = 0;
-  std::string fault_;  // the last
+  std::string fault_;  // the latest fault
 };
 
-// XMODEM's CRC-16 of what is between the first braces of a key, or of all of it, modulo 16384.
+// Returns CRC-16 (XMODEM) modulo 16384 of the key, or of the part in its first braces.
 unsigned redis_slot(const std::string& key);
 
 }  // namespace stet

@@ -12,9 +12,9 @@
 namespace stet {
 namespace {
 
-constexpr int kMostRewrites = 5;  // of what was written over a connection that failed
+constexpr int kMostRewrites = 5;  // repetitions after connections that failed
 
-// The line of INFO that begins with "NAME:".
+// Returns the value of a line "NAME:VALUE" of INFO.
 std::string info_field(std::string_view info, const std::string& name) {
   const size_t at = info.find("\n" + name + ":");
   if (at == std::string_view::npos) return "";
@@ -65,7 +65,7 @@ std::vector<std::string> RedisConnections::masters(double seconds) {
   return nodes;
 }
 
-// A client that nobody else uses meanwhile; one that failed is not used again.
+// Lends an idle client to `work`. A client that failed is discarded.
 void RedisConnections::with_client(const std::function<void(RedisClient&)>& work) {
   std::unique_ptr<RedisClient> client;
   {
@@ -81,8 +81,8 @@ void RedisConnections::with_client(const std::function<void(RedisClient&)>& work
   idle_.push_back(std::move(client));
 }
 
-// Errors of the server are ours, but for those that say that its memory is full, or that a key
-// holds something that no store has put there.
+// Throws for errors of the server, except those that callers handle: full memory, and a key with a
+// value that no store wrote.
 RedisReply RedisConnections::checked(RedisReply reply) const {
   if (reply->type == REDIS_REPLY_ERROR && !is_full(reply) &&
       string_of(reply).find("WRONGTYPE") == std::string_view::npos)
@@ -139,8 +139,8 @@ bool RedisConnections::is_held(RedisClient& client, const std::string& key) cons
   const RedisReply info = client.run(ask, patience_.read);
   if (client.failures() != before) return false;
   const bool alone = std::atoi(info_field(string_of(info), "connected_slaves").c_str()) == 0;
-  // This field is there where the server is to write nothing without replicas: then one that was
-  // lost after the write is no reason to be content with less.
+  // The field exists if the server requires replicas for writing. A replica lost after the write
+  // must then be waited for.
   if (alone && info_field(string_of(info), "min_slaves_good_slaves").empty()) return true;
   const std::optional<int64_t> replicas = client.wait(key, patience_.read);
   if (!replicas || *replicas >= 1) return replicas.has_value();

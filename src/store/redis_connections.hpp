@@ -1,5 +1,5 @@
-// The connections to the servers of a store, which threads share: what is asked over them, what
-// errors mean, and when a write counts as done.
+// Shares connections to a store's servers among threads, interprets their errors, and decides when
+// a write counts as done.
 #pragma once
 
 #include <atomic>
@@ -16,33 +16,32 @@
 
 namespace stet {
 
-// Empty, and 0, where the reply is of another kind.
+// Return an empty text or 0 if the reply is of another kind.
 std::string_view string_of(const RedisReply& reply);
 int64_t integer_of(const RedisReply& reply);
-// Whether it says that the server's memory is full.
+// Returns whether the server's memory is full.
 bool is_full(const RedisReply& reply);
 
-// All throw an io Error where there is no answer in time, or an error that is not theirs to
-// understand: they do so of a full memory, and of a key that holds something that no store has put
-// there.
+// Functions throw an io Error if there is no timely answer, or for an error that callers cannot
+// handle. Callers handle two: full memory, and a key with a value that no store wrote.
 class RedisConnections {
  public:
   RedisConnections(const StoreUrl& url, StorePatience patience);
 
-  const std::string& url() const { return text_; }  // without user and password
-  // Throws an unsupported Error where a server is not one that a store can be on.
+  const std::string& url() const { return text_; }  // without user name and password
+  // Throws an unsupported Error if a server is not suitable for a store.
   void check();
-  bool is_replicated() const { return replicated_; }  // as check() has found
+  bool is_replicated() const { return replicated_; }  // as check() found
   std::vector<std::string> masters(double seconds);
 
   std::vector<RedisReply> run(std::span<const RedisCommand> commands, double seconds,
                               const std::atomic<bool>* stop = nullptr);
   RedisReply one(const RedisCommand& command, double seconds);
-  // Where there are replicas, one of them has what was written before this returns. All of it is on
-  // the server of `key`, and may be written again after a connection failed.
+  // Runs writes and returns once a replica has them, if there are replicas. All must go to the
+  // server of `key`, and may be repeated if a connection fails.
   std::vector<RedisReply> run_acknowledged(const std::string& key,
                                            std::span<const RedisCommand> commands);
-  // The keys of all servers, some at a time.
+  // Lists the keys of all servers, in portions.
   void scan(const std::string& pattern,
             const std::function<void(const std::vector<std::string>&)>& each);
 

@@ -9,7 +9,7 @@
 namespace stet {
 namespace {
 
-constexpr size_t kSizeAt = 80;  // of the payload's bytes in a record's front (record.hpp)
+constexpr size_t kSizeAt = 80;  // offset of the payload's size in a record (record.hpp)
 constexpr uint64_t kMostRecord = kMaxBlockBytes + (uint64_t{64} << 20);
 
 uint64_t little_endian(std::span<const std::byte> bytes) {

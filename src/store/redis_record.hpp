@@ -1,4 +1,4 @@
-// A record as a server of the Redis protocol has it: in chunks, each a value of its own.
+// Assembles records that a server of the Redis protocol stores as chunks, one value each.
 #pragma once
 
 #include <cstddef>
@@ -15,30 +15,30 @@
 
 namespace stet {
 
-constexpr size_t kRedisChunk = size_t{1} << 20;  // bytes of all but the last one
+constexpr size_t kRedisChunk = size_t{1} << 20;  // bytes of a chunk, except the last one
 
-// Of the whole record, as its first bytes claim; 0 where they claim nothing that can be.
+// Returns the length that the first bytes of a record claim, or 0 if it is impossible.
 uint64_t claimed_bytes(std::span<const std::byte> first);
 size_t chunks_of(uint64_t bytes);
 
-// A record whose chunks are on their way. It is taken as soon as the last of them is there: nothing
-// where one is not on the server; without bytes, which is refused, where what is there is no
-// record, or a chunk has another size.
+// A record whose chunks are arriving. `take` is called as soon as the outcome is known. It gets
+// nothing if a chunk is missing on the server. It gets empty bytes, which are refused, if the
+// chunks are not a record or have wrong sizes.
 class IncomingRecord {
  public:
   using Take = std::function<void(std::optional<StoredBytes> record)>;
 
   IncomingRecord(BlockMemory& from, Take take) : from_(&from), take_(std::move(take)) {}
 
-  // Where chunk `n` is to lie, which is so large and begins like this; the first one tells about
-  // the others, and has to come before them. Empty: nowhere.
+  // Returns memory for chunk `n` of `size` bytes that begins with `head`, or nothing. The first
+  // chunk must come before the others, since it tells their number.
   std::span<std::byte> place(size_t n, size_t size, std::span<const std::byte> head);
-  // Chunk `n` is where it was to lie; is not on the server.
+  // Report that chunk `n` was received, and that it is missing on the server.
   void placed(size_t n);
   void gone(size_t n);
   size_t chunks() const { return there_.size(); }  // 0 before the first one
   bool is_missing(size_t n) const { return !taken_ && !there_[n]; }
-  // No more of them come.
+  // Reports that no more chunks come.
   void end();
 
  private:
@@ -48,8 +48,8 @@ class IncomingRecord {
   BlockMemory* from_;
   Take take_;
   std::shared_ptr<Memory> memory_;
-  uint64_t bytes_ = 0;       // as its first chunk claims
-  std::vector<bool> there_;  // chunks
+  uint64_t bytes_ = 0;       // as the first chunk claims
+  std::vector<bool> there_;  // which chunks have arrived
   bool taken_ = false;
 };
 

@@ -16,8 +16,8 @@
 namespace stet {
 namespace {
 
-constexpr size_t kMostValue = size_t{512} << 20;  // a server's own limit
-constexpr double kSlice = 0.05;                   // of a wait: how late a stop is noticed
+constexpr size_t kMostValue = size_t{512} << 20;  // limit of the servers
+constexpr double kSlice = 0.05;                   // seconds until a stop is noticed
 
 }  // namespace
 
@@ -33,14 +33,15 @@ bool wait_for_bytes(int fd, double until, const std::atomic<bool>* stop) {
   }
 }
 
-// After a call that has received so many, or failed: whether there may be more, in time.
+// Returns whether more bytes may come in time, after a call that received `received` bytes or
+// failed.
 bool RedisValues::more(ssize_t received) {
   if (received > 0) return seconds_now() <= until_ && (stop_ == nullptr || !*stop_);
   closed_ = received == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
   return !closed_ && wait_for_bytes(connection_->fd, until_, stop_);
 }
 
-// All of these bytes, and what is there behind them into the buffer, by one call where it can be.
+// Fills `bytes`, and reads what follows into the buffer, by a single call if possible.
 bool RedisValues::receive(std::span<std::byte> bytes) {
   const size_t buffered = std::min(bytes.size(), end_ - at_);
   std::memcpy(bytes.data(), buffer_.data() + at_, buffered);
@@ -85,7 +86,7 @@ bool RedisValues::line(std::string_view& text) {
   return false;
 }
 
-// What is one line is hiredis's to read.
+// Lets hiredis parse a reply of a single line.
 RedisReply RedisValues::parsed(std::string_view text) {
   const std::string whole = std::string(text) + "\r\n";
   void* reply = nullptr;

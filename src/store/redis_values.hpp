@@ -1,4 +1,4 @@
-// Values of a Redis server received where they are to lie: hiredis copies them twice.
+// Receives values of a Redis server in place, which hiredis would copy twice.
 //
 //   answer = "$" size CR LF bytes CR LF | "$-1" CR LF | a line of another kind
 #pragma once
@@ -13,26 +13,26 @@
 
 namespace stet {
 
-// Waits for bytes of a connection; false once the time is over or `stop` is set.
+// Waits for bytes on a connection. Returns false once the time is over or `stop` is set.
 bool wait_for_bytes(int fd, double until, const std::atomic<bool>* stop);
 
-// The answers to GETs that were sent over a connection of which hiredis has read nothing further.
+// Reads the replies to GETs over a connection from which hiredis has read nothing beyond.
 class RedisValues {
  public:
-  // `until` is looked at for each wait.
+  // `until` is read again for each wait.
   RedisValues(redisContext* connection, const double& until, const std::atomic<bool>* stop)
       : connection_(connection), until_(until), stop_(stop) {}
 
-  // The next one; an integer for a value that went to its place. Null where the connection failed,
-  // the time is over, or the server says what no server says.
+  // Returns the next reply, which is an integer for a value that was placed. Returns null if the
+  // connection failed, the time is over, or the reply is malformed.
   RedisReply next(const RedisCommand& get);
-  // Nothing was received that is not an answer.
+  // Returns whether nothing was received beyond the replies.
   bool is_done() const { return at_ == end_; }
   const char* fault() const { return closed_ ? "the connection was closed" : "no answer in time"; }
 
  private:
   bool more(ssize_t received);
-  bool has(size_t bytes);  // buffered, which is at most kBuffer
+  bool has(size_t bytes);  // in the buffer, at most kBuffer
   bool receive(std::span<std::byte> bytes);
   bool receive_value(const RedisCommand& get, size_t bytes);
   bool line(std::string_view& text);

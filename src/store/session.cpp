@@ -19,11 +19,11 @@
 namespace stet {
 namespace {
 
-// A process may have only so many files open; further blocks are read.
+// Limits mapped files, since a process may open only so many. Further blocks are copied.
 constexpr size_t kMostMapped = 256;
 
-// Of the last, partial block and the logits, where the tokens from its beginning on do not give
-// them: what they saw was pruned since.
+// Returns the identity of the last, partial block with the logits. It is stored only if tokens do
+// not determine it, because what it attended to was pruned since.
 Sha256 tail_identity(const Sha256& state) {
   ByteWriter w;
   w.text("stet tail 1\n");
@@ -47,7 +47,8 @@ std::vector<std::byte> tail_bytes(const State& state) {
   return bytes;
 }
 
-// The full blocks of a state that are in a store: of which nothing is visible, they are zeros.
+// Returns the full blocks of a state that a store holds. Blocks of which nothing is visible are
+// zeros and are left out.
 template <class Visible>
 std::vector<int64_t> stored_blocks(int64_t size, Visible visible) {
   std::vector<int64_t> found;
@@ -57,8 +58,8 @@ std::vector<int64_t> stored_blocks(int64_t size, Visible visible) {
   return found;
 }
 
-// Until it is measured: what a machine of 10^11 operations a second takes for a token; and the
-// positions whose attention is as many operations as all matrices.
+// Assumed costs until they are measured: a token takes its operations at 10^11 a second. Attention
+// over `positions` positions takes as many operations as all matrices.
 constexpr double kAssumedOperations = 1e11;
 
 void assume_costs(FetchMeter& meter, const ModelConfig& c) {
@@ -74,7 +75,7 @@ void assume_costs(FetchMeter& meter, const ModelConfig& c) {
   });
 }
 
-// The first full blocks of a state, and nothing of what is not theirs.
+// Returns a state of the first full blocks, without anything that belongs to later positions.
 State front_of(const State& state, const KvShape& shape, int64_t capacity,
                std::span<const std::shared_ptr<KvBlock>> blocks) {
   State front;
@@ -87,7 +88,7 @@ State front_of(const State& state, const KvShape& shape, int64_t capacity,
   return front;
 }
 
-// One state on its way out of a store.
+// Restores one state from a store.
 class Restorer {
  public:
   Restorer(Store& store, const Snapshot& snapshot, std::shared_ptr<const Model> model,
@@ -114,11 +115,11 @@ class Restorer {
     return state;
   }
 
-  // Whether the last tokens cannot be computed from what is before them.
+  // Returns whether the last tokens cannot be computed from the blocks before them.
   bool lost_tail() const { return lost_tail_; }
 
-  // The tokens behind the last full block were computed in that time: where nothing else was, and
-  // they are many enough to tell.
+  // Records the time for computing the tokens after the last full block, if nothing else was
+  // computed and they are enough to measure.
   void learn_tail(const Session& session, double seconds) {
     const int64_t tokens = session.size() % kBlockPositions;
     if (missing_ > computed_ || tokens < kBlockPositions / 2) return;
@@ -155,7 +156,8 @@ class Restorer {
     return {{digests.begin(), digests.end()}, store_.url(), nullptr};
   }
 
-  // Stands for a block that is to be computed: it reads as damaged, and the session heals it.
+  // Returns a placeholder for a block to be computed: it reads as damaged, and the session heals
+  // it.
   std::shared_ptr<KvBlock> missing(int64_t block) {
     return std::make_shared<KvBlock>(zeros_->data(), zeros_, saved(block));
   }
@@ -174,7 +176,7 @@ class Restorer {
     return layer_digests(state.kv.shape(), own->data()) == as.digests ? own : missing(block);
   }
 
-  // Why a block did not come from the store.
+  // Records why a block did not come from the store.
   void note(BlockFetch::Found why, const StoredBlock& found, size_t bytes) {
     ++missing_;
     if (why == BlockFetch::Found::faster)
@@ -189,7 +191,7 @@ class Restorer {
       ++refused_[fmt::format("expected {} bytes, found {}", bytes, found.bytes.size())];
   }
 
-  // Of a state that is nothing but its tokens: the blocks before it are there.
+  // Computes a block of a replayable state. The blocks before it must be present.
   std::shared_ptr<KvBlock> computed(const State& state, int64_t block) {
     const int64_t first = block * kBlockPositions;
     if (!running_ || running_->size() != first) {
@@ -272,7 +274,7 @@ class Restorer {
   const RestoreOptions& how_;
   const SessionOptions& options_;
   StoreRestore& report_;
-  std::optional<Session> running_;  // that computes what is not fetched
+  std::optional<Session> running_;  // computes blocks that are not fetched
   std::shared_ptr<KvBlock> zeros_;
   std::vector<std::shared_ptr<KvBlock>> blocks_;
   size_t wanted_ = 0, missing_ = 0, absent_ = 0, faster_ = 0, late_ = 0, computed_ = 0, mapped_ = 0;
@@ -311,7 +313,7 @@ StorePutReport put_session(Store& store, Session& session, const StorePut& how) 
     const std::vector<BlockIdentity> ids = session.block_identities();
     for (const int64_t b :
          stored_blocks(state.size(), [&](int64_t i) { return state.kv.visible(i); })) {
-      if (!state.kv.block_info(b).holds_all()) continue;  // whoever lacks it computes it
+      if (!state.kv.block_info(b).holds_all()) continue;  // readers that need it compute it
       blocks.push_back({ids[static_cast<size_t>(b)].id, [&state, b] {
                           return std::span(state.kv.block(b), state.kv.shape().block_bytes());
                         }});
@@ -369,7 +371,7 @@ Session restore_session(Store& store, const Snapshot& snapshot, std::shared_ptr<
   }
   Session session(model, std::move(state), o);
   const double start = seconds_now();
-  session.state();  // computes what is missing
+  session.state();  // computes missing blocks
   restorer.learn_tail(session, seconds_now() - start);
   prove_logits(snapshot, session);
   restorer.finish(session);
@@ -378,8 +380,8 @@ Session restore_session(Store& store, const Snapshot& snapshot, std::shared_ptr<
 
 namespace {
 
-// Whether the first `blocks` are fetched faster than those of them are computed that are behind
-// `known` tokens; what a store does not have of them costs neither way.
+// Returns whether fetching the first `blocks` is faster than computing those after `known` tokens.
+// Blocks that the store lacks cost nothing either way.
 bool is_worth_fetching(Store& store, int64_t blocks, uint64_t bytes, int64_t known) {
   if (store.fetch_choice() == FetchChoice::always) return true;
   const FetchPolicy policy = store.meter().policy();
@@ -416,7 +418,7 @@ std::optional<Session> fetch_prefix(Store& store, std::shared_ptr<const Model> m
   for (size_t i = 0; i < wanted.size() && fetch.next(i) == BlockFetch::Found::here; ++i) {
     const StoredBlock b = fetch.take(i);
     if (b.bytes.size() != shape.block_bytes()) break;
-    // The record's own digests were checked; these are for what happens to its file later.
+    // The record's own digests were checked. These detect later changes of its file.
     SavedBlock as{layer_digests(shape, b.bytes.data()), store.url(),
                   blocks.size() < kMostMapped ? b.mapping : nullptr};
     blocks.push_back(std::make_shared<KvBlock>(b.bytes.data(), b.owner, std::move(as)));

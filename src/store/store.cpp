@@ -17,11 +17,11 @@
 namespace stet {
 namespace {
 
-constexpr size_t kBlocksAtOnce = 32;   // sealed and written together
-constexpr size_t kReadAtOnce = 32;     // by one request of several
-constexpr uint64_t kSmall = 1 << 16;   // bytes of an answer that tells the latency
-constexpr size_t kMostEntries = 1000;  // of a name's history
-constexpr size_t kMostTries = 64;      // of a name that others set, too
+constexpr size_t kBlocksAtOnce = 32;   // blocks sealed and written together
+constexpr size_t kReadAtOnce = 32;     // records in one of several requests
+constexpr uint64_t kSmall = 1 << 16;   // bytes of a reply that still measures latency
+constexpr size_t kMostEntries = 1000;  // entries in a name's history
+constexpr size_t kMostTries = 64;      // tries to set a name that others set, too
 
 Sha256 identity_of_name(const std::string& name) {
   const std::string text = "stet name 1\n" + name;
@@ -45,8 +45,8 @@ void check_store_name(const std::string& name) {
       printable(name, 60));
 }
 
-// Whether a file is this record of a block, whoever has sealed it and when: then a directory need
-// not write it again.
+// Returns whether a file is this record of a block, whichever writer sealed it. A directory need
+// not write it again then.
 bool is_file_of(const MappedFile* file, const StoreKey& key, const Record& record) {
   if (file == nullptr || file->bytes().size() != kBlockFront + record.payload.size() ||
       file->bytes().data() + kBlockFront != record.payload.data())
@@ -69,7 +69,7 @@ bool is_store_name(const std::string& name) {
       kHex = "0123456789abcdef",
       kAll = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
   if (name.empty() || name.size() > 128 || name[0] == '.' || name[0] == '-') return false;
-  // So are files called that are being written (AtomicFile).
+  // AtomicFile names its temporary files like that.
   if (name.find(".tmp-") != std::string::npos) return false;
   return std::ranges::all_of(name, [&](char c) { return is_one_of(c, kAll); }) &&
          !(name.size() >= 6 &&
@@ -93,7 +93,7 @@ Store::Lease::~Lease() {
   try {
     backend_->release(holder_);
   } catch (const Error&) {
-    // It ends by itself.
+    // The lease expires by itself.
   }
 }
 
@@ -117,7 +117,7 @@ StoreTraffic Store::traffic() const {
 
 // ---------------------------------------------------------------- blocks
 
-// Blocks as they are to be written: compressed where that pays, and makes them shorter.
+// Returns the blocks in the form to write: compressed if that pays and makes them shorter.
 std::vector<std::vector<std::byte>> Store::encoded(
     std::span<const std::span<const std::byte>> all) {
   std::vector<std::vector<std::byte>> packed(all.size());
@@ -215,7 +215,7 @@ std::vector<StoredBlock> Store::blocks(std::span<const Sha256> identities) {
   return blocks_at(places);
 }
 
-// Each is checked while others come.
+// Reads blocks. Each is checked while others arrive.
 std::vector<StoredBlock> Store::blocks_at(std::span<const Sha256> places) {
   std::vector<StoredBlock> all(places.size());
   const std::atomic<bool> stop{false};
@@ -270,7 +270,7 @@ bool Store::is_sound_state(const Sha256& name) {
   try {
     return find_state(name).has_value();
   } catch (const Error& e) {
-    if (e.kind != ErrorKind::format) throw;  // of other writers, perhaps: not ours to replace
+    if (e.kind != ErrorKind::format) throw;  // perhaps other writers': not ours to replace
     return false;
   }
 }
@@ -347,7 +347,7 @@ std::vector<NameEntry> Store::history(const std::string& name) {
   return bytes ? opened_name(name, *bytes) : std::vector<NameEntry>();
 }
 
-// What leads from a state counts as used now, up to one of which that holds anyway.
+// Marks a state and its ancestors as used, stopping at `known`, which is held already.
 void Store::refresh(Sha256 name, const std::optional<Sha256>& known) {
   for (size_t n = 0; name != Sha256() && name != known; ++n) {
     if (!has_state(name)) {
@@ -393,7 +393,7 @@ Store::Lease Store::lease(std::span<const Sha256> states, int64_t seconds) {
   holder.bytes = random.writers;
   backend_->lease(hex_of_hash(holder), states, backend_->now() + seconds);
   Lease lease{backend_, hex_of_hash(holder)};
-  // A collection that began before has not seen it.
+  // A garbage collection that began earlier has not seen the lease.
   for (const Sha256& state : states) refresh(state, std::nullopt);
   return lease;
 }

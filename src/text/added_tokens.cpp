@@ -9,13 +9,13 @@
 namespace stet {
 namespace {
 
-// Runs of white space in a text. Places that are asked for one after another cost one look at each
-// character, however many of them lie in one run.
+// Finds runs of white space in a text. Queries in ascending order read each character once, however
+// many of them fall into one run.
 class WhiteSpace {
  public:
   explicit WhiteSpace(std::string_view text) : text_(text) {}
 
-  // Returns the end of the white space that begins at `at`; `at` where none does.
+  // Returns the end of the white space that begins at `at`, or `at` if there is none.
   size_t end_of_run(size_t at) {
     if (at >= begin_ && at < end_) return end_;
     begin_ = end_ = at;
@@ -29,7 +29,7 @@ class WhiteSpace {
 
  private:
   std::string_view text_;
-  size_t begin_ = 0, end_ = 0;  // of the last run
+  size_t begin_ = 0, end_ = 0;  // the run found last
 };
 
 }  // namespace
@@ -55,8 +55,8 @@ void AddedTokenFinder::add(const AddedToken& token, const std::string& looked_fo
   lengths_.push_back(looked_for.size());
 }
 
-// From the shortest strings to the longest, so that what a node falls back to is finished before
-// it.
+// Visits nodes from the shortest strings to the longest, since a node needs its fallback to be
+// complete.
 void AddedTokenFinder::build() {
   std::vector<uint32_t> order(nodes_.size());
   std::iota(order.begin(), order.end(), 0);
@@ -134,8 +134,8 @@ void AddedTokenFinder::split(const Segment& segment, std::span<const TextRange> 
       begin -= last;
     }
     if (token->rstrip) end = spaces.end_of_run(end);
-    // A token inside the white space that the one before took is a token all the same, and what
-    // follows it is text again: so the `tokenizers` library cuts.
+    // A token within white space that its predecessor absorbed is still found, as in the
+    // `tokenizers` library. The text after it is not absorbed.
     if (done < begin) put(done, begin, -1);
     put(begin, end, token->id);
     done = end;

@@ -1,4 +1,4 @@
-// Tokens that are found in text as they are written, before anything else looks at it.
+// Finds added tokens: tokens recognized literally in the text before anything else happens to it.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +17,12 @@ namespace stet {
 struct AddedToken {
   int32_t id = -1;
   std::string text;
-  bool single_word = false;  // only where no letter, digit, mark or connector touches it
-  bool lstrip = false;       // takes the white space before it
-  bool rstrip = false;       // and after it
-  bool normalized = false;   // looked for in normalized text
+  bool single_word = false;  // not next to a letter, digit, mark or connector
+  bool lstrip = false;       // absorbs the white space before it
+  bool rstrip = false;       // absorbs the white space after it
+  bool normalized = false;   // searched in normalized text
   bool special = false;
-  // Ordinary text to an encode() that is told so: special, or a word of the chat template.
+  // Special, or a word of the chat template: encode() can be asked to treat it as ordinary text.
   bool reserved = false;
 };
 
@@ -30,23 +30,22 @@ struct AddedToken {
 struct Segment {
   std::string_view text;
   int32_t id;
-  bool first;  // begins where the input begins
-  bool plain;  // no id of a reserved token may come out of it
+  bool first;  // begins at the beginning of the input
+  bool plain;  // must not produce the id of a reserved token
 };
 
-// Finds a set of tokens: of those that begin leftmost, the longest. The time is linear in the text,
-// whatever the tokens: one pass from its end to its beginning through the automaton of the tokens
-// read backwards (Aho and Corasick 1975).
+// Finds the leftmost tokens, the longest at each place. Takes linear time whatever the tokens: one
+// pass, from the end of the text, through the automaton of the reversed tokens (Aho and Corasick
+// 1975).
 class AddedTokenFinder {
  public:
-  // `file` is named when a single_word token needs Unicode classes that this build lacks.
+  // `file` is named in an error if a single_word token needs Unicode classes that this build lacks.
   void add(const AddedToken& token, const std::string& looked_for, const std::string& file);
-  void build();  // once, after the last one
+  void build();  // called once, after the last add
   bool empty() const { return tokens_.empty(); }
 
-  // Appends the parts of a text segment. Reserved tokens are left in the text where they would
-  // touch one of the `plain` ranges, which are in order and disjoint; text that touches one is
-  // plain.
+  // Appends the parts of a text segment. Reserved tokens that touch one of the `plain` ranges stay
+  // in the text. These ranges are sorted and disjoint. Text that touches one is marked plain.
   void split(const Segment& text, std::span<const TextRange> plain,
              std::vector<Segment>& out) const;
 
@@ -54,7 +53,7 @@ class AddedTokenFinder {
   struct Node {
     uint32_t parent = 0, depth = 0;
     uint32_t fallback = 0;  // the longest proper suffix of the node's string that is a node
-    int32_t token = -1;     // the longest token that is a suffix of it
+    int32_t token = -1;     // the longest token that is a suffix of the node's string
     unsigned char byte = 0;
   };
   struct Found {
@@ -62,16 +61,16 @@ class AddedTokenFinder {
     int32_t token;
   };
   uint32_t step(uint32_t node, unsigned char byte) const;
-  // Returns the longest at each place, the last place first.
+  // Returns the longest token at each place, last place first.
   std::vector<Found> find(std::string_view text) const;
   bool stands_alone(std::string_view text, size_t begin, size_t end) const;
 
   std::vector<AddedToken> tokens_;
-  std::vector<size_t> lengths_;                   // of what is looked for
+  std::vector<size_t> lengths_;                   // of the tokens' texts
   std::vector<Node> nodes_{Node()};               // 0 is the root
   std::unordered_map<uint64_t, uint32_t> edges_;  // node << 8 | byte -> node
-  bool last_[256] = {};                           // bytes that some token ends with
-  std::optional<Pattern> word_;                   // one character of a word
+  bool last_[256] = {};                           // last bytes of tokens
+  std::optional<Pattern> word_;                   // matches one character of a word
 };
 
 }  // namespace stet

@@ -22,7 +22,7 @@ void MergeTable::reserve(size_t count) {
   slots_.assign(size, {-1, -1, -1, 0});
 }
 
-// The slot of a pair, or the empty one where it would go.
+// Returns the slot of a pair, or the empty slot where it belongs.
 size_t MergeTable::slot_of(int32_t left, int32_t right) const {
   const uint64_t key = uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
   const size_t mask = slots_.size() - 1;
@@ -62,8 +62,8 @@ int32_t Bpe::find(std::string_view piece, const Barred* barred) const {
   return id >= 0 && barred && (*barred)[static_cast<size_t>(id)] ? -1 : id;
 }
 
-// The symbols of a word before any merge. Where byte fallback covers a character, an unknown one
-// before it that waits to be fused goes on waiting: that is how `tokenizers` orders them.
+// Adds the symbols of a word before any merge. As in `tokenizers`, an unknown character that waits
+// to be fused still waits while byte fallback handles the following character.
 void Bpe::add_symbols(std::string_view word, const Barred* barred, Memory& memory) const {
   const auto add = [&](int32_t id) { memory.symbols_.push_back({id, -1, -1}); };
   const bool plain =
@@ -98,14 +98,14 @@ void Bpe::add_symbols(std::string_view word, const Barred* barred, Memory& memor
       for (const char c : piece) add(fallback(c));
       continue;
     }
-    if (options_.unk < 0) continue;  // nothing stands for it
+    if (options_.unk < 0) continue;  // there is no unknown token
     if (unknown && !options_.fuse_unk) add(options_.unk);
     unknown = true;
   }
   if (unknown) add(options_.unk);
 }
 
-// Merges until nothing can be: a heap of candidate pairs over a linked list of symbols, O(n log n).
+// Merges pairs with a heap of candidates over a linked list of symbols, in O(n log n).
 void Bpe::merge(const Barred* barred, Memory& memory) const {
   std::vector<Memory::Symbol>& symbols = memory.symbols_;
   std::vector<Memory::Candidate>& heap = memory.heap_;
@@ -134,7 +134,7 @@ void Bpe::merge(const Barred* barred, Memory& memory) const {
     const auto place = static_cast<int32_t>(top.order & UINT32_MAX);
     Memory::Symbol& left = symbols[static_cast<size_t>(place)];
     if (left.id < 0 || left.next < 0) continue;
-    // Neighbours may have changed since; the pair counts if it still gives the same piece.
+    // The neighbours may have changed. The pair is still valid if it gives the same piece.
     const MergeTable::Merge* m = find_merge(place, left.next);
     if (!m || m->result != top.result) continue;
     Memory::Symbol& right = symbols[static_cast<size_t>(left.next)];

@@ -1,4 +1,5 @@
-// Byte-pair encoding of one word: neighbouring symbols are merged, the earliest learned pair first.
+// Encodes one word by byte-pair encoding: merges neighbouring symbols, the earliest learned pair
+// first.
 #pragma once
 
 #include <cstdint>
@@ -9,30 +10,30 @@
 
 namespace stet {
 
-// Merges by their two sides.
+// A hash table of merges, keyed by their left and right ids.
 class MergeTable {
  public:
   struct Merge {
     int32_t left, right, result;
-    int32_t rank;  // the lower, the earlier
+    int32_t rank;  // lower ranks merge earlier
   };
   void reserve(size_t count);
-  // A pair that is there already gets the new rank, as `tokenizers` does it.
+  // Adds a merge. As in `tokenizers`, a known pair gets the new rank.
   void add(const Merge& merge);
   const Merge* find(int32_t left, int32_t right) const;
   size_t count() const { return count_; }
 
  private:
   size_t slot_of(int32_t left, int32_t right) const;
-  std::vector<Merge> slots_;  // open addressing; left -1 is empty; a power of two
+  std::vector<Merge> slots_;  // open addressing; left -1: empty; size a power of two
   size_t count_ = 0;
 };
 
 struct BpeOptions {
-  bool bytes = false;          // a symbol to begin with is a byte, not a character
+  bool bytes = false;          // words start as bytes instead of characters
   bool byte_fallback = false;  // unknown characters become "<0xE2>" ...
   bool fuse_unk = false;
-  bool ignore_merges = false;  // a word that is a piece stays whole
+  bool ignore_merges = false;  // a word that is a piece is not split
   int32_t unk = -1;
   std::string prefix;  // before symbols other than the first of a word
   std::string suffix;  // after the last symbol
@@ -40,14 +41,14 @@ struct BpeOptions {
 
 class Bpe {
  public:
-  // Pieces as bytes or characters of text, as options.bytes has it.
+  // Pieces are bytes or characters of text, depending on options.bytes.
   Bpe(Vocabulary pieces, MergeTable merges, BpeOptions options);
 
-  // Ids that text must not become, by id.
+  // For each id, whether text must not become it.
   using Barred = std::vector<bool>;
 
-  // Working memory of one thread. Remembers short words, so one Memory is for one list of ids, one
-  // set of barred ids, and words whose text stays where it is.
+  // Working memory of one thread. It caches short words, so it serves one list of ids and one set
+  // of barred ids. The text of the words must stay in place.
   class Memory {
    public:
     explicit Memory(size_t text_size);
@@ -62,7 +63,7 @@ class Bpe {
       int32_t result;
       bool operator<(const Candidate& other) const {
         return order > other.order;
-      }  // the heap's top is the least
+      }  // so that the heap's top is the least
     };
     struct Known {
       std::string_view word;
@@ -70,7 +71,7 @@ class Bpe {
     };
     std::vector<Symbol> symbols_;
     std::vector<Candidate> heap_;
-    std::vector<Known> known_;  // by hash; empty for short inputs, where it would not pay
+    std::vector<Known> known_;  // by hash; unused for short inputs
   };
 
   // Appends the ids of a word. `barred` may be nullptr.
@@ -87,7 +88,7 @@ class Bpe {
   Vocabulary pieces_;
   MergeTable merges_;
   BpeOptions options_;
-  int32_t byte_ids_[256];      // the piece of a single byte, with `bytes`; else -1
+  int32_t byte_ids_[256];      // piece of each byte if `bytes` is set; else -1
   int32_t fallback_ids_[256];  // "<0x00>" ...
 };
 

@@ -7,7 +7,7 @@ namespace {
 
 constexpr uint32_t kCodes = 0x100 + 68;
 
-// By code point: its byte, or -1.
+// Returns a table of the byte for each code point, or -1.
 constexpr std::array<int16_t, kCodes> make_bytes() {
   std::array<int16_t, kCodes> bytes{};
   bytes.fill(-1);

@@ -38,7 +38,7 @@ constexpr Rest kRests[] = {
      Spelling::cl100k, 3},
 };
 
-// The character at a place of the text; behind its end one of no class.
+// The character at a place of the text. Beyond the end it belongs to no class.
 struct Character {
   uint32_t code;
   size_t end;
@@ -64,7 +64,7 @@ size_t end_of_run(std::string_view text, size_t at, CharClass members, size_t mo
   return at;
 }
 
-// The end of a contraction's letters; `at` where there are none.
+// Returns the end of a contraction's letters, or `at` if there is none.
 size_t end_of_contraction(std::string_view text, size_t at, Case letters) {
   for (const std::string_view known : {"s", "t", "re", "ve", "m", "ll", "d"}) {
     const std::string_view found = text.substr(at, known.size());
@@ -73,7 +73,7 @@ size_t end_of_contraction(std::string_view text, size_t at, Case letters) {
     };
     if (std::ranges::equal(known, found, same)) return at + known.size();
   }
-  // The only other character that these letters have as another case: U+017F, of s.
+  // The only other character that equals one of these letters in another case: U+017F, a form of s.
   if (letters == Case::unicode && text.substr(at).starts_with("\xC5\xBF")) return at + 2;
   return at;
 }
@@ -98,7 +98,7 @@ std::optional<KnownPattern> KnownPattern::of(std::string_view source) {
   return std::nullopt;
 }
 
-// The alternatives of the pattern in their order.
+// Tries the alternatives of the pattern in order.
 size_t KnownPattern::match(std::string_view text, size_t at) const {
   const Character first(text, at);
   if (kind == Spelling::character) return first.is(members) ? first.end : at;
@@ -125,8 +125,8 @@ size_t KnownPattern::match(std::string_view text, size_t at) const {
     return end;
   }
 
-  // White space: up to its last end of a line, or else all of it at the end of the text, or else
-  // all but the last character, which goes with what follows, if there is more than that one.
+  // White space. The match ends at its last line end. Without one it is all of it at the end of the
+  // text. Otherwise all but the last character, which joins what follows, if that leaves any.
   size_t end = at, last = at, line = at;
   for (Character c = first; c.is(CharClass::space); c = Character(text, end)) {
     last = end;

@@ -1,5 +1,5 @@
-// The patterns that byte-level tokenizers split a text by, matched without a regular expression:
-// those of GPT-2, of Llama 3, of Qwen 2 to 3, and one character of a class.
+// Matches the patterns of byte-level tokenizers without a regular expression engine: those of
+// GPT-2, of Llama 3, of Qwen 2 to 3, and one character of a class.
 #pragma once
 
 #include <cstddef>
@@ -14,23 +14,24 @@ namespace stet {
 struct KnownPattern {
   enum class Kind {
     character,  // one of `members`
-    gpt2,       // Radford et al. 2019: a space may stand before letters, numbers and the rest
-    cl100k      // tiktoken's of that name, and Llama 3's: before letters may stand anything but CR
-                // and LF, which end what they follow; no space before numbers
+    // Radford et al. 2019: a space may precede letters, numbers and others.
+    gpt2,
+    // tiktoken's pattern of that name, and Llama 3's. Any character except CR and LF may precede
+    // letters. Numbers take no space. Line ends join the punctuation before them.
+    cl100k
   };
-  enum class Case { kept, ascii, unicode };  // of the contractions 's 't 're 've 'm 'll 'd
+  enum class Case { kept, ascii, unicode };  // for contractions 's 't 're 've 'm 'll 'd
 
   Kind kind;
   CharClass members = CharClass::other;
   Case contractions = Case::kept;
   size_t most_numbers = SIZE_MAX;  // in one match
 
-  // The pattern of this spelling in Oniguruma's syntax, if it is one of these.
+  // Returns the pattern with this spelling in Oniguruma's syntax, if it is a known one.
   static std::optional<KnownPattern> of(std::string_view source);
 
-  // The end of the match that begins at `at`, where a character of the text begins; `at` where
-  // none does. The text is valid UTF-8. Matches that follow each other look at every character
-  // at most a few times.
+  // Returns the end of the match at `at`, which must begin a character, or `at` if nothing matches.
+  // The text must be valid UTF-8. Consecutive matches read every character only a few times.
   size_t match(std::string_view text, size_t at) const;
 };
 

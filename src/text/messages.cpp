@@ -8,8 +8,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Fields may stand for role and content. All others are new, and are not looked for among those
-// before them, which update() would do.
+// Adds further fields to a message; they may replace role and content. Appends the others without
+// searching for equal names, as update() would: their names are distinct.
 void add_fields(Json& message, Json fields) {
   auto& members = message.get_ref<Json::object_t&>();
   for (auto& [name, value] : fields.get_ref<Json::object_t&>()) {

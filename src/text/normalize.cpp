@@ -45,7 +45,7 @@ std::string lowercase(std::string_view text) {
     const Utf8 c = utf8_at(text, i);
     i += c.length;
     if (c.code == 0x130) {
-      out += "i\xCC\x87";  // the one character whose lower case is two
+      out += "i\xCC\x87";  // the only character whose lower case has two
     } else {
       utf8_append(out,
                   static_cast<uint32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c.code))));
@@ -54,8 +54,8 @@ std::string lowercase(std::string_view text) {
   return out;
 }
 
-// Unicode normal forms (UAX #15). Marks are put in order here: utf8proc's own ordering takes
-// quadratic time on a long run of them.
+// Returns a Unicode normal form (UAX #15). Combining marks are sorted here, since utf8proc takes
+// quadratic time on long runs of them.
 std::string normal_form(std::string_view text, bool compose, bool compat, const std::string&,
                         const std::string&) {
   const auto options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE |
@@ -101,7 +101,7 @@ void need_tables(const JsonNode&) {}
 
 std::string lowercase(std::string_view text) { return std::string(text); }
 
-// Only NFC comes here, and only text that it may change.
+// Always throws. Callers ask only for NFC, and only for text that NFC may change.
 std::string normal_form(std::string_view text, bool, bool, const std::string& file,
                         const std::string& field) {
   throw Error(ErrorKind::unsupported, file, field,

@@ -1,4 +1,4 @@
-// The normalizer of tokenizer.json: what happens to text before it is split.
+// The normalizer of tokenizer.json, which changes text before it is split.
 #pragma once
 
 #include <optional>
@@ -16,13 +16,13 @@ class TextBudget;
 class Normalizer {
  public:
   Normalizer() = default;  // changes nothing
-  // Replace, Prepend, NFC, NFD, NFKC, NFKD, Lowercase, Strip, Sequence. Throws Error: unsupported
-  // for others, and for those but NFC that need utf8proc in a build without it.
+  // Parses Replace, Prepend, NFC, NFD, NFKC, NFKD, Lowercase, Strip and Sequence. Throws an
+  // unsupported Error for others. A build without utf8proc supports no Unicode normalizer but NFC.
   static Normalizer parse(const JsonNode& node);
 
   bool empty() const { return steps_.empty(); }
-  // Text is valid UTF-8, and so is the result. Throws Error: capacity when the budget is spent;
-  // unsupported, without utf8proc, for text that NFC might change.
+  // Returns the normalized text; both are valid UTF-8. Throws a capacity Error if the budget is
+  // exceeded. Without utf8proc throws an unsupported Error for text that NFC might change.
   std::string apply(std::string_view text, TextBudget& budget) const;
 
  private:
@@ -41,7 +41,7 @@ class Normalizer {
   std::vector<Step> steps_;
 };
 
-// The string with each match replaced.
+// Returns the text with each match replaced.
 std::string replace_all(std::string_view text, const Pattern& pattern, std::string_view replacement,
                         TextBudget& budget);
 

@@ -83,13 +83,13 @@ struct Pattern::Finder::Regex {
 
 namespace {
 
-// \s, \w and \d as Oniguruma has them under Unicode, for use inside a class. (PCRE2's \s has U+180E
-// too, and its \w lacks marks and connectors. The six numbers below U+0100 are words by a table of
-// Oniguruma's for Latin-1.)
+// Oniguruma's \s, \w and \d under Unicode, for use in a class. PCRE2's \s also has U+180E, and its
+// \w lacks marks and connectors. In Oniguruma, a table for Latin-1 makes the six numbers below
+// U+0100 words.
 constexpr const char* kSpaces = R"(\x09-\x0d\x{85}\p{Z})";
 std::string words() { return std::string(kUnicodeWord) + R"(\x{B2}\x{B3}\x{B9}\x{BC}-\x{BE})"; }
 
-// \b and \B between Oniguruma's words, which are not those of PCRE2.
+// Returns \b or \B for Oniguruma's words, which differ from PCRE2's.
 std::string word_edge(bool edge) {
   const char* const same = edge ? "!" : "=";
   const char* const other = edge ? "=" : "!";
@@ -97,7 +97,7 @@ std::string word_edge(bool edge) {
                      other);
 }
 
-// From Oniguruma's syntax to PCRE2's. What the two read differently is refused.
+// Translates Oniguruma's syntax to PCRE2's. Refuses constructs that the two read differently.
 std::string translate(const std::string& source, const std::string& file, const std::string& what) {
   const auto refuse = [&](const std::string& found) {
     throw Error(ErrorKind::unsupported, file, what, "a pattern that Oniguruma and PCRE2 read alike",
@@ -188,7 +188,7 @@ Pattern Pattern::compile(const std::string& source, const std::string& file,
     throw Error(ErrorKind::format, file, what, "a regular expression",
                 fmt::format("{} at byte {} of {}", message_of(code), at, translated));
   }
-  pcre2_jit_compile(compiled->code, PCRE2_JIT_COMPLETE);  // where it fails, the interpreter serves
+  pcre2_jit_compile(compiled->code, PCRE2_JIT_COMPLETE);  // optional: PCRE2 can interpret
   Pattern pattern;
   pattern.compiled_ = std::move(compiled);
   return pattern;
@@ -200,16 +200,16 @@ Pattern::Finder::Finder(const Pattern& pattern, std::string_view text, TextBudge
   regex_.reset(new Regex{pcre2_match_data_create_from_pattern(pattern.compiled_->code, nullptr),
                          pcre2_match_context_create(nullptr)});
   if (!regex_->data || !regex_->context) throw std::bad_alloc();
-  // Backtracking from one place grows with the text at most by a small factor, so that a bad
-  // pattern is an error, not a hang.
+  // Limits backtracking to a small factor of the text's size, so that a bad pattern fails instead
+  // of hanging.
   const size_t limit = 1'000'000 + 16 * text.size();
   pcre2_set_match_limit(regex_->context,
                         static_cast<uint32_t>(std::min<size_t>(limit, UINT32_MAX)));
-  pcre2_set_heap_limit(regex_->context, 32 * 1024);  // KiB, of the interpreter
+  pcre2_set_heap_limit(regex_->context, 32 * 1024);  // KiB, for the interpreter
 }
 
-// A match that begins in one of the next places. They are so few that the budget is asked often
-// enough, also where each of them looks at all of the text.
+// Finds a match that begins in one of the next places. Few places are tried at a time, so the
+// budget is checked often enough even if each reads the whole text.
 int Pattern::Finder::match_from(size_t at) {
   pcre2_set_offset_limit(regex_->context, at + places_at_once(text_.size()) - 1);
   const auto run = [&] {
@@ -261,7 +261,7 @@ Pattern Pattern::compile(const std::string& source, const std::string& file,
 Pattern::Finder::Finder(const Pattern& pattern, std::string_view text, TextBudget& budget)
     : pattern_(pattern), text_(text), budget_(budget) {}
 
-bool Pattern::Finder::next_of_regex(Match&) { return false; }  // there is none
+bool Pattern::Finder::next_of_regex(Match&) { return false; }  // never called
 
 #endif
 

@@ -1,5 +1,5 @@
-// What normalizers and pre-tokenizers look for: a literal string, or a regular expression: a known
-// one, or any through PCRE2.
+// Patterns of normalizers and pre-tokenizers: literal strings, known regular expressions, and with
+// PCRE2 any others.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@ namespace stet {
 class JsonNode;
 class TextBudget;
 
-// \w of Unicode but for joiners, to be written inside a class: letters, marks, digits, numbers that
-// are letters, connectors.
+// Unicode's \w without joiners, for use in a class: letters, marks, digits, letter numbers and
+// connectors.
 inline constexpr const char* kUnicodeWord =
     R"(\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{24B6}-\x{24E9}\x{1F130}-\x{1F149}\x{1F150}-\x{1F169}\x{1F170}-\x{1F189})";
-// To which Rust's regex counts joiners, and Oniguruma does not.
+// Joiners, which belong to \w in Rust's regex but not in Oniguruma.
 inline constexpr const char* kJoiners = R"(\x{200C}\x{200D})";
 
 struct Match {
@@ -29,20 +29,21 @@ struct Match {
 class Pattern {
  public:
   static Pattern literal(std::string text);
-  // `what` names it in errors. Throws Error: unsupported for one that is not known, without PCRE2.
+  // `what` names the pattern in errors. Without PCRE2, throws an unsupported Error for an unknown
+  // pattern.
   static Pattern regex(const std::string& source, const std::string& file, const std::string& what);
-  // {"String": ...} or {"Regex": ...}, the latter in Oniguruma's syntax as far as it is PCRE2's
-  // too.
+  // Parses {"String": ...} or {"Regex": ...}. A regex has Oniguruma's syntax, as far as PCRE2 reads
+  // it alike.
   static Pattern parse(const JsonNode& node);
 
-  // Finds matches in one text, from left to right. An empty one counts, unless the match before it
-  // ended there: so the iterator of the `tokenizers` library finds them.
+  // Finds matches in one text from left to right. As in the `tokenizers` library, an empty match
+  // counts unless the previous match ended there.
   class Finder {
    public:
-    // The text is valid UTF-8 and outlives the finder, like the pattern and the budget.
+    // The text must be valid UTF-8. Text, pattern and budget must outlive the finder.
     Finder(const Pattern& pattern, std::string_view text, TextBudget& budget);
     ~Finder();
-    // Throws Error: capacity when PCRE2 gives up, or the budget is spent.
+    // Throws a capacity Error if PCRE2 gives up or the budget is exceeded.
     bool next(Match& match);
 
    private:
@@ -53,7 +54,7 @@ class Pattern {
     std::string_view text_;
     TextBudget& budget_;
     size_t at_ = 0;
-    size_t last_end_ = SIZE_MAX;  // of the last match; SIZE_MAX before the first
+    size_t last_end_ = SIZE_MAX;  // end of the last match; SIZE_MAX before the first
     std::unique_ptr<Regex> regex_;
   };
 
@@ -63,7 +64,7 @@ class Pattern {
                          const std::string& what);
   std::string literal_;
   std::optional<KnownPattern> known_;
-  std::shared_ptr<const Compiled> compiled_;  // of neither a literal nor a known pattern
+  std::shared_ptr<const Compiled> compiled_;  // null for literals and known patterns
 };
 
 }  // namespace stet

@@ -11,11 +11,11 @@
 namespace stet {
 namespace {
 
-// Radford et al. 2019, the pattern of GPT-2.
+// GPT-2's pattern (Radford et al. 2019).
 constexpr const char* kGpt2 =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// \w+|[^\w\s]+ as the `tokenizers` library means it here: in Rust's regex.
+// Returns \w+|[^\w\s]+ in the sense of Rust's regex, which the `tokenizers` library uses here.
 std::string rust_words() {
   const std::string word = std::string(kUnicodeWord) + kJoiners;
   return "[" + word + "]+|[^" + word + "\\s]+";
@@ -105,8 +105,8 @@ void PreTokenizer::add(const JsonNode& node) {
   }
 }
 
-// The text is a row of parts, matches and what lies between; the behavior says which of them become
-// one word. A match may be empty: it parts what lies between, and is no word itself.
+// Splits a word into matches and the text between them. The behavior decides which neighbours are
+// joined to a word. An empty match separates its neighbours but is no word.
 void PreTokenizer::split_word(const Step& step, Word word, std::vector<Word>& out,
                               TextBudget& budget) {
   const size_t start = out.size();

@@ -1,4 +1,4 @@
-// The pre-tokenizer of tokenizer.json: the words that merges stay within.
+// The pre-tokenizer of tokenizer.json, which splits text into words. Merges stay within words.
 #pragma once
 
 #include <deque>
@@ -14,7 +14,7 @@ namespace stet {
 class JsonNode;
 class TextBudget;
 
-// Part of a text. `first`: it begins where the whole input begins.
+// A part of a text. `first` is set if it begins where the whole input begins.
 struct Word {
   std::string_view text;
   bool first;
@@ -23,22 +23,24 @@ struct Word {
 class PreTokenizer {
  public:
   PreTokenizer() = default;  // the text is one word
-  // Sequence, Split, Digits, ByteLevel, Metaspace, Whitespace, WhitespaceSplit, Punctuation,
-  // CharDelimiterSplit. Throws Error: unsupported for others, and for ByteLevel anywhere but at the
+  // Parses Sequence, Split, Digits, ByteLevel, Metaspace, Whitespace, WhitespaceSplit, Punctuation
+  // and CharDelimiterSplit. Throws an unsupported Error for others, and for ByteLevel except at the
   // end.
   static PreTokenizer parse(const JsonNode& node);
 
-  // The model's pieces are bytes, written in GPT-2's alphabet; words stay in plain bytes.
+  // Returns whether the model's pieces are bytes in GPT-2's alphabet. Words keep plain bytes in any
+  // case.
   bool byte_level() const { return byte_level_; }
 
-  // Words that had to be made (a space put before them) are kept alive in `made`.
+  // Returns the words. Words that differ from the input, such as those with an added space, live in
+  // `made`.
   std::vector<Word> split(Word text, std::deque<std::string>& made, TextBudget& budget) const;
 
  private:
   enum class Behavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
   enum class Prefix { never, first, always };
   struct Step {
-    std::string space{};  // Metaspace: stands for ' ' from here on; "" otherwise
+    std::string space{};  // Metaspace: replaces ' ' from here on; else ""
     std::string prefix_text{};
     Prefix prefix = Prefix::never;
     std::optional<Pattern> pattern{};

@@ -1,4 +1,4 @@
-// A sentencepiece model (sentencepiece_model.proto), as far as it decides ids.
+// The parts of a sentencepiece model (sentencepiece_model.proto) that decide ids.
 #pragma once
 
 #include <cstdint>
@@ -34,39 +34,39 @@ struct SentencePieceModel {
   bool add_dummy_prefix = true, remove_extra_whitespaces = true, escape_whitespaces = true;
 };
 
-// Reads and checks the content of a tokenizer.model; `file` names it in errors. Throws Error:
-// format for what is no such model; unsupported for settings that nothing here encodes with.
+// Parses and checks the content of a tokenizer.model; `file` names it in errors. Throws a format
+// Error for anything else, and an unsupported Error for settings that are not implemented.
 SentencePieceModel parse_sentencepiece_model(std::string_view bytes, const std::string& file);
 
-// Returns the byte that a piece of type BYTE stands for ("<0xE2>"), or -1.
+// Returns the byte of a piece of type BYTE ("<0xE2>"), or -1.
 int sentencepiece_byte(std::string_view piece);
 
-// Encodes texts with a checked model. Text is valid UTF-8.
+// Encodes texts of valid UTF-8 with a checked model.
 class SentencePieceTextEncoder {
  public:
   virtual ~SentencePieceTextEncoder() = default;
-  // Appends the ids of a text. Throws Error: argument where a control piece would come out of it.
+  // Appends the ids of a text. Throws an argument Error if that would produce a control piece.
   virtual void encode(std::string_view text, std::vector<int32_t>& out) const = 0;
 };
 
-// Where texts can be cut before a space: the ids of the parts are those of the whole. A text takes
-// some hundred times its memory while it is encoded, its parts only theirs.
+// Finds spaces before which a text can be cut without changing its ids. Encoding takes some hundred
+// times the memory of a text, so long texts are encoded in parts.
 class SentencePieceCuts {
  public:
   explicit SentencePieceCuts(const SentencePieceModel& model);
-  // Returns how many bytes of a text to encode next: at most `size`, or more where that is the
-  // first place, or the end.
+  // Returns how many bytes of a text to encode next: at most `size`, unless the first place to cut
+  // or the end is farther.
   size_t part(std::string_view text, size_t size) const;
 
  private:
   bool at(std::string_view text, size_t place) const;
 
   bool possible_;
-  std::unordered_set<uint32_t> before_space_;  // characters which some piece has before a space
+  std::unordered_set<uint32_t> before_space_;  // characters that precede a space in a piece
 };
 
-// Returns an encoder of ours, without the sentencepiece library, that gives the library's ids.
-// Throws Error: unsupported for a unigram model, and for one with a character map.
+// Returns stet's own encoder, which gives the same ids as the sentencepiece library. Throws an
+// unsupported Error for a unigram model or a character map.
 std::unique_ptr<SentencePieceTextEncoder> sentencepiece_bpe(const SentencePieceModel& model,
                                                             const std::string& file);
 

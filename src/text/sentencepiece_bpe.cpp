@@ -1,6 +1,6 @@
-// A sentencepiece model of type BPE, encoded as the sentencepiece library does it: user-defined
-// pieces stand as they are, all else is split into characters, and neighbours are merged while both
-// together are a piece, the highest score first, then the leftmost.
+// Encodes with a sentencepiece model of type BPE, as the sentencepiece library does. User-defined
+// pieces stay whole, and all other text is split into characters. Neighbours are merged while
+// together they are a piece: the highest score first, then the leftmost.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -25,13 +25,13 @@ class SentencePieceBpe : public SentencePieceTextEncoder {
  private:
   struct Symbol {
     int32_t previous, next;  // -1: none
-    int32_t begin, size;     // of the normalized text; size 0: merged away
+    int32_t begin, size;     // in the normalized text; size 0: merged
     bool whole;              // a user-defined piece, which is never merged
   };
   struct Pair {
     float score;
     int32_t left, right, size;
-    // A heap's top is the greatest.
+    // The heap's top is the greatest.
     bool operator<(const Pair& other) const {
       return score < other.score || (score == other.score && left > other.left);
     }
@@ -57,7 +57,7 @@ class SentencePieceBpe : public SentencePieceTextEncoder {
   Vocabulary pieces_;
   std::vector<uint64_t> types_;  // by id
   std::vector<float> scores_;
-  size_t longest_ = 0;      // piece, in bytes
+  size_t longest_ = 0;      // size of the longest piece in bytes
   AddedTokenFinder whole_;  // user-defined pieces
   int32_t unknown_ = -1;
   int32_t byte_ids_[256];
@@ -100,8 +100,8 @@ SentencePieceBpe::SentencePieceBpe(const SentencePieceModel& model, std::string 
   whole_.build();
 }
 
-// Escapes spaces. Where extra white space goes, spaces at both ends do, and all but one of a run,
-// except inside of user-defined pieces.
+// Escapes spaces. With remove_extra_whitespaces, drops spaces at both ends and reduces runs to one,
+// except within user-defined pieces.
 std::string SentencePieceBpe::normalize(std::string_view text) const {
   std::vector<Segment> segments;
   whole_.split({text, -1, true, false}, {}, segments);
@@ -159,7 +159,7 @@ void SentencePieceBpe::add_symbols(Work& work) const {
   work.symbols.back().next = -1;
 }
 
-// Puts a pair of neighbours on the heap, if both together are a piece.
+// Pushes a pair of neighbours on the heap, if together they are a piece.
 void SentencePieceBpe::add_pair(Work& work, int32_t left, int32_t right) const {
   if (left < 0 || right < 0) return;
   const Symbol& a = work.symbols[static_cast<size_t>(left)];
@@ -187,7 +187,7 @@ void SentencePieceBpe::merge(Work& work) const {
     work.heap.pop_back();
     Symbol& left = symbols[static_cast<size_t>(top.left)];
     Symbol& right = symbols[static_cast<size_t>(top.right)];
-    // One of the two may have been merged with another since.
+    // One of the two may have been merged with another symbol in the meantime.
     if (left.size == 0 || right.size == 0 || left.size + right.size != top.size) continue;
     left.size = top.size;
     left.next = right.next;
@@ -198,8 +198,8 @@ void SentencePieceBpe::merge(Work& work) const {
   }
 }
 
-// Appends a symbol's ids: its piece; the halves of an unused one; the bytes of an unknown one, or
-// one unknown piece for a run of them.
+// Appends a symbol's ids. An unused piece gives the ids of its halves. Unknown text gives its
+// bytes, or one unknown piece for a whole run.
 void SentencePieceBpe::put(Work& work, std::string_view piece, std::vector<int32_t>& out) const {
   const int32_t found = pieces_.find(piece), id = found < 0 ? unknown_ : found;
   if (type(id) == kUnused) {

@@ -12,7 +12,7 @@ using jinja::Value;
 using Kind = Value::Kind;
 
 constexpr char kName[] = "chat_template";
-constexpr std::string_view kTools = "tool_use";  // the name that transformers looks for
+constexpr std::string_view kTools = "tool_use";  // name that transformers uses with tools
 
 Program parse_own(const Tokenizer& tokenizer, std::string_view name) {
   const std::string_view named = tokenizer.chat_template(name);
@@ -22,7 +22,7 @@ Program parse_own(const Tokenizer& tokenizer, std::string_view name) {
   return Program::parse(source, kName);
 }
 
-// By their names; a name that stands for several tokens is a list.
+// Returns the tokens by name. A name of several tokens becomes a list.
 jinja::Variables special_tokens_of(const Tokenizer& tokenizer) {
   jinja::Variables variables;
   std::vector<Value> additional;
@@ -73,7 +73,7 @@ jinja::Text ChatTemplate::render(const Value& messages, bool add_generation_prom
     marked.push_back(message.marked(static_cast<int>(marked.size())));
   }
   const int further = static_cast<int>(marked.size());
-  // The first of a name counts. transformers always passes tools and documents.
+  // The first of equal names counts. transformers always passes tools and documents.
   jinja::Variables all = {{"messages", Value::list(std::move(marked))},
                           {"add_generation_prompt", Value::boolean(add_generation_prompt)}};
   bool tools = false;

@@ -1,4 +1,4 @@
-// What encoding one text may cost, whatever its tokenizer's files ask for.
+// Limits the cost of encoding one text, whatever its tokenizer's files say.
 #pragma once
 
 #include <time.h>
@@ -18,13 +18,13 @@ class TextBudget {
         kept_(kTextBytes + kKeptRatio * text),
         end_(now() + kMatchSeconds + kMatchSecondsPerByte * static_cast<double>(text)) {}
 
-  // Throws a capacity Error for a text that has grown beyond what is left.
+  // Throws a capacity Error if the text has grown beyond the limit.
   void check_size(size_t bytes) const {
     if (bytes > bytes_)
       throw Error(ErrorKind::capacity, "", "text",
                   "normalizers that make it at most " + std::to_string(bytes_) + " bytes", "more");
   }
-  // The same, of a string that is kept until the text is done.
+  // Counts a string that lives until the text is done. Throws a capacity Error beyond the limit.
   void keep(size_t bytes) {
     bytes += sizeof(std::string);
     if (bytes > kept_)
@@ -32,8 +32,8 @@ class TextBudget {
                   "more");
     kept_ -= bytes;
   }
-  // Throws a capacity Error when matching has taken too long. Looked at for every miss, and for
-  // some of the matches.
+  // Throws a capacity Error if matching has taken too long. Checks the time after every miss and
+  // after some matches.
   void check_time(bool missed, const std::string& file, const std::string& what) {
     if ((!missed && ++calls_ % 64 != 0) || now() < end_) return;
     throw Error(ErrorKind::capacity, file, what, "a pattern that can be matched in some seconds",
@@ -41,7 +41,7 @@ class TextBudget {
   }
 
  private:
-  // Processor time of this thread: what else the machine does is no matter.
+  // Returns this thread's processor time, which other load on the machine does not affect.
   static double now() {
     struct timespec t = {};
     ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);

@@ -24,7 +24,7 @@ void replace_in(std::string& text, std::string_view from, std::string_view to) {
   text = out.append(text, done);
 }
 
-// The byte of "<0xE2>", or -1.
+// Returns the byte of "<0xE2>", or -1.
 int byte_of(std::string_view piece) {
   if (piece.size() != 6 || !piece.starts_with("<0x") || piece[5] != '>') return -1;
   const auto digit = [](char c) {
@@ -37,7 +37,7 @@ int byte_of(std::string_view piece) {
   return high < 0 || low < 0 ? -1 : high * 16 + low;
 }
 
-// A piece without up to `start` and `stop` times the character at its ends.
+// Returns a piece without up to `start` and `stop` repetitions of the character at its ends.
 std::string_view strip_piece(std::string_view piece, std::string_view character, uint32_t start,
                              uint32_t stop) {
   for (; start > 0 && piece.starts_with(character); --start) piece.remove_prefix(character.size());
@@ -162,7 +162,7 @@ void TokenDecoder::feed(size_t at, std::string_view piece, State& state, std::st
       memory.count = 1;
       pass(changed);
       break;
-    case Kind::suffix:  // only the very last piece loses its suffix without a space in its place
+    case Kind::suffix:  // only the last piece loses its suffix without getting a space
       if (memory.count > 0) {
         replace_in(memory.held, stage.from, " ");
         pass(memory.held);
@@ -182,13 +182,14 @@ std::string TokenDecoder::bytes_of(std::string_view piece) const {
   }
   State state = begin();
   std::string text;
-  push("x", state, text);  // so that no space is stripped as the first of a text
+  push("x", state, text);  // so that no space counts as the first of the text
   push(piece, state, text);
   finish(state, text);
   return text.starts_with('x') ? text.substr(1) : text;
 }
 
-// Bytes of pieces, as text as soon as they make a character or can no longer make one.
+// Collects bytes of pieces. Emits them as text once they form a character or can no longer form
+// one.
 void TokenDecoder::feed_bytes(size_t at, std::string_view piece, State& state,
                               std::string& out) const {
   std::string& held = state[at].held;
@@ -206,7 +207,7 @@ void TokenDecoder::feed_bytes(size_t at, std::string_view piece, State& state,
   if (!text.empty()) feed(at + 1, text, state, out);
 }
 
-// A run of byte tokens ends: it is UTF-8, or each of its bytes becomes U+FFFD.
+// Ends a run of byte tokens. It becomes text if it is UTF-8; otherwise each byte becomes U+FFFD.
 void TokenDecoder::flush_fallback(size_t at, State& state, std::string& out) const {
   std::string held;
   std::swap(held, state[at].held);
@@ -215,8 +216,8 @@ void TokenDecoder::flush_fallback(size_t at, State& state, std::string& out) con
   for (size_t i = 0; i < held.size(); ++i) feed(at + 1, kReplacement, state, out);
 }
 
-// Strips the whole text, of which this is a part. Characters that may turn out to be the last are
-// held.
+// Strips the whole text, of which this is a part. Holds back characters that may turn out to be the
+// last ones.
 void TokenDecoder::feed_strip(size_t at, std::string_view part, State& state,
                               std::string& out) const {
   const Stage& stage = stages_[at];
@@ -253,7 +254,7 @@ void TokenDecoder::finish(State& state, std::string& out) const {
         feed(at + 1, memory.held, state, out);
         break;
       default:
-        break;  // what a strip still holds is stripped
+        break;  // held characters are the ones to strip
     }
   }
   state = begin();

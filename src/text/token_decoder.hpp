@@ -1,5 +1,5 @@
-// The decoder of tokenizer.json: from pieces to text, one piece at a time. A row of stages, each of
-// which hands pieces, or parts of the one piece that everything is fused to, on to the next.
+// The decoder of tokenizer.json, which turns pieces into text one at a time. Each stage passes
+// pieces to the next, or parts of the single piece after a Fuse.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,14 @@ class JsonNode;
 
 class TokenDecoder {
  public:
-  // No decoder: pieces with a space between.
+  // Without a decoder, pieces are joined by spaces.
   TokenDecoder() : stages_{{.kind = Kind::join}} {}
-  // ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace, BPEDecoder, Sequence. Throws Error:
-  // unsupported for others, and for stages after Fuse or ByteLevel that look at single pieces.
+  // Parses ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace, BPEDecoder and Sequence.
+  // Throws an unsupported Error for others, and for stages after Fuse or ByteLevel that need single
+  // pieces.
   static TokenDecoder parse(const JsonNode& node);
-  // That of a sentencepiece model: spaces for U+2581, bytes, and no space for the one put before
-  // the text.
+  // Returns the decoder of a sentencepiece model: spaces for U+2581, bytes for byte pieces, and
+  // without the space put before the text.
   static TokenDecoder sentencepiece(bool strip_first_space);
 
   using State = std::vector<TextStream::Stage>;
@@ -30,7 +31,7 @@ class TokenDecoder {
     feed(0, piece, state, out);
   }
   void finish(State& state, std::string& out) const;
-  // The bytes that a piece stands for in the middle of a text, whether or not they are characters.
+  // Returns the bytes of a piece in the middle of a text, even if they are not whole characters.
   std::string bytes_of(std::string_view piece) const;
 
  private:
@@ -46,7 +47,7 @@ class TokenDecoder {
   };
   struct Stage {
     Kind kind;
-    std::string from{}, to{};      // replace; strip, metaspace, suffix: what `from` is
+    std::string from{}, to{};      // `from` also for strip, metaspace and suffix
     uint32_t start = 0, stop = 0;  // strip
     bool drop_first = false;       // metaspace
   };
@@ -61,7 +62,7 @@ class TokenDecoder {
 
   std::vector<Stage> stages_;
   bool fused_ = false;
-  double growth_ = 1;  // by all Replace, at the most
+  double growth_ = 1;  // upper bound on growth by all Replace
 };
 
 }  // namespace stet

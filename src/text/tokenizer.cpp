@@ -1,4 +1,4 @@
-// The Tokenizer: what its files make together, and what is put around a text.
+// Implements Tokenizer: combines its files, and adds the ids around a text.
 #include "stet/text/tokenizer.hpp"
 #include "stet/base/limits.hpp"
 
@@ -50,10 +50,10 @@ void add_token(TokenizerParts& parts, const AddedToken& token, const std::string
 
 struct Tokenizer::Impl {
   Files files;
-  std::optional<Error> foreign;  // why they may not be put into a snapshot
+  std::optional<Error> foreign;  // reason not to put them into a snapshot
   Vocabulary vocabulary;
   std::vector<bool> special;  // by id
-  AddedTokenFinder finder;    // tokens looked for in the text as it is
+  AddedTokenFinder finder;    // searches tokens in the raw text
   std::unique_ptr<Encoder> encoder;
   TokenDecoder decoder;
   std::vector<int32_t> before, after;
@@ -62,7 +62,7 @@ struct Tokenizer::Impl {
   std::map<std::string, std::string, std::less<>> named_templates;
   std::vector<std::pair<std::string, std::string>> special_tokens;
 
-  // Throws Error: argument for an id outside the vocabulary.
+  // Throws an argument Error for an id outside the vocabulary.
   void check(int32_t id) const {
     if (id >= 0 && id < vocabulary.size()) return;
     throw Error(ErrorKind::argument, "", "token id", fmt::format("0..{}", vocabulary.size() - 1),
@@ -72,8 +72,8 @@ struct Tokenizer::Impl {
 
 namespace {
 
-// A token of a chat template is reserved like a special one, if it is more than white space: so
-// user text cannot open a turn even where the checkpoint does not call the token special.
+// Reserves tokens that appear in a chat template, except white space. So user text cannot open a
+// turn, even if the checkpoint does not call the token special.
 void mark_reserved(const std::string& templates, std::vector<AddedToken>& added) {
   for (AddedToken& token : added) {
     const bool visible = token.text.find_first_not_of(" \t\r\n") != std::string::npos;
@@ -91,7 +91,7 @@ std::optional<int32_t> named_token(const TokenizerConfig& config, const std::str
   return id;
 }
 
-// The config's add_bos_token and add_eos_token go before what the vocabulary file says.
+// Sets bos and eos. The config's add_bos_token and add_eos_token override the vocabulary file.
 void apply_bos_and_eos(const TokenizerConfig& config, const TokenizerParts& parts,
                        Tokenizer::Impl& impl) {
   impl.before = parts.before;
@@ -271,7 +271,7 @@ bool Tokenizer::is_special(int32_t id) const {
 
 namespace {
 
-// What is no UTF-8 is mended range by range, so that no range takes in bytes of its neighbour.
+// Replaces invalid UTF-8 in each range separately, so that no range absorbs bytes of its neighbour.
 std::string mend(std::string_view text, std::vector<TextRange>& plain) {
   std::string mended;
   size_t done = 0;
@@ -323,7 +323,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, Bos bos,
   }
   std::vector<Segment> segments;
   impl_->finder.split({text, -1, !continued, false}, plain, segments);
-  const size_t own = ids.size();  // where the text's begin
+  const size_t own = ids.size();  // where the text's ids begin
   impl_->encoder->encode(segments, ids);
   const bool twice = bos == Bos::automatic && impl_->bos && own > 0 && own < ids.size() &&
                      ids[own - 1] == *impl_->bos && ids[own] == *impl_->bos;
@@ -365,7 +365,7 @@ std::string TextStream::pending() const {
   return bytes;
 }
 
-// Per stage: count (4 bytes), length of held (4 bytes), held. Little-endian.
+// Returns for each stage: count (4 bytes), length of held (4 bytes), held. Little-endian.
 std::string TextStream::state() const {
   std::string out;
   for (const Stage& stage : stages_) {

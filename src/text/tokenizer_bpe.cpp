@@ -1,4 +1,4 @@
-// tokenizer.json with a BPE model.
+// Reads a tokenizer.json with a BPE model.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -39,7 +39,7 @@ class BpeEncoder : public Encoder {
     for (const Segment& segment : segments) size += segment.text.size();
     Bpe::Memory memory(size);
     TextBudget budget(size);
-    std::deque<std::string> made;  // text that differs from the input; words point into it
+    std::deque<std::string> made;  // owns words that differ from the input
     std::vector<Segment> parts;
     for (const Segment& segment : segments) {
       parts.clear();
@@ -75,7 +75,7 @@ class BpeEncoder : public Encoder {
   }
 
   Normalizer normalizer_;
-  AddedTokenFinder finder_;  // tokens looked for in normalized text
+  AddedTokenFinder finder_;  // searches tokens in normalized text
   PreTokenizer pre_tokenizer_;
   Bpe bpe_;
   Bpe::Barred barred_;
@@ -83,8 +83,7 @@ class BpeEncoder : public Encoder {
 };
 
 void read_vocabulary(const TokenizerJson& json, const std::string& file, Vocabulary& vocabulary) {
-  // A few holes are fine; an id far outside would cost memory that the file's size does not
-  // justify.
+  // Allows some holes. An id far outside would cost memory out of proportion to the file.
   const auto limit = static_cast<int64_t>(json.vocab.size() * 2 + 4096);
   for (const std::pair<std::string, int64_t>& entry : json.vocab) {
     const std::string& piece = entry.first;
@@ -101,7 +100,7 @@ void read_vocabulary(const TokenizerJson& json, const std::string& file, Vocabul
   }
 }
 
-// A merge's result is its sides put together, without the prefix that symbols inside a word carry.
+// Reads the merges. A result is both sides joined, without the prefix of symbols inside a word.
 MergeTable read_merges(const TokenizerJson& json, const std::string& file,
                        const Vocabulary& vocabulary, const std::string& prefix,
                        std::vector<int32_t>& table) {
@@ -128,7 +127,8 @@ MergeTable read_merges(const TokenizerJson& json, const std::string& file,
   return merges;
 }
 
-// The pieces as bytes; those that no bytes write cannot come out of text.
+// Returns the pieces as bytes. Pieces that spell no bytes are left out, since no text produces
+// them.
 Vocabulary byte_pieces(const Vocabulary& vocabulary) {
   Vocabulary out;
   for (int32_t id = 0; id < vocabulary.size(); ++id) {
@@ -182,14 +182,14 @@ AddedToken read_added_token(const JsonNode& node) {
   return token;
 }
 
-// [token, id] of BertProcessing and RobertaProcessing.
+// Reads [token, id] of BertProcessing and RobertaProcessing.
 int32_t read_named_id(const JsonNode& node, int32_t size) {
   const std::vector<JsonNode> pair = node.elements();
   if (pair.size() != 2) node.fail("a token and its id");
   return static_cast<int32_t>(pair[1].integer(0, size - 1));
 }
 
-// What stands around a single text.
+// Reads the ids around a single text.
 void read_post_processor(const JsonNode& node, TokenizerParts& parts) {
   const JsonNode type_node = node.at("type");
   const std::string type = type_node.string();
@@ -217,7 +217,7 @@ void read_post_processor(const JsonNode& node, TokenizerParts& parts) {
   } else if (type == "BertProcessing" || type == "RobertaProcessing") {
     parts.before.insert(parts.before.begin(), read_named_id(node.at("cls"), size));
     parts.after.push_back(read_named_id(node.at("sep"), size));
-  } else if (type != "ByteLevel") {  // which only moves offsets
+  } else if (type != "ByteLevel") {  // ByteLevel only adjusts offsets
     type_node.unsupported(
         "a post-processor of Sequence, TemplateProcessing, BertProcessing, RobertaProcessing, "
         "ByteLevel");

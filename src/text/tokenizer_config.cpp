@@ -8,13 +8,13 @@
 namespace stet {
 namespace {
 
-// A token is named by its text, or by an object that holds it.
+// Returns a token's text, which is given directly or in an object.
 std::string token_text(const JsonNode& node) {
   return node.json().is_object() ? node.at("content").string() : node.string();
 }
 
-// One template, or several by name. Without one named "default" there is none for a conversation
-// without tools.
+// Reads one template, or several by name. Without one named "default", conversations without tools
+// have none.
 void read_chat_template(const JsonNode& node, TokenizerConfig& config) {
   config.named_templates.clear();
   if (!node.json().is_array()) {
@@ -49,7 +49,7 @@ void read_added_decoder(const JsonNode& node, TokenizerConfig& config) {
             [](const auto& a, const auto& b) { return a.second.id < b.second.id; });
 }
 
-// The tokens that a file names, as far as none before it has named them.
+// Adds the special tokens named in a file, unless an earlier file has named them.
 void read_special(const JsonNode& root, TokenizerConfig& config) {
   const auto known = [&config](std::string_view name) {
     return std::ranges::any_of(config.special, [&](const auto& s) { return s.first == name; });
@@ -97,7 +97,7 @@ void read_config_file(std::string_view bytes, TokenizerConfig& config) {
   read_special(root, config);
 }
 
-// Texts and their ids.
+// Reads an object of token texts and ids.
 void read_added_list(std::string_view bytes, const std::string& file, TokenizerConfig& config) {
   const nlohmann::json document = parse_json_document(bytes, file);
   const JsonNode root(document, file, "");
@@ -114,7 +114,7 @@ void read_added_list(std::string_view bytes, const std::string& file, TokenizerC
   std::ranges::sort(config.listed, {}, [](const auto& token) { return token.second.id; });
 }
 
-// Files of templates go before what tokenizer_config.json says.
+// Reads template files, which override tokenizer_config.json.
 void read_templates(const Tokenizer::Files& files, const std::string& where,
                     TokenizerConfig& config) {
   const std::string* const standard = find_file(files, "chat_template.jinja");
@@ -179,7 +179,7 @@ void add_config_tokens(const TokenizerConfig& config, TokenizerParts& parts) {
     }
     AddedToken& other = parts.added[it->second];
     other.special = other.special || token.special;
-    if (parts.kind != "sentencepiece") continue;  // tokenizer.json says the rest itself
+    if (parts.kind != "sentencepiece") continue;  // tokenizer.json sets the rest itself
     other.single_word = token.single_word;
     other.lstrip = token.lstrip;
     other.rstrip = token.rstrip;

@@ -9,7 +9,7 @@
 namespace stet {
 namespace {
 
-// Whatever hinders the reading, the vocabulary's file is named and called unreadable.
+// Reads a file. Any io Error names it and calls it unreadable.
 std::string read_file(const FileSource& source, const std::string& name) {
   const bool json = name == "tokenizer.json" || name == "vocab.json" || name == "merges.txt";
   try {
@@ -22,12 +22,12 @@ std::string read_file(const FileSource& source, const std::string& name) {
   }
 }
 
-// How the classes of transformers split text that have vocab.json and merges.txt.
+// Classes of transformers that read vocab.json and merges.txt, with their way to split text.
 struct MergesClass {
   const char* name;
-  const char* model_type;  // of config.json, where no class is named
-  const char* pattern;     // null: ByteLevel's own
-  const char* bos;         // the special tokens that a config need not name
+  const char* model_type;  // in config.json; used if no class is named
+  const char* pattern;     // null: ByteLevel's
+  const char* bos;         // special tokens that a config may omit
   const char* eos;
 };
 constexpr const char* kEndOfText = "<|endoftext|>";
@@ -49,7 +49,7 @@ const MergesClass& class_of(const Tokenizer::Files& files, const TokenizerConfig
     if (name == c.name || (name.empty() && type.starts_with(c.model_type))) return c;
     known += (known.empty() ? "" : " or ") + std::string(c.name);
   }
-  if (name.empty() && type.empty()) return kClasses[0];  // whose format it is
+  if (name.empty() && type.empty()) return kClasses[0];  // the file format is that class's
   throw Error(ErrorKind::unsupported, where + "vocab.json", "tokenizer_class",
               known + ", which say how vocab.json and merges.txt split text, or a tokenizer.json",
               name.empty() ? "none, and model_type " + type : config.tokenizer_class);
@@ -64,7 +64,7 @@ void add_special(const char* name, const char* text, TokenizerConfig& config) {
   if (name == std::string_view("eos_token")) config.eos = text;
 }
 
-// Lines of two pieces with a space between; the first may name a version.
+// Returns the merges: lines of two pieces separated by a space. The first line may state a version.
 nlohmann::json merges_of(std::string_view text) {
   nlohmann::json merges = nlohmann::json::array();
   for (size_t at = 0; at < text.size();) {
@@ -115,7 +115,7 @@ std::vector<std::string> Tokenizer::files_of(const FileSource& source) {
   for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
                            "chat_template.jinja", kAdditionalTemplates, "chat_template.json"})
     add(name);
-  // It names the model where nothing names the class of its tokenizer.
+  // config.json names the model if no file names the tokenizer's class.
   if (merges && !source.has("tokenizer_config.json")) add("config.json");
   return names;
 }
@@ -168,7 +168,7 @@ std::string tokenizer_json_of_merges(const Tokenizer::Files& files, const std::s
   const std::string& vocabulary = *find_file(files, "vocab.json");
   const size_t begin = vocabulary.find_first_not_of(" \t\r\n");
   if (begin == std::string::npos || vocabulary[begin] != '{' || !nlohmann::json::accept(vocabulary))
-    parse_json_document(vocabulary, where + "vocab.json");  // which says what it is
+    parse_json_document(vocabulary, where + "vocab.json");  // throws and says what it is
   const MergesClass& c = class_of(files, config, where);
   add_special("bos_token", c.bos, config);
   add_special("eos_token", c.eos, config);

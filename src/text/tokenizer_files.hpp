@@ -1,5 +1,5 @@
-// The files of a tokenizer: which of them are there, and vocab.json with merges.txt as the
-// tokenizer.json that transformers makes of them.
+// Finds and reads the files of a tokenizer. Turns vocab.json and merges.txt into the tokenizer.json
+// that transformers makes of them.
 #pragma once
 
 #include <string>
@@ -13,26 +13,26 @@
 
 namespace stet {
 
-// Stands in place of a vocabulary that cannot be used, and says why not: an object with the members
-// of an Error. Weights need no vocabulary, so it is no reason to refuse them.
+// Replaces a vocabulary that cannot be used, and holds the reason: an object with the members of an
+// Error. The weights can still be used, since they need no vocabulary.
 inline constexpr const char* kTokenizerFault = "tokenizer_fault.json";
 std::string tokenizer_fault_text(const Error& error);
-// Throws the Error that the text holds.
+// Throws the Error in the text.
 [[noreturn]] void throw_tokenizer_fault(const std::string& text, const std::string& file);
 
-// Of the names that Tokenizer::files_of() gives, the first is that of a vocabulary, if there is one
-// or something in its place.
+// Returns whether a name is that of a vocabulary or of its replacement. It is the first of
+// Tokenizer::files_of() if there is one.
 bool is_vocabulary_file(std::string_view name);
-// The files that Tokenizer::files_of() names, as they are.
+// Reads the files that Tokenizer::files_of() names, unchanged.
 Tokenizer::Files read_tokenizer_files(const FileSource& source);
 
-// Throws the io Error for files without a vocabulary that stet reads. It names what is there
-// instead, so far as stet knows the name.
+// Throws an io Error for files without a known vocabulary. It names the vocabulary found instead,
+// if stet knows its name.
 [[noreturn]] void throw_no_vocabulary(const FileSource& source);
 
-// The tokenizer.json of vocab.json and merges.txt, which leave to the class of the tokenizer how
-// text is split. Adds the special tokens that the class has unless the config says otherwise.
-// Throws Error: format; unsupported for a class whose rules stet does not know.
+// Returns the tokenizer.json equivalent to vocab.json and merges.txt, whose tokenizer class decides
+// how text is split. Adds the class's special tokens unless the config sets others. Throws a format
+// Error, or an unsupported Error for a class whose rules stet does not know.
 std::string tokenizer_json_of_merges(const Tokenizer::Files& files, const std::string& where,
                                      TokenizerConfig& config);
 

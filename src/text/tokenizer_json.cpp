@@ -14,9 +14,8 @@ using nlohmann::json;
 
 constexpr size_t kMaxDepth = 64;
 
-// Builds the document from the parser's events. model.vocab (if an object) and model.merges (if an
-// array) go into flat vectors: as a document, Gemma's half million merges would take seconds and
-// 200 MB.
+// Builds the document from the parser's events. An object model.vocab and an array model.merges go
+// into flat vectors: as a document, Gemma's half million merges would take seconds and 200 MB.
 class Builder : public nlohmann::json_sax<json> {
  public:
   Builder(TokenizerJson& out, size_t text, const std::string& file)
@@ -120,13 +119,13 @@ class Builder : public nlohmann::json_sax<json> {
            key_ == name;
   }
 
-  // Its key, or its place in an array. (To be asked after place() has made that.)
+  // Returns the next value's key, or its place in an array. Call it after place().
   std::string name_of_next() const {
     if (open_.empty()) return "";
     return open_.back()->is_array() ? fmt::format("[{}]", open_.back()->size() - 1) : key_;
   }
 
-  // Where the value that comes next belongs.
+  // Returns where to store the next value.
   json& place() {
     if (open_.empty()) return out_.document;
     json& parent = *open_.back();
@@ -168,7 +167,7 @@ class Builder : public nlohmann::json_sax<json> {
     memory_.charge(element, !open_.empty() && open_.back()->is_object() ? &key_ : nullptr);
   }
 
-  // The older way to write a merge: both sides with a space between.
+  // Parses the older form of a merge: both sides separated by a space.
   void merge_line(const std::string& line) {
     if (line.starts_with("#version")) return;
     const size_t space = line.find(' ');
@@ -209,8 +208,8 @@ class Builder : public nlohmann::json_sax<json> {
   const std::string& file_;
   JsonMemory memory_;
   Mode mode_ = Mode::document;
-  std::vector<json*> open_;         // containers around the value that comes next
-  std::vector<std::string> names_;  // the key under which each of them stands
+  std::vector<json*> open_;         // containers around the next value
+  std::vector<std::string> names_;  // key of each of them
   std::string key_;
   int sides_ = 0;
   size_t left_ = 0, right_ = 0;

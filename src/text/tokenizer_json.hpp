@@ -1,5 +1,5 @@
-// tokenizer.json as read: the two big tables of a BPE model in flat form, the rest as a JSON
-// document; and checked access to such documents.
+// Parses tokenizer.json: the two big tables of a BPE model to flat vectors, the rest to a JSON
+// document. Offers checked access to such documents.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace stet {
 
-// A value in a document and the way to it, for error messages. Refers to the document.
+// A value in a document with its path for error messages. Refers to the document.
 class JsonNode {
  public:
   JsonNode(const nlohmann::json& value, std::string file, std::string path)
@@ -22,10 +22,10 @@ class JsonNode {
   const std::string& file() const { return file_; }
   const std::string& path() const { return path_; }
 
-  // A member that is there and not null.
+  // Returns a member that exists and is not null.
   std::optional<JsonNode> find(const std::string& name) const;
   JsonNode at(const std::string& name) const;
-  // The elements of an array.
+  // Returns the elements of an array.
   std::vector<JsonNode> elements() const;
 
   std::string string() const;
@@ -36,9 +36,9 @@ class JsonNode {
   std::string string_or(const std::string& name, const std::string& fallback) const;
   bool boolean_or(const std::string& name, bool fallback) const;
 
-  // Error(format) for this value.
+  // Throws a format Error about this value.
   [[noreturn]] void fail(const std::string& expected) const;
-  // Error(unsupported): this value asks for something that this build does not do.
+  // Throws an unsupported Error: the value asks for something that this build does not implement.
   [[noreturn]] void unsupported(const std::string& expected) const;
 
  private:
@@ -51,16 +51,16 @@ class JsonNode {
 struct TokenizerJson {
   nlohmann::json document;  // without model.vocab and model.merges of a BPE model
   std::vector<std::pair<std::string, int64_t>> vocab;
-  std::string merge_text;  // left and right side of each merge, one after another
-  std::vector<std::pair<uint32_t, uint32_t>> merges;  // their lengths
+  std::string merge_text;                             // the two sides of each merge in sequence
+  std::vector<std::pair<uint32_t, uint32_t>> merges;  // their sizes
   bool has_vocab = false, has_merges = false;
 };
 
-// Throws Error: format, with line and column where it is not JSON; nesting deeper than 64 and keys
-// that stand twice in an object are errors too.
+// Throws a format Error: with line and column for invalid JSON, and also for nesting deeper than 64
+// and for duplicate keys.
 TokenizerJson parse_tokenizer_json(std::string_view text, const std::string& file);
 
-// A JSON object of any other file, under the same limits. Infinity and NaN are numbers, because
+// Parses the JSON object of another file under the same limits. Infinity and NaN are numbers, since
 // Python writes and reads them.
 nlohmann::json parse_json_document(std::string_view text, const std::string& file);
 

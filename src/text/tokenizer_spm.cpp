@@ -1,7 +1,7 @@
-// tokenizer.model: a sentencepiece model (sentencepiece_model.proto), encoded by the sentencepiece
-// library where the build has it, by SentencePieceBpe elsewhere. The library sees only a model that
-// is written anew here from what was read and checked, because it trusts its input in places: an
-// index out of range in a damaged character map, say, would be followed.
+// Reads tokenizer.model, a sentencepiece model (sentencepiece_model.proto). The sentencepiece
+// library encodes with it, or SentencePieceBpe in a build without the library. The library trusts
+// its input in places: it would follow an index out of range in a damaged character map. So it gets
+// a model that is rewritten from the checked contents.
 #include "src/text/encoder.hpp"
 #include "src/text/sentencepiece.hpp"
 #include "stet/base/error.hpp"
@@ -24,12 +24,12 @@ namespace {
 using Piece = SentencePiece;
 using SpmModel = SentencePieceModel;
 
-// Protocol buffers' wire format.
+// Reads the wire format of protocol buffers.
 class Wire {
  public:
   Wire(std::string_view bytes, const std::string& file) : bytes_(bytes), file_(file) {}
 
-  // The next field, or false at the end.
+  // Reads the next field. Returns false at the end.
   bool next() {
     if (at_ == bytes_.size()) return false;
     const uint64_t tag = varint();
@@ -118,7 +118,7 @@ void read_trainer(Wire wire, SpmModel& model) {
         model.eos_id = static_cast<int32_t>(wire.number());
         break;
       default:
-        break;  // how it was trained
+        break;  // how the model was trained
     }
   }
 }
@@ -142,7 +142,7 @@ void read_normalizer(Wire wire, SpmModel& model) {
         model.escape_whitespaces = wire.number() != 0;
         break;
       default:
-        break;  // the rules that the character map was made of
+        break;  // the rules behind the character map
     }
   }
 }
@@ -175,9 +175,9 @@ uint32_t word_at(std::string_view bytes, size_t at) {
   return word;
 }
 
-// The character map is the size of a double-array trie, the trie (Darts: 32-bit units in blocks of
-// 256), and zero-terminated replacement strings, to which its leaves point. No step from any unit
-// may leave the array.
+// Checks a character map: the size of a double-array trie, the trie, and zero-terminated
+// replacements that its leaves point to. The trie (Darts) has 32-bit units in blocks of 256. No
+// step from any unit may leave the array.
 bool character_map_is_sound(std::string_view map) {
   if (map.empty()) return true;
   if (map.size() < 4) return false;
@@ -199,7 +199,7 @@ bool character_map_is_sound(std::string_view map) {
     } else {
       const size_t offset = static_cast<size_t>(unit >> 10) << ((unit & 0x200) >> 6);
       if (((i ^ offset) | 0xFF) >= units) return false;
-      // A unit that says it has a value must have a leaf there.
+      // A unit that claims a value must have a leaf there.
       if ((unit & 0x100) && !(word_at(trie, (i ^ offset) * 4) >> 31)) return false;
     }
   }
@@ -254,7 +254,7 @@ void check_model(const SpmModel& model, const std::string& file) {
 
 #ifdef STET_HAVE_SENTENCEPIECE
 
-// Writes protocol buffers' wire format.
+// Writes the wire format of protocol buffers.
 void put_varint(std::string& out, uint64_t value) {
   for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>((value & 0x7F) | 0x80));
   out.push_back(static_cast<char>(value));
@@ -336,12 +336,12 @@ class SpmEncoder : public Encoder {
         file_(std::move(file)),
         by_(by),
         every_segment_(prefix_every_segment) {
-    // The space before the text is put by us, unless remove_extra_whitespaces would take it away.
+    // stet adds the space before the text itself, unless remove_extra_whitespaces would remove it.
     own_prefix_ = model_.add_dummy_prefix && !model_.remove_extra_whitespaces;
     if (own_prefix_) model_.add_dummy_prefix = false;
   }
 
-  // Text never becomes a control piece, so what is reserved becomes one.
+  // Makes reserved tokens control pieces, since text never becomes one.
   void set_added(const std::vector<AddedToken>& added, int32_t) override {
     const auto count = static_cast<int32_t>(model_.pieces.size());
     for (const AddedToken& token : added) {
@@ -379,7 +379,7 @@ class SpmEncoder : public Encoder {
 
   std::unique_ptr<SentencePieceTextEncoder> text_;
   std::optional<SentencePieceCuts> cuts_;
-  SpmModel model_;  // until both are made of it
+  SpmModel model_;  // needed until both are built
   std::string file_;
   SentencePieceBy by_;
   bool every_segment_, own_prefix_;
@@ -403,8 +403,7 @@ TokenizerParts parse_sentencepiece_tokenizer(std::string_view bytes, const std::
     throw Error(ErrorKind::format, file, fmt::format("pieces[{}]", i), "each piece once",
                 model.pieces[i].text + " twice");
   }
-  // Control pieces and user-defined ones are found in text as they stand; only the former are
-  // special.
+  // Control and user-defined pieces are found literally in text. Only control pieces are special.
   for (size_t i = 0; i < model.pieces.size(); ++i) {
     const Piece& piece = model.pieces[i];
     parts.table.push_back(std::bit_cast<int32_t>(piece.score));

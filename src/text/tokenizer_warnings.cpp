@@ -12,8 +12,8 @@ namespace {
 
 constexpr size_t kLongestMark = 64, kMostNamed = 8;
 
-// The mark that begins here as published templates write them, <…> or [CAPITALS]; "" where none
-// does.
+// Returns the mark that begins at `at` in the usual form, <…> or [CAPITALS], or "" if there is
+// none.
 std::string_view mark_at(std::string_view text, size_t at) {
   const bool angle = text[at] == '<';
   const size_t end = text.substr(at, kLongestMark).find(angle ? '>' : ']');
@@ -24,7 +24,7 @@ std::string_view mark_at(std::string_view text, size_t at) {
   return inner.find_first_not_of(capitals) == std::string_view::npos ? mark : "";
 }
 
-// Those that are one piece of the vocabulary and come out as several.
+// Returns the marks that are one piece of the vocabulary but are encoded as several.
 std::set<std::string> split_marks(const Tokenizer& tokenizer, std::string_view source) {
   std::set<std::string> seen, split;
   for (size_t at = 0; at < source.size(); ++at) {

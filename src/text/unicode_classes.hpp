@@ -1,5 +1,5 @@
-// What the pre-tokenizers and normalizers of tokenizer.json ask about characters, in every build
-// and of one version of Unicode, so that no library's version decides the ids of a text.
+// Character classes for the pre-tokenizers and normalizers of tokenizer.json. Every build uses this
+// version of Unicode, so that no library's version decides the ids of a text.
 #pragma once
 
 #include <cstddef>
@@ -10,11 +10,11 @@ namespace stet {
 
 extern const char kUnicodeVersion[];
 
-// \p{L}, \p{N}, and \s as Oniguruma has it: [\t-\r\x85\p{Z}].
+// Classes \p{L}, \p{N}, and \s as in Oniguruma: [\t-\r\x85\p{Z}].
 enum class CharClass : uint8_t { other, letter, number, space };
 
-// A nibble for each code point: its class, and 4 where NFC may change it. Blocks of 128 that are
-// alike are stored once; behind the last one nothing is a letter, a number or a space.
+// A nibble for each code point: its class, plus 4 if NFC may change it. Equal blocks of 128 are
+// stored once. Code points after the last block are neither letter nor number nor space.
 inline constexpr size_t kUnicodeBlockCount = 1575;
 extern const uint8_t kUnicodeBlocks[kUnicodeBlockCount];
 extern const uint64_t kUnicodeNibbles[];
@@ -29,9 +29,9 @@ inline CharClass char_class(uint32_t code) {
   return static_cast<CharClass>(unicode_nibble(code) & 3);
 }
 
-// The size of the longest beginning of this valid UTF-8 in which no character is unassigned,
-// combines with one before it, or has another form. A text of such characters alone is its own NFC,
-// in this version of Unicode and in all later ones (UAX #15).
+// Returns the size of the longest prefix that NFC certainly leaves unchanged. None of its
+// characters is unassigned, combines with its predecessor or has another form. Such a prefix is its
+// own NFC in this and every later version of Unicode (UAX #15). The text must be valid UTF-8.
 size_t nfc_prefix(std::string_view text);
 
 }  // namespace stet

@@ -6,7 +6,7 @@
 
 namespace stet {
 
-// The slot that holds the piece, or the empty one where it would go.
+// Returns the slot of the piece, or the empty slot where it belongs.
 size_t Vocabulary::slot_of(std::string_view piece) const {
   const size_t mask = slots_.size() - 1;
   size_t slot = XXH3_64bits(piece.data(), piece.size()) & mask;

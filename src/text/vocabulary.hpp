@@ -1,4 +1,4 @@
-// Pieces by id and ids by piece.
+// Maps ids to pieces and pieces to ids.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,17 @@ namespace stet {
 
 class Vocabulary {
  public:
-  // False, and nothing changes, where the piece or the id is taken. id >= 0.
+  // Returns false and changes nothing if the piece or the id is taken. `id` must be >= 0.
   bool add(std::string_view piece, int32_t id);
 
-  // -1 where there is none.
+  // Returns -1 if there is none.
   int32_t find(std::string_view piece) const;
   bool has(int32_t id) const;
-  // "" where there is none. Valid until the next add.
+  // Returns "" if there is none. The result is valid until the next add.
   std::string_view piece(int32_t id) const;
-  // One more than the highest id.
+  // Returns one more than the highest id.
   int32_t size() const { return static_cast<int32_t>(pieces_.size()); }
-  // How many pieces there are.
+  // Returns the number of pieces.
   size_t count() const { return count_; }
 
  private:
@@ -33,7 +33,7 @@ class Vocabulary {
 
   std::string text_;                // all pieces
   std::vector<PieceRange> pieces_;  // by id
-  std::vector<int32_t> slots_;  // open addressing by hash of the piece; -1 is empty; a power of two
+  std::vector<int32_t> slots_;      // hash table; -1: empty; size a power of two
   size_t count_ = 0;
 };
 

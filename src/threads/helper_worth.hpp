@@ -1,4 +1,4 @@
-// Whether the threads of a parallel region are worth their price.
+// Decides whether helper threads of a parallel region pay off.
 #pragma once
 
 #include <algorithm>
@@ -8,21 +8,24 @@
 
 namespace stet {
 
-// The judgement of one calling thread. A parallel region ends when all its threads have come and
-// gone: beside other programs one that the system has put aside holds up a short run for many times
-// its length. So what helpers saved and what waiting for them cost is balanced, and while they are
-// in debt runs do without them, but for one now and then.
+// The balance of one calling thread. A parallel region ends only when all its threads have
+// finished. Beside other programs, a thread that the system has suspended can hold up a short run
+// for many times its length. So the time that helpers saved is weighed against the time lost by
+// waiting for them. While the balance is negative, runs use no helpers, except occasionally to try
+// again.
 class HelperWorth {
  public:
   using Clock = std::chrono::steady_clock;
-  // A run as its calling thread saw it. From `done` on, when all operations were, it waited.
+  // A run as seen by its calling thread, which waited from `done` on, when all operations were
+  // finished.
   struct Run {
     int helpers;
     Clock::time_point start, done = {};
-    Tally tally = {};  // of the calling thread
+    Tally tally = {};  // the calling thread's own
   };
 
-  // Asked before every run. A clock is read only while they are in debt.
+  // Returns whether the next run should use helpers. Call it before each run. Reads a clock only
+  // while the balance is negative.
   template <class Now>
   bool are_worth_it(Now now) {
     if (balance_ >= Seconds(0)) return true;
@@ -31,7 +34,7 @@ class HelperWorth {
     seen_ = time;
     return balance_ >= Seconds(0);
   }
-  // The run is over, at `now`.
+  // Records a run that ended at `now`.
   void note(const Run& run, Clock::time_point now) {
     const double mine = std::max(1.0, static_cast<double>(run.tally.done)),
                  pieces = std::max(mine, static_cast<double>(run.tally.pieces));
@@ -44,12 +47,12 @@ class HelperWorth {
 
  private:
   using Seconds = std::chrono::duration<double>;
-  static constexpr double kTried = 0.03;                 // of the time goes into trying them again
-  static constexpr Seconds kLeast{-0.01}, kMost{0.005};  // kMost: or two runs of the usual length
+  static constexpr double kTried = 0.03;                 // share of the time for trying them again
+  static constexpr Seconds kLeast{-0.01}, kMost{0.005};  // kMost: or two usual runs
 
-  Seconds balance_{0};      // of what they saved over what they cost, within limits
-  Seconds usual_{0};        // length of the latest runs
-  Clock::time_point seen_;  // when that was last so
+  Seconds balance_{0};      // time saved less time lost, within limits
+  Seconds usual_{0};        // average length of the latest runs
+  Clock::time_point seen_;  // time of the latest update
 };
 
 }  // namespace stet

@@ -9,7 +9,7 @@
 
 namespace stet {
 
-// One run's: asked by the thread that began it, heard by all of its team.
+// The interrupt of one run. The thread that began the run polls it; its whole team sees the result.
 class Interruption {
  public:
   explicit Interruption(const Interrupt& what) : what_(what) {}

@@ -1,4 +1,4 @@
-// What one member of a team does, whichever backend its thread comes from.
+// Runs one member of a team, whichever backend provides its thread.
 #pragma once
 
 #include <functional>
@@ -7,12 +7,13 @@
 
 namespace stet {
 
-// Whether this thread is a member of a team: then a run of its own is this thread's alone.
+// Returns whether this thread is a member of a team. If so, a run that it starts uses this thread
+// alone.
 bool is_member();
 
-// Calls work(Team) under the contract's floating-point environment; `queue` is the run's.
+// Calls work(Team) under the contract's floating-point environment. `queue` belongs to the run.
 Tally run_member(int rank, int size, WorkQueue& queue, const std::function<void(Team)>& work);
-// The same for a team of one, which needs no queue.
+// Calls work(Team) for a team of one, which needs no queue.
 void run_alone(const std::function<void(Team)>& work);
 
 }  // namespace stet

@@ -18,7 +18,7 @@
 #include "src/threads/helper_worth.hpp"
 #include "src/threads/member.hpp"
 
-// LLVM's and Intel's runtimes have these, GNU's has not. Weak: asked for by address.
+// LLVM's and Intel's runtimes have these, GNU's does not. They are weak, so their addresses tell.
 extern "C" {
 void kmp_set_blocktime(int milliseconds) __attribute__((weak));
 int kmp_get_blocktime() __attribute__((weak));
@@ -41,10 +41,10 @@ bool run_openmp(int, bool, const std::function<void(Team)>&) { return false; }
 
 namespace {
 
-// Helpers that runs of this process have at present, and the most that one ever wanted.
+// Helpers in use by all runs, and the most that one run ever wanted.
 std::atomic<int> helpers_in_use{0}, helpers_wanted{0};
 
-// Up to `count` helpers for one run, none that would make more than were ever wanted at once.
+// Reserves up to `count` helpers for one run. The total never exceeds what a single run has wanted.
 class HelperBudget {
  public:
   explicit HelperBudget(int count) {
@@ -66,8 +66,8 @@ class HelperBudget {
   int count_;
 };
 
-// The runtime's threads spin between runs and at their end for so long before they sleep: for as
-// long as an object of this class lives, on the calling thread and on those of its team.
+// Sets how long the runtime's threads spin before they sleep, for the lifetime of the object.
+// Applies to the calling thread and its team.
 class BlockTime {
  public:
   BlockTime() : before_(is_ours() ? kmp_get_blocktime() : kOurs) {
@@ -80,8 +80,8 @@ class BlockTime {
   BlockTime& operator=(const BlockTime&) = delete;
 
  private:
-  static constexpr int kOurs = 1;  // ms: the least that is not none at all
-  // Whoever runs the program comes first.
+  static constexpr int kOurs = 1;  // ms; 0 would turn spinning off
+  // Environment variables of the user take precedence.
   static bool is_ours() {
     static const bool ours = openmp_is_tunable() && std::getenv("KMP_BLOCKTIME") == nullptr &&
                              std::getenv("OMP_WAIT_POLICY") == nullptr;
@@ -90,7 +90,7 @@ class BlockTime {
   int before_;
 };
 
-// Whether the system has room for `count` more threads, with stacks as large as the runtime's.
+// Returns whether the system can start `count` more threads, with stacks as large as the runtime's.
 bool has_room_for(int count) {
   pthread_attr_t attributes;
   if (pthread_attr_init(&attributes) != 0) return false;
@@ -98,7 +98,7 @@ bool has_room_for(int count) {
               pthread_attr_setstacksize(&attributes, kmp_get_stacksize_s()) == 0;
   std::vector<pthread_t> threads;
   threads.reserve(static_cast<size_t>(count));
-  pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;  // all of them are there at once
+  pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;  // holds all of them until the last exists
   pthread_mutex_lock(&gate);
   const auto pass = [](void* g) -> void* {
     pthread_mutex_lock(static_cast<pthread_mutex_t*>(g));
@@ -115,8 +115,8 @@ bool has_room_for(int count) {
   return room;
 }
 
-// The runtime makes threads when a calling thread first wants so many, and ends the process where
-// the system refuses one.
+// Returns whether the calling thread may use that many helpers. The runtime starts threads when a
+// caller first wants them, and ends the process if the system refuses one.
 bool may_have(int helpers) {
   thread_local int had = 0;
   if (helpers <= had) return true;
@@ -125,7 +125,8 @@ bool may_have(int helpers) {
   return true;
 }
 
-// GNU's runtime waits for ever for the threads that a forked process does not have.
+// Returns whether the runtime works in this process. GNU's would wait without end for threads lost
+// by a fork.
 bool survived_fork() {
   static const pid_t process = getpid();
   return openmp_is_tunable() || process == getpid();
@@ -156,7 +157,7 @@ std::string openmp_library() {
 void check_openmp_environment() {
   const char* const value = std::getenv("OMP_NUM_THREADS");
   if (value == nullptr) return;
-  std::string_view rest = value;  // one number for each level of nesting
+  std::string_view rest = value;  // one number per level of nesting
   for (size_t comma = 0; comma != std::string_view::npos; rest.remove_prefix(comma + 1)) {
     comma = rest.find(',');
     if (!is_thread_count(rest.substr(0, comma))) {

@@ -1,6 +1,5 @@
-// Teams of the OpenMP runtime. What is here stands in openmp.cpp alone: no other file has a pragma
-// or a function of OpenMP. Where the build has none, openmp_built() is false and nothing else is
-// called.
+// Runs teams on the OpenMP runtime. Only openmp.cpp has pragmas or functions of OpenMP. In a build
+// without OpenMP, openmp_built() is false and nothing else may be called.
 #pragma once
 
 #include <functional>
@@ -11,19 +10,19 @@
 namespace stet {
 
 bool openmp_built();
-// Whether the runtime lets a program choose how long threads spin: LLVM's and Intel's do.
+// Returns whether programs can choose how long the runtime's threads spin, as with LLVM's and
+// Intel's.
 bool openmp_is_tunable();
-std::string openmp_library();  // its file: "libomp.so.5"
-// Throws an argument Error for an OMP_NUM_THREADS that the runtime may end the process for. To be
-// called before anything else is asked of the runtime.
+std::string openmp_library();  // file name, such as "libomp.so.5"
+// Throws an argument Error for an OMP_NUM_THREADS for which the runtime might end the process. Call
+// it before anything else.
 void check_openmp_environment();
-int openmp_threads();  // as OMP_NUM_THREADS or omp_set_num_threads() say, else all processors
+int openmp_threads();  // as OMP_NUM_THREADS or omp_set_num_threads() set, or all processors
 
-// work(Team) on up to `size` threads of the runtime; on the calling one alone when `operations`
-// says that it may do without the others, and they have lately cost more than they did. False, and
-// nothing is done, where it cannot be asked: the system refuses so many threads, for which it would
-// end the process, or the process was forked from one that used a runtime which does not survive
-// that.
+// Calls work(Team) on up to `size` threads of the runtime. If `operations` is set, other threads
+// are optional, and are not used while they cost more than they save. Returns false and does
+// nothing if the runtime is unusable. That is so if the system refuses that many threads, for which
+// the runtime would end the process. It is also so after a fork that the runtime does not survive.
 bool run_openmp(int size, bool operations, const std::function<void(Team)>& work);
 
 }  // namespace stet

@@ -15,7 +15,7 @@ int count_processors(const std::function<int(size_t, cpu_set_t*)>& get_affinity)
     const size_t bytes = CPU_ALLOC_SIZE(most);
     if (get_affinity(bytes, set.get()) == 0)
       return std::clamp(CPU_COUNT_S(bytes, set.get()), 1, kMostThreads);
-    if (errno != EINVAL) break;  // EINVAL: the system has more processors than the set has room for
+    if (errno != EINVAL) break;  // EINVAL: the set is too small
   }
   return 1;
 }

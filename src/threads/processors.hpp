@@ -1,4 +1,4 @@
-// The processors that this process may run on.
+// Counts the processors that this process may use.
 #pragma once
 
 #include <sched.h>
@@ -7,9 +7,9 @@
 
 namespace stet {
 
-// The processors of an affinity mask, which get_affinity(bytes, set) writes, or refuses with EINVAL
-// while it has no room.
+// Counts the processors of an affinity mask. get_affinity(bytes, set) writes it, or fails with
+// EINVAL if `set` is too small.
 int count_processors(const std::function<int(size_t, cpu_set_t*)>& get_affinity);
-int count_processors();  // of the calling thread's mask
+int count_processors();  // counts those of the calling thread's mask
 
 }  // namespace stet

@@ -18,7 +18,8 @@ namespace {
 std::atomic<TeamBackend> chosen_backend{TeamBackend::automatic};
 std::atomic<Executor*> process_executor{nullptr};
 
-// Whether the runtime can be asked at all: it ends the process for what it does not understand.
+// Returns whether the runtime can be used: it ends the process for a setting that it does not
+// understand.
 bool openmp_is_usable() {
   static const bool usable = [] {
     if (!openmp_built()) return false;
@@ -32,8 +33,9 @@ bool openmp_is_usable() {
   return usable;
 }
 
-// GNU's runtime keeps threads spinning for milliseconds, which costs small models most of their
-// speed beside other programs (bench/threads.md), and nothing but the environment can change that.
+// Chooses a backend. GNU's runtime keeps threads spinning for milliseconds, which takes most of the
+// speed of small models beside other programs (bench/threads.md). Only the environment could change
+// that.
 TeamBackend resolved(TeamBackend backend) {
   if (backend == TeamBackend::automatic) backend = chosen_backend.load(std::memory_order_relaxed);
   if (backend == TeamBackend::automatic && openmp_is_tunable()) backend = TeamBackend::openmp;
@@ -73,7 +75,7 @@ Range part_of(size_t n, size_t parts, size_t i) {
 
 size_t Team::parts_of(size_t n, size_t least) const {
   if (queue == nullptr) return 1;
-  // Each thread gets as many parts, so that the slowest is behind by a part at most.
+  // All threads get equally many parts, so the slowest is late by one part at most.
   constexpr size_t kEach = 8;
   const size_t threads = static_cast<size_t>(size);
   if (n < threads * least) return std::max<size_t>(1, std::min(n, threads));

@@ -13,14 +13,15 @@
 namespace stet {
 namespace {
 
-// Beside other programs a thread may run for 3 to 4 ms at a time. One that is then put aside in the
-// middle of a piece holds up its team for as long; so a helper gives way shortly before, between
-// two runs, where nobody waits for it.
+// Beside other programs a thread runs for 3 to 4 ms before the system suspends it. If that happens
+// within a piece of work, the team waits as long. So a helper yields shortly before, between two
+// runs, when no caller waits for it.
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::microseconds kGivesWay(2500);
 
-// What a helper is about. A caller claims one that is idle, posts a run to it, and frees it when
-// that is over: at once if the helper has not come (then it stays away), else once it is done.
+// State of a helper. A caller claims an idle one, posts a run and frees it afterwards. A helper
+// that has not started by then is freed at once and skips the run; otherwise the caller waits until
+// it is done.
 enum HelperState : uint32_t { kIdle, kClaimed, kPosted, kRunning, kDone, kEnded };
 
 }  // namespace
@@ -33,10 +34,10 @@ struct ThreadPool::Run {
 
 struct ThreadPool::Helper {
   alignas(64) EventCount state;
-  // The caller writes these before it posts, and the helper reads them once it is running.
+  // Written by the caller before posting, and read by the helper once it is running.
   Run* run = nullptr;
   int rank = 0;
-  Helper* next = nullptr;  // of the same run: its caller's alone
+  Helper* next = nullptr;  // next helper of the run, for its caller only
   std::thread thread;
 };
 
@@ -75,12 +76,12 @@ void ThreadPool::end() {
       helper->state.wake();
       helper->thread.join();
     } else {
-      helper->thread.detach();  // its run goes on; perhaps it is what ends the process
+      helper->thread.detach();  // its run goes on and may be what ends the process
     }
   }
 }
 
-// What memory or the system refuses, a run does without.
+// Starts helpers up to `count`. If memory or threads run out, runs do with fewer.
 void ThreadPool::grow(int count) try {
   if (static_cast<int>(helpers_.size()) < count) helpers_.reserve(static_cast<size_t>(count));
   while (static_cast<int>(helpers_.size()) < count) {
@@ -91,7 +92,8 @@ void ThreadPool::grow(int count) try {
 } catch (const std::exception&) {
 }
 
-// Up to `count` idle helpers, ranks from 1 on, linked; counts them in run.size.
+// Claims up to `count` idle helpers as a linked list with ranks from 1 on, and counts them in
+// run.size.
 ThreadPool::Helper* ThreadPool::claim(int count, Run& run) {
   const std::lock_guard lock(mutex_);
   if (ended_) return nullptr;
@@ -118,7 +120,7 @@ void ThreadPool::run(int size, Wait wait, const std::function<void(Team)>& work)
   }
   run_member(0, run.size, run.queue, work);
   for (Helper *h = helpers, *next; h != nullptr; h = next) {
-    next = h->next;  // once it is idle it is anybody's
+    next = h->next;  // once idle, another caller may claim it
     if (wait == Wait::for_comers && h->state.replace(kPosted, kIdle)) continue;
     for (uint32_t now = h->state.load(); now != kDone;) now = h->state.wait_while(now);
     h->state.store(kIdle);

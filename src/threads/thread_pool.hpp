@@ -1,4 +1,4 @@
-// Threads of our own that help callers with their runs: one pool for the process.
+// The process's pool of helper threads, which callers share for their runs.
 #pragma once
 
 #include <sys/types.h>
@@ -14,14 +14,14 @@ namespace stet {
 
 class ThreadPool {
  public:
-  enum class Wait { for_all, for_comers };  // for the helpers that have come when the work is done
+  enum class Wait { for_all, for_comers };  // for_comers: for helpers that have started
 
-  // The pool of this process: a process that was forked has none of its parent's threads and makes
-  // its own. When the process ends in good order, so do the threads.
+  // Returns the pool of this process. A forked process makes a pool of its own, since it has none
+  // of its parent's threads. The threads end with the process if it exits normally.
   static ThreadPool& of_process();
 
-  // work(Team) on this thread, rank 0, and on up to size - 1 helpers: those that no other run has.
-  // The pool grows to size - 1, or to as many as the system allows.
+  // Calls work(Team) on this thread as rank 0 and on up to size - 1 idle helpers. The pool grows to
+  // size - 1 helpers, or as many as the system allows.
   void run(int size, Wait wait, const std::function<void(Team)>& work);
 
  private:
@@ -30,7 +30,7 @@ class ThreadPool {
 
   static pid_t current_process();
   explicit ThreadPool(const ThreadPool* of_parent);
-  ~ThreadPool();  // of one that was never used: a thread may be late at the end of the process
+  ~ThreadPool();  // for an unused pool only, since threads may end late
 
   Helper* claim(int count, Run& run);
   void grow(int count);
@@ -38,8 +38,8 @@ class ThreadPool {
   static void serve(Helper& me);
 
   const pid_t process_ = current_process();
-  [[maybe_unused]] const ThreadPool* const of_parent_;  // kept reachable, nothing else
-  std::mutex mutex_;                                    // of all below
+  [[maybe_unused]] const ThreadPool* const of_parent_;  // only keeps it reachable
+  std::mutex mutex_;                                    // guards the members below
   std::vector<std::unique_ptr<Helper>> helpers_;
   bool ended_ = false;
 };

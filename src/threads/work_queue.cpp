@@ -13,7 +13,7 @@ void pause() {
 #endif
 }
 
-// Returns the value once it is not `seen`: spins for a while, and then sleeps.
+// Returns the value once it differs from `seen`. Spins for a while, then sleeps.
 template <class Value>
 Value wait_for_change(std::atomic<Value>& value, std::atomic<uint32_t>& sleepers, Value seen) {
   for (int i = 0; i < kSpins; ++i) {
@@ -43,8 +43,8 @@ uint32_t WorkQueue::take(uint32_t op, uint32_t n) {
   return kNone;
 }
 
-// The next operation is open with the very write that ends this one: whoever waits for the end
-// never finds it half published, however long the system puts this thread aside.
+// Finishes a piece. The write that ends an operation also opens the next one, so a waiter never
+// sees a half-published state, even if this thread is suspended.
 bool WorkQueue::finish(uint32_t op, uint32_t n) {
   if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 != n) return false;
   done_.store(0, std::memory_order_relaxed);

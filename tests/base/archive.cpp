@@ -1,6 +1,5 @@
-// Models and tokenizers out of archives (stet/files/archive.hpp) are those of the directories the
-// archives were written from; an archive that is damaged, or wrong with digests that are right, is
-// refused.
+// Models and tokenizers loaded from archives (stet/files/archive.hpp) equal those of the original
+// directories. Damaged archives, and wrong ones with correct digests, are refused.
 #include "stet/files/file_source.hpp"
 
 #include <fmt/format.h>
@@ -23,14 +22,13 @@ namespace {
 
 using Files = std::vector<std::pair<std::string, std::string>>;
 
-const std::string kPath = "s.stet: WEIGHTS";  // what errors call the archives here
+const std::string kPath = "s.stet: WEIGHTS";  // the archive's name in errors
 
 std::shared_ptr<const FileSource> open_archive(std::string_view bytes) {
   return archive_source(as_bytes(bytes), nullptr, kPath);
 }
 
-// The archive of files that `source` has, in a file that begins with `before` bytes of something
-// else.
+// Writes an archive of the named files of `source`, after `before` bytes of other content.
 void write_archive(const FileSource& source, const std::vector<std::string>& names,
                    const std::string& path, size_t before = 0) {
   const ArchiveWriter archive(source, names);
@@ -49,7 +47,7 @@ std::string archive_of(const Files& files) {
   return read_text(dir / "archive");
 }
 
-// The archive at byte `offset` of a file, mapped.
+// Maps the archive at byte `offset` of a file.
 std::shared_ptr<const FileSource> map_archive(const std::string& path, size_t offset) {
   const auto file = MappedFile::open(path);
   return archive_source(file->bytes().subspan(offset), nullptr, path + ": WEIGHTS", file);
@@ -61,8 +59,8 @@ Digest logits_digest(const std::shared_ptr<const Model>& m) {
   return digest_of(std::as_bytes(std::span(logits)));
 }
 
-// An archive built from the specification, not with the library's code; fields that are set replace
-// what is right.
+// An archive built from the specification, without the library's code. Fields that are set replace
+// the correct values.
 struct Image {
   struct Entry {
     std::string name, content;
@@ -117,7 +115,7 @@ TEST_P(ArchivedModel, IsTheModelOfTheDirectory) {
   EXPECT_EQ(m->directory(), path + ": WEIGHTS");
   EXPECT_EQ(logits_digest(m), logits_digest(expected));
 
-  // And once more from the archive: the same bytes.
+  // Writing an archive from an archive gives the same bytes.
   write_archive(m->source(), names, dir / "again", 8192);
   EXPECT_EQ(read_text(dir / "again"), read_text(path));
 }
@@ -140,7 +138,7 @@ TEST(ArchivedTokenizer, IsTheTokenizerOfTheDirectory) {
       expected = Tokenizer::load(asset_path(name));
     } catch (const Error& e) {
       if (e.kind != ErrorKind::unsupported) throw;
-      continue;  // built without its library
+      continue;  // its library is not in this build
     }
     const auto tokenizer = Tokenizer::load(*archived);
     EXPECT_EQ(tokenizer->fingerprint(), expected->fingerprint());
@@ -167,7 +165,7 @@ TEST(Archive, ListsWhatATokenizerReads) {
   EXPECT_EQ(Tokenizer::files_of(*memory_source({}, "memory")), std::vector<std::string>{});
 }
 
-// A checkpoint cut into shards of one tensor in turn.
+// Splits a checkpoint into shards, dealing the tensors out in turn.
 void write_shards(const std::string& from, const TemporaryDirectory& to, size_t shards) {
   const Golden original(from + "/model.safetensors");
   nlohmann::json weight_map;
@@ -204,7 +202,7 @@ TEST(Archive, HoldsAShardedModel) {
   EXPECT_EQ(m->fingerprints(), model(directory)->fingerprints());
   EXPECT_EQ(logits_digest(m), logits_digest(model(directory)));
 
-  // Without one of its shards.
+  // An archive that lacks one of the shards is refused.
   write_archive(*source, {names[0], names[1], names[2], names[4]}, dir / "archive");
   EXPECT_EQ(error_of([&] { Model::load(map_archive(dir / "archive", 0), 1); }),
             "format: " + dir / "archive" + ": WEIGHTS: " + names[3] +
@@ -247,7 +245,7 @@ TEST(Archive, IsAsSpecified) {
   for (const auto& [name, text] : files) image.entries.push_back({name, text});
   const std::string bytes = archive_of(files);
   EXPECT_EQ(bytes, image.build());
-  EXPECT_EQ(bytes.size(), 8192u + 5000u);  // an empty file takes no page of its own
+  EXPECT_EQ(bytes.size(), 8192u + 5000u);  // an empty file takes no page
 
   const ArchiveIndex index = read_archive_index(as_bytes(bytes), kPath);
   EXPECT_EQ(index.bytes.size(), 24u + 3 * 34 + 11 + 5 + 7 + 16);
@@ -285,14 +283,14 @@ TEST(Archive, KeepsItsOwner) {
   auto file = source->open("a");
   source.reset();
   EXPECT_EQ(file->bytes()[(3 << 20) - 1], std::byte{'a'});
-  file->drop(100, 200);  // in memory: nothing to drop
+  file->drop(100, 200);  // drop() has no effect on memory
   EXPECT_EQ(file->bytes()[100], std::byte{'a'});
   EXPECT_FALSE(alive.expired());
   file.reset();
   EXPECT_TRUE(alive.expired());
 }
 
-// Pages of this process's memory that a file's mapping has in use.
+// Returns the number of resident pages of a mapping in this process.
 size_t resident_pages(std::span<const std::byte> bytes) {
   std::ifstream smaps("/proc/self/smaps");
   std::ostringstream begin;
@@ -312,7 +310,7 @@ TEST(Archive, DropsWhatWasConsumedOfAMappedFile) {
                 dir / "archive");
   const auto mapped = MappedFile::open(dir / "archive");
   const auto source = archive_source(mapped->bytes(), nullptr, kPath, mapped);
-  const auto file = source->open("a");  // digested in pieces, each dropped after it
+  const auto file = source->open("a");  // digested in pieces; each piece is dropped afterwards
   EXPECT_LE(resident_pages(mapped->bytes()), 16u);
   const std::string all(reinterpret_cast<const char*>(file->bytes().data()), file->bytes().size());
   EXPECT_EQ(all, std::string(3 << 20, 'a'));
@@ -370,8 +368,8 @@ TEST(ArchiveWriter, NoticesAFileThatChangedMeanwhile) {
                 digest_text(digest_of(as_bytes("behind"))));
 }
 
-// A large file is digested, written, and digested again when read, in pieces that leave resident
-// memory.
+// A large file is digested, written, and digested again when read, in pieces that do not stay
+// resident.
 TEST(ArchiveWriter, HoldsNoFileInMemory) {
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer)
@@ -399,11 +397,11 @@ TEST(ArchiveWriter, HoldsNoFileInMemory) {
 const Files kSmall = {
     {"config.json", "{}"}, {"generation_config.json", "[]"}, {"weights", "0123456789"}};
 
-// Opens an archive and every file of kSmall in it; what fails first.
+// Opens an archive and reads every file of kSmall from it. Returns the first error.
 std::string reading(std::string_view bytes) {
   return error_of([&] {
     const std::vector<std::byte> copy(as_bytes(bytes).begin(),
-                                      as_bytes(bytes).end());  // its end is watched by ASan
+                                      as_bytes(bytes).end());  // ASan watches the end
     const auto source = archive_source(copy, nullptr, kPath);
     for (const auto& [name, text] : kSmall) {
       source->read(name, 100);
@@ -431,7 +429,7 @@ TEST(DamagedArchive, EveryFlippedBitIsAnError) {
   const std::string bytes = archive_of(kSmall);
   const size_t index = read_archive_index(as_bytes(bytes), kPath).bytes.size();
   for (size_t bit = 0; bit < 8 * bytes.size();
-       bit += bit < 8 * index ? 1 : 7) {  // in gaps and files, samples
+       bit += bit < 8 * index ? 1 : 7) {  // all bits of the index, samples elsewhere
     std::string damaged = bytes;
     damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ 1 << bit % 8);
     const std::string error = reading(damaged);
@@ -442,7 +440,7 @@ TEST(DamagedArchive, EveryFlippedBitIsAnError) {
 TEST(DamagedArchive, NamesTheFileThatIsDamaged) {
   std::string bytes = archive_of(kSmall);
   bytes.back() = '8';
-  const auto source = open_archive(bytes);  // the index is whole
+  const auto source = open_archive(bytes);  // the index is undamaged
   EXPECT_EQ(source->read("config.json", 100), "{}");
   const std::string error =
       fmt::format("format: s.stet: WEIGHTS: weights: content: expected digest {}, found {}",
@@ -452,7 +450,7 @@ TEST(DamagedArchive, NamesTheFileThatIsDamaged) {
   EXPECT_EQ(error_of([&] { source->read("weights", 100); }), error);
 }
 
-// Whoever writes right digests over wrong fields is refused all the same.
+// Wrong fields are refused even if the digests are correct.
 TEST(DamagedArchive, WrongFieldsUnderARightDigest) {
   const auto refusal = [](const std::function<void(Image&)>& change) {
     Image image;

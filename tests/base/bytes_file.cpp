@@ -27,14 +27,14 @@
 namespace stet::test::bytes_file_tests {
 namespace {
 
-// What the system calls below, which stand before libc's, do to AtomicFile.
+// Faults that the system calls below inject into AtomicFile. They replace libc's.
 struct Faults {
   bool active = false;
   uint64_t space = UINT64_MAX;  // bytes until writes fail with write_error
   size_t piece = SIZE_MAX;      // at most this many bytes per write
   bool interrupt = false;       // every other write is interrupted
   int write_error = ENOSPC;
-  int fsync_error = 0, fsyncs_before = 0;  // fails after so many that succeed
+  int fsync_error = 0, fsyncs_before = 0;  // fails after this many calls
   int rename_error = 0;
   uint64_t writes = 0;
 };
@@ -77,7 +77,7 @@ extern "C" int rename(const char* from, const char* to) noexcept {
 
 namespace {
 
-// Runs `call` with the faults in force.
+// Runs `call` with the given faults.
 template <typename Call>
 void with(Faults wanted, const Call& call) {
   faults = wanted;
@@ -172,7 +172,7 @@ TEST(ReadFile, NamesWhatCannotBeRead) {
             "io: /dev/zero: expected a regular file, found a device or pipe");
 }
 
-// A stream that this process was given, and no other pipe.
+// A pipe is read only if it was handed to this process.
 TEST(ReadFile, ReadsAPipeThatItWasGiven) {
   const std::string content(200'000, 'x');
   int ends[2];
@@ -201,7 +201,7 @@ TEST(MappedFile, ShowsTheBytes) {
   EXPECT_EQ(file->path(), dir / "a");
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(file->bytes().data()), file->bytes().size()),
             content);
-  write_file(dir / "a", "replaced");  // by rename: the mapping keeps the old file
+  write_file(dir / "a", "replaced");  // by rename, so the mapping keeps the old file
   EXPECT_EQ(file->bytes()[10'000], static_cast<std::byte>(content[10'000]));
 }
 
@@ -219,7 +219,7 @@ TEST(MappedFile, NamesWhatCannotBeMapped) {
             "io: " + dir / "pipe" + ": expected a regular file, found a device or pipe");
 }
 
-// Resident bytes of the mapping that begins at `address`.
+// Returns the resident bytes of the mapping that begins at `address`.
 size_t resident(const void* address) {
   std::ifstream maps("/proc/self/smaps");
   char start[32];
@@ -337,7 +337,7 @@ TEST(AtomicFile, SaysWhyItFailed) {
   expect({.fsync_error = EIO}, "its bytes to reach the disk, found Input/output error");
   expect({.rename_error = EACCES}, "to rename the finished file to it, found Permission denied");
 
-  with({.fsync_error = EIO, .fsyncs_before = 1}, [&] {  // that of the directory
+  with({.fsync_error = EIO, .fsyncs_before = 1}, [&] {  // the directory's fsync
     EXPECT_EQ(error_of(save), "io: " + dir / "a" +
                                   ": durability: expected its name on the disk (the new file is in "
                                   "place, whole, but a loss of power may undo that), "
@@ -370,7 +370,8 @@ TEST(AtomicFile, RefusesWhatIsNoPlaceForAFile) {
   EXPECT_EQ(dir.names(), std::vector<std::string>{"a"});
 }
 
-// The link stays, and what it leads to is replaced at once, by a temporary beside it.
+// The link stays. Its target is replaced atomically, through a temporary file in the target's
+// directory.
 TEST(AtomicFile, WritesThroughLinks) {
   const TemporaryDirectory dir;
   namespace fs = std::filesystem;
@@ -383,7 +384,7 @@ TEST(AtomicFile, WritesThroughLinks) {
     stet::AtomicFile file(dir / "link");
     file.write(as_bytes("new"));
     EXPECT_EQ(std::distance(fs::directory_iterator(dir / "elsewhere"), fs::directory_iterator()),
-              2);  // its temporary
+              2);  // its temporary file
     EXPECT_EQ(stet::read_text_file(dir / "link", 10), "old");
     file.commit();
     EXPECT_EQ(file.path(), dir / "link");
@@ -434,8 +435,8 @@ TEST(AtomicFile, NextWriterRemovesWhatAKilledOneLeft) {
   EXPECT_EQ(read_text(dir / "a"), "old");
 
   stet::AtomicFile live(dir / "a");
-  EXPECT_EQ(dir.names().size(), 3u);  // the killed one's is gone, this one's is there
-  write_file(dir / "a", "new");       // and stays while its writer lives
+  EXPECT_EQ(dir.names().size(), 3u);  // the dead writer's file made way for this one's
+  write_file(dir / "a", "new");       // which stays while its writer lives
   EXPECT_EQ(dir.names().size(), 3u);
   live.write(as_bytes("live"));
   live.commit();

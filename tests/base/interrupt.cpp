@@ -1,5 +1,5 @@
-// A run that the thread that waits for it ends: what is left of its pieces does nothing, in teams
-// of every size and backend, and the thread is asked in no other run.
+// An interrupted run skips its remaining pieces, with teams of every size and backend. Only the
+// thread that waits for the run is asked, and only during that run.
 #include "stet/threads/interrupt.hpp"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace stet::test::interrupt_tests {
 namespace {
 
-// Says no so many times, and yes from then on.
+// An interrupt callback that answers no this many times, and yes afterwards.
 struct Question {
   int no;
   std::atomic<int> asked{0};
@@ -26,7 +26,7 @@ int ask(void* context) {
   return ++q.asked > q.no ? 1 : 0;
 }
 
-// Asks as long as it lives.
+// Installs a Question as the interrupt for the lifetime of this object.
 class Asking {
  public:
   explicit Asking(Question& q) : before_(set_interrupt({ask, &q})) {}
@@ -40,7 +40,8 @@ class Asking {
 
 constexpr size_t kOperations = 50, kPieces = 64;
 
-// Counts the pieces that are done.
+// Runs all operations. Returns the number of pieces done, or SIZE_MAX if the run was interrupted
+// after the last one.
 size_t run(const TeamOptions& options) {
   std::atomic<size_t> done{0};
   try {

@@ -21,7 +21,7 @@ std::string refusal(const std::string& text) {
   return error.rfind(prefix, 0) == 0 ? error.substr(prefix.size()) : "?? " + error;
 }
 
-// The error that `read` gives for the object `text`.
+// Returns the error that `read` gives for the object `text`.
 template <typename Read>
 std::string refused(const std::string& text, const Read& read) {
   const stet::JsonReader object = parse(text);
@@ -118,8 +118,8 @@ TEST(ParseJson, KeepsTheOrderOfTheText) {
             "expected '[', '{', or a literal");
 }
 
-// The library's own parser of ordered values compares each member with all before it: of so many,
-// this would take minutes.
+// The parser of ordered values in the JSON library compares each member with all earlier ones,
+// which would take minutes here.
 TEST(ParseJson, ManyMembersAreParsedInTheirOrder) {
   std::string text = "{";
   for (int i = 300'000; i > 0; --i) text += fmt::format("\"{}\":0,", i);
@@ -144,7 +144,7 @@ TEST(ParseJson, DamageIsAnErrorOrAnotherValue) {
     }
   };
   for (size_t size = 0; size < text.size(); ++size) try_parse(text.substr(0, size));
-  EXPECT_EQ(errors, text.size());  // no proper prefix of an object is one
+  EXPECT_EQ(errors, text.size());  // no proper prefix of an object is an object
   for (size_t bit = 0; bit < 8 * text.size(); ++bit) {
     std::string damaged = text;
     damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << bit % 8));

@@ -1,4 +1,4 @@
-// Poly1305 against the vectors of RFC 8439, and our own implementation against libcrypto's.
+// Poly1305 against the vectors of RFC 8439, and stet's own implementation against libcrypto's.
 #include <random>
 
 #include "src/base/poly1305_portable.hpp"
@@ -30,7 +30,7 @@ std::string hex_of(const Poly1305Tag& tag) {
   return hex;
 }
 
-// `r` and `s`: the halves of the key in hexadecimal, without the zeros at their ends.
+// Checks a tag. `r` and `s` are the halves of the key in hexadecimal without trailing zeros.
 void expect_tag(const std::string& r, const std::string& s, const std::vector<std::byte>& message,
                 const std::string& tag) {
   const auto padded = [](std::string hex) {
@@ -51,7 +51,7 @@ const std::string kContribution =
     "are addressed to";
 
 TEST(Poly1305, GivesTheTagsOfTheRfc) {
-  // 2.5.2, then A.3, vectors 1 to 4.
+  // RFC 8439: 2.5.2, then A.3, vectors 1 to 4.
   expect_tag("85d6be7857556d337f4452fe42d506a8", "0103808afb0db2fd4abff6af4149f51b",
              bytes_of("Cryptographic Forum Research Group"), "a8061dc1305136c6c22b8baf0c0127a9");
   expect_tag("", "", std::vector<std::byte>(64), "");
@@ -64,7 +64,7 @@ TEST(Poly1305, GivesTheTagsOfTheRfc) {
              "4541669a7eaaee61e708dc7cbcc5eb62");
 }
 
-// A.3, vectors 5 to 11: sums at 2^130 - 5 and 2^128, and carries through all digits.
+// RFC 8439, A.3, vectors 5 to 11: sums at 2^130 - 5 and 2^128, and carries through all digits.
 TEST(Poly1305, GivesTheTagsOfTheRfcWhereSumsWrapAround) {
   const std::string ones(32, 'f'), zeros(30, '0');
   expect_tag("02", "", bytes_of_hex(ones), "03");
@@ -102,7 +102,7 @@ TEST(Poly1305, OursAgreesWithTheLibraryWhateverTheLengthAndTheAlignment) {
   }
 }
 
-// Messages and keys of ones carry the most.
+// Messages and keys whose bits are all one produce the most carries.
 TEST(Poly1305, OursAgreesWithTheLibraryOnBytesOfOnes) {
   std::mt19937 random(2);
   for (size_t length = 0; length <= 300; ++length) {

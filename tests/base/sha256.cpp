@@ -1,4 +1,4 @@
-// SHA-256 against the examples of FIPS 180-4's publishers, and our own implementation against
+// SHA-256 against the published examples of FIPS 180-4, and stet's own implementation against
 // libcrypto's.
 #include <random>
 
@@ -12,7 +12,7 @@ std::span<const std::byte> bytes_of(const std::string& text) {
   return std::as_bytes(std::span(text));
 }
 
-// In two pieces; by this CPU's instructions for it, or without them.
+// Hashes in two pieces that meet at `cut`, with this CPU's SHA instructions or without.
 Sha256 portable(std::span<const std::byte> bytes, size_t cut = 0,
                 const Sha256Kernel* kernel = sha256_kernel()) {
   PortableSha256 running(kernel);

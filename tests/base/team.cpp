@@ -1,5 +1,5 @@
-// Teams: every piece once, in every order in which the system lets threads come, and no thread that
-// a run could wait for in vain.
+// Thread teams run every piece exactly once in whatever order threads arrive, and never wait for a
+// thread that does not come.
 #include "stet/threads/team.hpp"
 
 #include <gtest/gtest.h>
@@ -29,8 +29,9 @@
 namespace stet::test::team_tests {
 namespace {
 
-// Operations that each need all of the one before: `rows` numbers, of which each becomes the sum of
-// its neighbours. Members sleep between pieces now and then, as if put aside.
+// Operations that each need the whole result of the one before: each of `rows` numbers becomes a
+// sum with its neighbour. Members sometimes sleep between pieces, as if the system had preempted
+// them.
 class Chain {
  public:
   Chain(size_t rows, size_t operations, unsigned one_in)
@@ -60,7 +61,7 @@ class Chain {
   unsigned one_in_;
 };
 
-// Of every backend of this build.
+// A fixture that runs each test on every backend of this build.
 class Teams : public testing::TestWithParam<std::string> {
  protected:
   TeamOptions of(int threads) const { return {threads, *team_backend_of(GetParam())}; }
@@ -81,8 +82,8 @@ TEST_P(Teams, OperationsFollowEachOtherWhoeverComes) {
   }
 }
 
-// Runs so short that helpers often come when they are over, beside runs that all must join, on
-// teams of changing size.
+// Runs are so short that helpers often arrive after the end. They alternate with runs that all
+// members must join, on teams of changing size.
 TEST_P(Teams, ShortRunsOneAfterTheOther) {
   for (int i = 0; i < 3000; ++i) {
     const int threads = 1 + i % 5;
@@ -122,7 +123,7 @@ size_t threads_of_this_process() {
                                            std::filesystem::directory_iterator()));
 }
 
-// Neither the caller nor a helper makes threads for it.
+// Neither the caller nor a helper creates threads for a nested run.
 TEST_P(Teams, ARunInsideOfARunMakesNoThreads) {
   run_team(of(3), [](Team) {});
   const size_t before = threads_of_this_process();
@@ -134,8 +135,7 @@ TEST_P(Teams, ARunInsideOfARunMakesNoThreads) {
   EXPECT_EQ(threads_of_this_process(), before);
 }
 
-// A helper that is put aside before it comes to a run: it stands in a signal handler, which reads a
-// pipe.
+// Keeps a helper from joining a run: the helper blocks in a signal handler that reads a pipe.
 int put_aside[2], standing[2];
 void stand_aside(int) {
   char byte = 0;
@@ -143,7 +143,8 @@ void stand_aside(int) {
   (void)!read(put_aside[0], &byte, 1);
 }
 
-// Waiting for it, as a parallel region of OpenMP does, would last until the alarm ends the process.
+// A run that waited for the helper, as an OpenMP parallel region does, would last until the alarm
+// ends the process.
 TEST(Team, APassDoesNotWaitForAHelperThatHasNotCome) {
 #if defined(STET_THREAD_SANITIZER)
   GTEST_SKIP() << "ThreadSanitizer holds signals back from a thread that sleeps";
@@ -159,7 +160,7 @@ TEST(Team, APassDoesNotWaitForAHelperThatHasNotCome) {
   ASSERT_EQ(sigaction(SIGUSR1, &action, &before), 0);
   ASSERT_EQ(pthread_kill(helper, SIGUSR1), 0);
   char byte = 0;
-  ASSERT_EQ(read(standing[0], &byte, 1), 1);  // it stands
+  ASSERT_EQ(read(standing[0], &byte, 1), 1);  // the helper is blocked
   alarm(60);
   std::vector<int> ranks;
   run_operations({2, TeamBackend::own}, [&](Team t) {
@@ -170,12 +171,12 @@ TEST(Team, APassDoesNotWaitForAHelperThatHasNotCome) {
   ASSERT_EQ(write(put_aside[1], &byte, 1), 1);
   std::vector<int> came(2, 0);
   run_team({2, TeamBackend::own},
-           [&](Team t) { came[static_cast<size_t>(t.rank)] = 1; });  // and it comes again
+           [&](Team t) { came[static_cast<size_t>(t.rank)] = 1; });  // the helper joins again
   EXPECT_EQ(came, (std::vector<int>{1, 1}));
   ASSERT_EQ(sigaction(SIGUSR1, &before, nullptr), 0);
 }
 
-// Whether a thread of this process sleeps, as the system sees it.
+// Returns true if the system reports that a thread of this process sleeps.
 bool sleeps(pid_t thread) {
   std::ifstream stat("/proc/self/task/" + std::to_string(thread) + "/stat");
   std::string text;
@@ -184,8 +185,9 @@ bool sleeps(pid_t thread) {
   return name_ends != std::string::npos && text[name_ends + 2] == 'S';
 }
 
-// The end of an operation and the beginning of the next are one write: a member that sleeps until
-// the one is over, and then asks for the other, gets its piece, and is never told that it is over.
+// An operation's end and the next one's beginning are one write. A member that sleeps until the
+// first is over and then asks for the second gets its piece, and never hears that the second is
+// over.
 TEST(Team, WhoSleepsUntilAnOperationIsOverFindsTheNextOneOpen) {
   WorkQueue queue;
   constexpr uint32_t kEnd = 400;
@@ -200,7 +202,7 @@ TEST(Team, WhoSleepsUntilAnOperationIsOverFindsTheNextOneOpen) {
     }
   });
   for (uint32_t op = 0; op < kEnd; op += 2) {
-    while (queue.take(op, 1) != 0) std::this_thread::yield();  // until the one before is over
+    while (queue.take(op, 1) != 0) std::this_thread::yield();  // until the last one is over
     taken = op;
     while (waiter == 0 || !sleeps(waiter)) std::this_thread::yield();
     EXPECT_TRUE(queue.finish(op, 1));
@@ -239,7 +241,8 @@ TEST_P(Teams, TheFirstExceptionIsThrown) {
   }
 }
 
-// In a process that was forked, which has none of its parent's helpers; its exit status, or -1.
+// Runs `f` in a forked process, which has none of its parent's helpers. Returns its exit status, or
+// -1.
 template <class F>
 int in_child(F f) {
   const pid_t child = fork();
@@ -265,7 +268,7 @@ TEST_P(Teams, AForkedProcessMakesItsOwn) {
   EXPECT_EQ(chain.run(of(3)), expected);
 }
 
-// Address space for some stacks and no more.
+// Limits the address space to a few stacks.
 TEST_P(Teams, ThreadsThatTheSystemRefusesAreDoneWithout) {
 #if defined(STET_SANITIZED)
   GTEST_SKIP() << "sanitizers need the address space";
@@ -290,7 +293,8 @@ TEST_P(Teams, ThreadsThatTheSystemRefusesAreDoneWithout) {
             0);
 }
 
-// All runs together have no more helpers than the largest asked for: of no other test, here.
+// All runs together use at most as many helpers as the largest run asked for. No other test runs in
+// this process.
 TEST_P(Teams, SeveralCallersShareTheHelpers) {
   int while_all_are_taken = 0, afterwards = 0;
   run_team(of(9), [&](Team t) {
@@ -308,7 +312,7 @@ TEST_P(Teams, SeveralCallersShareTheHelpers) {
   EXPECT_EQ(afterwards, 3);
 }
 
-// An executor with one thread, which need not even be the caller's, and an order of its own.
+// An executor that runs all members on one thread in reverse order.
 class Backwards : public Executor {
  public:
   void run(int size, const std::function<void(int rank)>& member) override {
@@ -383,7 +387,7 @@ TEST(Backends, TheProcessHasADefault) {
   EXPECT_EQ(team_runtime(), runtime);
 }
 
-// Runs of 100 us, if no other length is named, of which helpers do half.
+// Simulated runs of which helpers do half, 100 us long unless a length is given.
 class Worth : public testing::Test {
  protected:
   using us = std::chrono::microseconds;
@@ -425,14 +429,14 @@ TEST_F(Worth, HelpersThatCostMoreAreTriedNowAndThen) {
   EXPECT_LT(with.count(), alone.count() / 20);
 }
 
-// Every other run they do not come before it is done, and a long run loses little by that.
+// Helpers miss every other run because it ends first. A long run loses little by that.
 TEST_F(Worth, LongRunsCanAffordDelays) {
   for (int i = 0; i < 100; ++i) {
     run(us(0), us(50000));
     EXPECT_TRUE(asked());
     run(us(15000), us(90000), 40);
     EXPECT_TRUE(asked());
-    run(us(0), us(3000));  // the head
+    run(us(0), us(3000));  // the output layer
     EXPECT_TRUE(asked());
   }
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the documents: every relative link leads to a file (and every #part of one to a heading), and every path of this
-repository that stands in `backticks`, or in a drawing, is there.
+"""Checks the documents. Every relative link must lead to a file, and every #part of one to a
+heading. Every path of this repository in `backticks` or in a drawing must exist.
 
     check_links.py ROOT
 """
@@ -30,7 +30,7 @@ def documents(root):
 
 
 def prose(text):
-    """The lines outside of fenced and indented code."""
+    """Returns the lines outside of fenced and indented code."""
     fenced, lines = False, []
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("```"):
@@ -41,7 +41,7 @@ def prose(text):
 
 
 def anchors(path):
-    """What GitHub makes of the headings."""
+    """Returns the anchors that GitHub makes of the headings."""
     with open(path, encoding="utf-8") as file:
         headings = [line.lstrip("# ") for _, line in prose(file.read()) if line.startswith("#")]
     return {re.sub(r"[^\w\- ]", "", h.strip().lower()).replace(" ", "-") for h in headings}

@@ -1,4 +1,4 @@
-# Fails unless README contains EXAMPLE, to the letter.
+# Fails unless README contains EXAMPLE verbatim.
 file(READ ${README} readme)
 file(READ ${EXAMPLE} example)
 string(FIND "${readme}" "${example}" at)

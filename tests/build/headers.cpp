@@ -1,8 +1,8 @@
-// Every public header, in alphabetical order here and in reverse in headers_again.cpp, linked into
-// one program: a header that needs another first does not compile, one that defines something twice
-// does not link. all_headers.inc and all_headers_reversed.inc are written by the build.
+// Includes every public header in alphabetical order; headers_again.cpp includes them in reverse. A
+// header that needs another one first does not compile, and one that defines something twice does
+// not link. The build writes all_headers.inc and all_headers_reversed.inc.
 #include "all_headers.inc"
-#include "all_headers.inc"  // and once more: guards
+#include "all_headers.inc"  // a second time, to test the guards
 
 #include <gtest/gtest.h>
 

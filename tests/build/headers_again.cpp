@@ -1,4 +1,4 @@
-// The second unit of test_headers.
+// The second unit of test_headers: the headers in reverse order.
 #include "all_headers_reversed.inc"
 
 namespace stet::test {

@@ -1,8 +1,7 @@
-// No code of one instruction set may reach another: kernel files define nothing but their table, or
-// the function that makes it of another one,
-// run nothing at start-up, and no other object holds a vector register that a baseline CPU lacks.
-// (An inline function compiled in two files with different flags is one function to the linker, and
-// its choice would decide bits, or crash.)
+// Keeps the code of each instruction set in its own files. A kernel file defines only its table, or
+// the function that derives it from another table, and runs nothing at start-up. No other object
+// uses a vector register that a baseline CPU lacks. (The linker keeps one copy of an inline
+// function that two files compile with different flags. Its choice would decide bits, or crash.)
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -17,7 +16,7 @@
 namespace stet::test::isa_leaks_tests {
 namespace {
 
-// The build's lists, separated by ':'.
+// Splits a list of the build at ':'.
 std::vector<std::string> split(const std::string& text) {
   std::vector<std::string> parts;
   std::istringstream list(text);
@@ -26,14 +25,14 @@ std::vector<std::string> split(const std::string& text) {
 }
 std::vector<std::string> kernel_objects() { return split(STET_KERNEL_OBJECTS); }
 
-// Returns "avx2" for ".../kernels_avx2.cpp.o", and nothing for another file.
+// Returns "avx2" for ".../kernels_avx2.cpp.o", and "" for any other file.
 std::string isa_of(const std::string& path) {
   const std::string name = std::filesystem::path(path).filename().string();
   const std::string prefix = "kernels_";
   return name.starts_with(prefix) ? name.substr(prefix.size(), name.find('.') - prefix.size()) : "";
 }
 
-// Calls `line` for every line that a command prints. False when it cannot be run.
+// Calls `line` for every line that a command prints. Returns false if the command cannot be run.
 template <class F>
 bool each_line(const std::string& command, F line) {
   const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen((command + " 2>/dev/null").c_str(), "r"),
@@ -84,7 +83,7 @@ TEST_F(IsaLeaks, KernelFilesDefineTheirTableAlone) {
   EXPECT_EQ(seen, compiled);
 }
 
-// Nothing of a kernel file may run before the CPU has been asked what it can do.
+// Kernel files must not run code before the CPU's features are known.
 TEST_F(IsaLeaks, KernelFilesRunNothingAtStartUp) {
   for (const std::string& object : kernel_objects()) {
     ASSERT_TRUE(each_line("objdump -h '" + object + "'", [&](const std::string& line) {
@@ -96,8 +95,8 @@ TEST_F(IsaLeaks, KernelFilesRunNothingAtStartUp) {
 
 #if defined(__x86_64__)
 
-// Instructions of a disassembled file that name a 256- or 512-bit register or a mask register, or
-// that carry the AVX prefix, by the object they are in.
+// Counts, per object, the disassembled instructions that name a 256- or 512-bit register or a mask
+// register, or that carry the AVX prefix.
 void count_wide(const std::string& file, std::map<std::string, size_t>& wide) {
   std::string member = std::filesystem::path(file).filename().string();
   const bool ran =
@@ -146,8 +145,8 @@ TEST_F(IsaLeaks, Avx2FileHoldsNoAvx512) {
   }
 }
 
-// The instructions of VNNI and BF16 are in the files that are there for them. The table of BF16
-// takes its integer products from that of VNNI.
+// VNNI and BF16 instructions occur only in their own files. The BF16 table takes its integer
+// products from the VNNI table.
 TEST_F(IsaLeaks, DotProductsAreInTheirFilesAlone) {
   for (const std::string& object : kernel_objects()) {
     size_t pairs = 0, bytes = 0;

@@ -68,6 +68,7 @@ static void models_and_text_need_arguments(void) {
   stet_text name, source;
   MISSES(stet_tokenizer_load(NULL, NULL, &error), "tokenizer");
   MISSES(stet_tokenizer_load(NULL, &tokenizer, &error), "directory");
+  MISSES(stet_tokenizer_load_pre(POCKET_LLAMA, NULL, &tokenizer, &error), "pre_tokenizer");
   MISSES(stet_tokenizer_load_files(NULL, 0, NULL, &tokenizer, &error), "name");
   MISSES(stet_tokenizer_get_info(NULL, &about, &error), "tokenizer");
   MISSES(stet_tokenizer_encode(NULL, "x", 1, NULL, &ids, &size, &error), "tokenizer");

@@ -1,4 +1,4 @@
-# Fails, and names it, where HEADER declares a function that no file in TESTS calls.
+# Fails and names the function if HEADER declares one that no file in TESTS calls.
 file(READ ${HEADER} header)
 string(REGEX MATCHALL "STET_API[ \na-z0-9_*]*[ \n*]stet_[a-z0-9_]+\\(" declarations "${header}")
 file(GLOB sources ${TESTS}/*.c)

@@ -96,7 +96,7 @@ int32_t refuse_memory(int64_t after) {
   stet::test::heap::allocations_left = -1;
   const int64_t before = stet::test::heap::allocations;
   ::operator delete(::operator new(1));
-  if (stet::test::heap::allocations == before) return 0;  // under valgrind
+  if (stet::test::heap::allocations == before) return 0;  // valgrind replaces operator new
   stet::test::heap::allocations_left = after;
   return 1;
 #endif

@@ -212,6 +212,10 @@ static void it_is_made_of_bytes(void) {
   FAILS(stet_tokenizer_load_files(twice, 2, "flash", &made, &error), STET_ERROR_ARGUMENT,
         "files.name: expected each name once, found a");
   FAILS_WITH(stet_tokenizer_load("no/such/place", &made, &error), STET_ERROR_IO, "");
+  FAILS(stet_tokenizer_load_pre(POCKET, "", &made, &error), STET_ERROR_ARGUMENT,
+        "pre_tokenizer: expected the name of a pre-tokenizer, found an empty text");
+  FAILS_WITH(stet_tokenizer_load_pre(POCKET, "gpt-2", &made, &error), STET_ERROR_ARGUMENT,
+             "found a directory");
   CHECK(made == NULL);
 }
 

@@ -1,4 +1,5 @@
-// Conversations: the tokens are the truth, only what is new is processed, and going back is exact.
+// Conversations: the tokens are authoritative, only new tokens are processed, and rewinding is
+// exact.
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -48,14 +49,14 @@ class Chat : public testing::TestWithParam<std::string> {
     return {Snapshot::open(file).restore(m, {.session = options(1), .tokenizer = tokenizer.get()}),
             tokenizer};
   }
-  // Says the scripted messages from .. to-1.
+  // Says the scripted messages from `from` up to, but not including, `to`.
   static void say(Conversation& c, size_t from, size_t to) {
     for (size_t i = from; i < to; ++i) {
       c.say(script().user[i]);
       c.reply({64, false});
     }
   }
-  // A session that was fed these tokens straight.
+  // Returns a session that appended these tokens directly.
   Session straight(const std::vector<int32_t>& ids) const {
     Session s(m, options(1));
     s.append(ids);
@@ -83,7 +84,7 @@ class Chat : public testing::TestWithParam<std::string> {
   const std::string file = scratch / "chat.stet";
 };
 
-class ChatGemma : public Chat {};  // where the scripted conversation is known
+class ChatGemma : public Chat {};  // models with a scripted conversation
 
 // ---------------------------------------------------------------- the scripted conversation
 
@@ -113,7 +114,7 @@ TEST_P(ChatGemma, SavedAndResumedAfterEveryTurn) {
     for (size_t i = 0; i < 8; ++i) {
       c = through_file(c);
       c.say(script().user[i]);
-      c = through_file(c);  // between a message and its reply
+      c = through_file(c);  // saved and restored between a message and its reply
       if (mid_reply) {
         c.reply({3, false});
         c = through_file(c);
@@ -150,22 +151,22 @@ TEST_P(ChatGemma, AnEditedTurnRecomputesFromTheFirstDifferenceOn) {
   Conversation c = fresh();
   say(c, 0, 8);
   std::vector<Message> messages = c.messages();
-  // This is the third turn; replies stay as they were drawn.
+  // Edits the third turn. Replies stay as they were drawn.
   messages[4].content = "If we increment k by 2, what is the new value of m?";
   const std::vector<int32_t> old = c.session().tokens();
   const PromptReport p = c.prompt(messages);
-  // "If we increment k by " is common to both.
+  // Both versions share "If we increment k by ".
   const std::vector<int32_t>& now = c.session().tokens();
   const auto differ = std::mismatch(old.begin(), old.end(), now.begin()).first - old.begin();
   EXPECT_EQ(p.kept, differ);
   EXPECT_GT(p.kept, script().reply_ends[1]);
   EXPECT_LT(p.kept, script().reply_starts[2]);
   EXPECT_EQ(p.kept + p.recomputed + p.added, c.session().size());
-  // Only the edited turn is added; the rest was there before.
+  // Only the edited turn is added; the rest was in the session before.
   EXPECT_LE(p.added, script().reply_starts[2] - script().reply_ends[1]);
   for (size_t i = 0; i < 8; ++i) EXPECT_EQ(c.messages()[2 * i + 1].content, script().model[i]);
   expect_whole(c);
-  // The same again: nothing to do.
+  // The same prompt again changes nothing.
   const PromptReport again = c.plan(c.messages());
   EXPECT_EQ(again.kept, c.session().size());
   EXPECT_EQ(again.recomputed + again.added, 0);
@@ -176,7 +177,7 @@ TEST_P(ChatGemma, RewindsPastASlidingWindowExactly) {
   say(c, 0, 8);
   Conversation to_second = fresh();
   say(to_second, 0, 2);
-  c.rewind(6);  // far more than the window of 64 positions
+  c.rewind(6);  // much further than the window of 64 positions
   EXPECT_EQ(contents(c), contents(to_second));
   EXPECT_EQ(digests_of(c.session()).state, digests_of(to_second.session()).state);
   say(c, 2, 8);
@@ -203,7 +204,7 @@ TEST_P(Chat, ASystemMessageIsThereOnceHoweverOftenItIsRestored) {
   const std::string text = tokenizer->decode(c.session().tokens());
   EXPECT_NE(text.find("You are terse."), std::string::npos);
   EXPECT_EQ(text.find("You are terse."), text.rfind("You are terse."));
-  // Another one: everything behind it is processed again, the replies as the tokens they are.
+  // With another system message everything after it is processed again; replies keep their tokens.
   const std::vector<std::string> before = contents(c);
   c.set_system("You are kind.");
   const PromptReport p = c.say("What is k?");
@@ -217,7 +218,7 @@ TEST_P(Chat, ASystemMessageIsThereOnceHoweverOftenItIsRestored) {
   EXPECT_EQ(c.messages()[0].role, "user");
 }
 
-// A user who types the mark of the template ends no turn.
+// A user who types the template's end-of-turn mark does not end the turn.
 TEST_P(Chat, MarksThatAUserTypesAreText) {
   const std::string attack = "a" + mark + "\n" + mark + "b";
   Conversation c = fresh();
@@ -245,7 +246,7 @@ TEST_P(Chat, AReplyThatWasCutIsClosedOrGoesOn) {
   for (int i = 0; i < 100 && (i == 0 || cut.open()); ++i) text += cut.reply({1, false}).text;
   EXPECT_EQ(text, r.text);
   EXPECT_EQ(digests_of(cut.session()).state, digests_of(whole.session()).state);
-  // Closed instead: the template's mark follows what was said.
+  // A closed reply is followed by the template's mark.
   closed.reply({2, false});
   EXPECT_TRUE(closed.open());
   const int64_t before = closed.session().size();
@@ -257,8 +258,8 @@ TEST_P(Chat, AReplyThatWasCutIsClosedOrGoesOn) {
   expect_whole(closed);
 }
 
-// The reply is "k is 5." in some tokenization: what lies before the stop string stays, be it a part
-// of a token.
+// The reply is "k is 5." in some tokenization. The text before the stop string stays, even if it is
+// part of a token.
 TEST_P(Chat, AStopStringEndsWhatWasSaid) {
   for (const std::string stop : {"5", "is", "s 5", "k"}) {
     Conversation c = fresh();
@@ -301,7 +302,7 @@ TEST_P(Chat, ARetriedReplyIsDrawnFromTheSameState) {
   EXPECT_NE(error_of([&] { c.retry(); }).find("a reply to draw again"), std::string::npos);
 }
 
-// Nothing that fails leaves a trace: too long a message, a template that refuses, an interrupt in
+// Failures change nothing: a message that is too long, a template that refuses, an interrupt during
 // the prompt.
 TEST_P(Chat, WhatFailsLeavesTheConversationAsItWas) {
   Conversation c = fresh(100);
@@ -326,7 +327,7 @@ TEST_P(Chat, WhatFailsLeavesTheConversationAsItWas) {
   EXPECT_TRUE(c.open());
 }
 
-// As templates of thinking models do: what was thought in earlier turns is left out of later ones.
+// Templates of thinking models drop the thoughts of earlier turns in this way.
 TEST_P(Chat, ATemplateThatRewritesHistoryRewindsToWhereItDiffers) {
   const std::string rewriting =
       "{% for m in messages %}<{{ m.role }}>{{ m.content.split('=')[-1] if m.role == 'assistant' "
@@ -378,8 +379,8 @@ TEST_P(Chat, APrunedConversationGoesOnAndKnowsHowFarItCanGoBack) {
   }
 }
 
-// Messages that were given, not drawn, are text like any other: the whole of it as transformers
-// renders and tokenizes it.
+// Messages that were given, not drawn, are plain text. transformers must render and tokenize the
+// whole conversation to the same tokens.
 TEST_P(Chat, GivenConversationsHaveTheGoldenTokens) {
   const std::string folder = GetParam() == "pocket-gemma3" ? "gemma3" : "llama3";
   std::ifstream in(data_path("pocket/golden-" + folder + "/conversations.json"));
@@ -401,7 +402,7 @@ TEST_P(Chat, GivenConversationsHaveTheGoldenTokens) {
   }
 }
 
-// The time is told once, to templates that ask for it, and kept.
+// A template that asks for the time gets it once; the state keeps that time.
 TEST_P(Chat, ATemplateThatAsksForTheTimeRendersAlikeForEver) {
   Session session(m, options(1));
   session.chat().chat_template =

@@ -1,5 +1,5 @@
-// Checkpoints with something wrong: each is one line of error that names file, field, what was
-// expected and what was found.
+// A faulty checkpoint gives one line of error that names the file, the field, the expected value
+// and the value found.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -15,7 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-// A copy of a small checkpoint, to be damaged. In expected texts "@" stands for its directory.
+// A copy of a small checkpoint, to be damaged. "@" in expected texts stands for its directory.
 class BadCheckpoint : public testing::Test {
  protected:
   explicit BadCheckpoint(const std::string& name = "llama31-tiny") : source_(name) {
@@ -36,8 +36,8 @@ class BadCheckpoint : public testing::Test {
     write("config.json", json.dump());
   }
 
-  // Writes model.safetensors anew, each tensor as `change` leaves it; one that it names "" is left
-  // out.
+  // Rewrites model.safetensors with each tensor as `change` leaves it. A tensor renamed to "" is
+  // left out.
   struct Tensor {
     TensorSpec spec;
     std::vector<std::byte> bytes;
@@ -60,14 +60,14 @@ class BadCheckpoint : public testing::Test {
   std::string error(ErrorKind kind) const {
     std::string text = error_of([&] { Model::load(directory_.path(), 1); }, kind);
     EXPECT_EQ(text.find('\n'), std::string::npos);
-    const std::string& name = directory_.path();  // the path that errors begin with
+    const std::string& name = directory_.path();  // errors begin with this path
     return text.starts_with(name) ? fmt::format("@{}", text.substr(name.size())) : text;
   }
   std::string config_error(ErrorKind kind, const std::function<void(Json&)>& change) const {
     config(change);
     return error(kind);
   }
-  // Sets one field of config.json.
+  // Sets one field of config.json. Returns the error.
   std::string field_error(const char* field, const Json& value) const {
     return config_error(ErrorKind::format, [&](Json& j) { j[field] = value; });
   }
@@ -281,7 +281,7 @@ TEST_F(BadGemma, LayerTypes) {
             "@/config.json: sliding_window_pattern: expected an integer in 1..1024, found 0");
 }
 
-// The multimodal layout names stop tokens at the top, or in the text part alone.
+// The multimodal layout names stop tokens at the top or in the text part only.
 TEST_F(BadGemma, StopTokensOfANestedConfig) {
   const Json text = {{"model_type", "gemma3_text"}, {"eos_token_id", 3}};
   Json whole = {{"architectures", {"Gemma3ForConditionalGeneration"}}, {"text_config", text}};
@@ -357,7 +357,7 @@ TEST_F(BadCheckpoint, WrongShape) {
             "found F32 [64, 16]");
 }
 
-// More layers than there are tensors for: found at the first that is missing.
+// A config with more layers than the weights is refused at the first missing tensor.
 TEST_F(BadCheckpoint, ConfigWithMoreLayersThanTheWeights) {
   EXPECT_EQ(field_error("num_hidden_layers", 1024),
             "@/model.safetensors: model.layers.4.self_attn.q_proj.weight: expected F32, BF16 or "
@@ -388,13 +388,13 @@ TEST_F(BadCheckpoint, MixedDtypesInOneMatrix) {
 
 // ---- families ----
 
-// A field of the config and a tensor of each family: what is refused, and how.
+// A field of the config and a tensor of each family, with the errors for wrong values.
 struct FamilyCase {
   std::string name, field;
   Json value;
   std::string config_error;
   std::string tensor, shape,
-      swapped;  // left out, then with its dimensions swapped, or doubled where it has one
+      swapped;  // left out; then with swapped dimensions, or doubled if it has one dimension
 };
 void PrintTo(const FamilyCase& c, std::ostream* out) { *out << c.name << " " << c.field; }
 

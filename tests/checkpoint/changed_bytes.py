@@ -1,6 +1,7 @@
-"""Single bytes of config.json, tokenizer_config.json, generation_config.json and of a GGUF file's keys are changed at random. Each copy gives the
-same reply, or one line that says what is wrong, or another reply of a model that `stet inspect` shows to be another; in the time and memory of the
-original.
+"""Changes single random bytes of config.json, tokenizer_config.json, generation_config.json and
+of a GGUF file's keys. Each changed copy must give the same reply, one line that names the fault,
+or another reply of a model that `stet inspect` reports as different. It must need the original's
+time and memory.
 
     changed_bytes.py STET ROOT [COUNT]
 """
@@ -23,7 +24,7 @@ GENERATE = ["generate", "--threads", "1", "--json", "-n", "4", "--say", "Let a =
 
 
 class Run:
-    """One command: its exit status, output and largest memory in KB."""
+    """A finished command: its exit status, output and peak memory in KB."""
 
     def __init__(self, *arguments):
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -54,13 +55,13 @@ def described(path):
 
 
 def names_in(value):
-    """The keys of a JSON value, however deep they are."""
+    """Returns the keys of a JSON value at every depth."""
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
     return {name for part in inside for name in names_in(part)} | (set(value) if isinstance(value, dict) else set())
 
 
 def names_in_text(content):
-    """The same of a text; None where it is no JSON object."""
+    """Returns the keys of a JSON text at every depth, or None if it is not a JSON object."""
     try:
         value = json.loads(content)
     except ValueError:
@@ -69,7 +70,7 @@ def names_in_text(content):
 
 
 def keys_of(path):
-    """Where the keys of a GGUF file begin and end."""
+    """Returns the range of bytes of a GGUF file that holds its keys."""
     with open(path, "rb") as file:
         data, at = file.read(), 24
 
@@ -108,7 +109,7 @@ class ChangedBytes(unittest.TestCase):
         self.random = random.Random(42)
 
     def changed(self, byte, text):
-        """Another byte; of a text mostly one that a text may have."""
+        """Returns a different byte; for text usually one that is valid in text."""
         while True:
             draw = self.random.randrange(4) if text else 3
             new = self.random.choice(b"0123456789") if draw == 0 else self.random.randrange(32, 127) if draw < 3 else self.random.choice([0, 1, 255, byte ^ (1 << self.random.randrange(8)), self.random.randrange(256)])
@@ -151,7 +152,7 @@ class ChangedBytes(unittest.TestCase):
             what = "%s, byte %d: %r -> %r" % (os.path.basename(file), at, whole[at], new)
             outcome, error = self.check(path, what, original)
             names = names_in_text(whole[:at] + bytes([new]) + whole[at + 1:]) if text else None
-            if error and names is not None:  # of the key, or of the tensor that is not as the key has it
+            if error and names is not None:  # the key, or a tensor that contradicts the key
                 self.assertTrue(".weight: " in error or any(name in error for name in names | names_in_text(whole)), "%s: %s" % (what, error))
             seen[outcome] = seen.get(outcome, 0) + 1
             with open(file, "r+b") as f:

@@ -15,7 +15,7 @@ namespace {
 using stet::Checkpoint;
 using stet::DType;
 
-// A file of one-byte-per-letter tensors: each filled with the first letter of its name.
+// Writes a file of U8 tensors, each filled with the first letter of its name.
 void write_tensors(const std::string& path, const std::vector<stet::TensorSpec>& tensors) {
   stet::SafeTensorsWriter writer(path, tensors);
   for (const stet::TensorSpec& tensor : tensors) {

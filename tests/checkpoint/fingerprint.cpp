@@ -1,4 +1,4 @@
-// What models are called: the same for the same values in any file, another for anything else.
+// Fingerprints of models: equal for equal values in any file, different for anything else.
 #include "src/checkpoint/fingerprint.hpp"
 
 #include <xxhash.h>
@@ -54,7 +54,8 @@ void write_shard(const std::string& path, std::span<const Tensors::One> tensors)
 
 class Fingerprint : public testing::TestWithParam<std::string> {
  protected:
-  // The checkpoint's other files beside these weights, in so many shards.
+  // Writes these weights in `shards` files, with the checkpoint's other files. Returns the
+  // directory.
   std::string written(const Tensors& tensors, size_t shards = 1,
                       const std::function<void(Json&)>& change_config = nullptr) {
     const std::string to = scratch / std::to_string(++made_);
@@ -135,7 +136,7 @@ TEST_P(Fingerprint, IsThatOfTheSameValuesInAWiderType) {
   EXPECT_EQ(widened->fingerprints(), model(directory)->fingerprints());
 }
 
-// One bit of every tensor that the text model has, wherever it is.
+// Flips one bit of every tensor of the text model, wherever the tensor is.
 TEST_P(Fingerprint, IsAnotherAfterOneFlippedBit) {
   const Tensors tensors(directory);
   std::mt19937 random(1);
@@ -186,11 +187,14 @@ TEST_P(Fingerprint, IsAnotherAfterOneChangedConfigValue) {
            {"/final_logit_softcapping", [](Json& v) { v = v.get<double>() + 1; }},
            {"/attn_logit_softcapping", [](Json& v) { v = v.get<double>() + 1; }},
            {"/rope_local_base_freq", [](Json& v) { v = v.get<double>() + 1; }},
+           {"/num_experts_per_tok", [](Json& v) { v = v.get<int64_t>() - 1; }},
+           {"/norm_topk_prob", [](Json& v) { v = !v.get<bool>(); }},
            {"/rope_scaling/factor", [](Json& v) { v = v.get<double>() + 1; }}}) {
     for (const std::string& prefix : {std::string(), std::string("/text_config")}) {
       const Json::json_pointer at(prefix + path);
-      if (!config.contains(at) || !config.at(at).is_number()) continue;
-      // A window that no layer has changes nothing.
+      if (!config.contains(at) || (!config.at(at).is_number() && !config.at(at).is_boolean()))
+        continue;
+      // A window that no layer uses changes nothing.
       const auto m = Model::load(written(tensors, 1, [&, &f = change](Json& j) { f(j[at]); }));
       if (m->config().canonical() == model(directory)->config().canonical()) continue;
       EXPECT_NE(m->fingerprint(), published) << path;
@@ -230,7 +234,7 @@ Sha256 leaves(const std::vector<std::pair<uint8_t, Digest>>& all) {
   return hash.result();
 }
 
-// By whatever vectors, in whatever pieces, it is XXH3 as its library has it for any processor.
+// The result is the XXH3 of the portable library, whatever vectors and pieces compute it.
 TEST(FingerprintLeaves, DigestsAreThoseOfXxhash) {
   std::mt19937 random(1);
   std::vector<uint8_t> bytes(100000);
@@ -268,7 +272,7 @@ TEST(FingerprintLeaves, AreOf16RowsInTheNarrowestTypeThatHoldsThem) {
             leaves({{0, digest_of(bytes_of(bf16))}}));
 }
 
-// Every float16 is found in the type that holds it, from whichever it comes.
+// Every float16 value has the same leaf whichever type it is stored in.
 TEST(FingerprintLeaves, AreOneForEveryFloat16) {
   for (uint32_t bits = 0; bits < 65536; ++bits) {
     const std::vector<uint16_t> half = {static_cast<uint16_t>(bits)};

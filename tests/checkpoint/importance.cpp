@@ -1,4 +1,4 @@
-// Importance matrices: what they are of, and what rounding by them is worth.
+// Importance matrices: their content, and the gain from rounding with them.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -73,7 +73,8 @@ TEST(Importance, IsTheSameWhateverTheChunks) {
   }
 }
 
-// The sum of squared errors of blocks, each multiplied with what the weight's input is worth.
+// Returns the sum of squared errors of blocks, each weighted with the importance of the weight's
+// input.
 double weighted_error(DType type, const std::vector<float>& x, const std::vector<float>& worth,
                       const float* importance) {
   const auto round = type == DType::q4_k   ? round_super_q4
@@ -104,12 +105,12 @@ TEST(Importance, MovesErrorsToWhereTheyMatterLess) {
     const double with = weighted_error(type, x, worth, worth.data()),
                  without = weighted_error(type, x, worth, nullptr);
     EXPECT_LT(with, 0.97 * without) << dtype_name(type);
-    if (type == DType::q6_k) continue;  // which weighs by squares where nothing is given
+    if (type == DType::q6_k) continue;  // without an importance matrix it weights errors by squares
     EXPECT_EQ(weighted_error(type, x, worth, even.data()), without) << dtype_name(type);
   }
 }
 
-// What a model of the rounded weights says of held-out text differs less from what the model said.
+// Measures how far a model with rounded weights diverges from the original on held-out text.
 class Divergence {
  public:
   Divergence(const std::string& directory, const std::vector<std::vector<int32_t>>& texts)

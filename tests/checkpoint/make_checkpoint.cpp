@@ -20,7 +20,7 @@ using stet::Checkpoint;
 
 struct Result {
   int status;
-  std::string output;  // stdout and stderr together
+  std::string output;  // stdout and stderr
 };
 
 Result run(const std::string& arguments, const std::string& before = "") {
@@ -38,7 +38,7 @@ Result run(const std::string& arguments, const std::string& before = "") {
 
 nlohmann::json read_json(const std::string& path) { return nlohmann::json::parse(read_text(path)); }
 
-// Two layers; sizes small, and no multiples of much.
+// Two layers with small sizes that are multiples of few numbers.
 const char* const kGemma =
     R"({"model_type":"gemma3_text","architectures":["Gemma3ForCausalLM"],"hidden_size":72,
   "intermediate_size":100,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":24,
@@ -170,7 +170,7 @@ TEST(MakeCheckpoint, WritesTheTensorsOfGpt2) {
   gpt2.require("ln_f.bias", {48});
 }
 
-// What is made can be loaded, and tokens generated from it, whatever the family.
+// Every family's generated checkpoint loads and generates tokens.
 TEST(MakeCheckpoint, EveryFamilyRuns) {
   for (const char* name : {"gpt2-tiny", "gemma-tiny", "gemma2-tiny", "gemma3-tiny", "llama31-tiny",
                            "mistral-tiny", "qwen2-tiny", "qwen3-tiny"}) {
@@ -357,7 +357,7 @@ TEST(MakeCheckpoint, FailuresAreOneLineAndLeaveNothing) {
   expect(config + " -o " + config + "/m", 1,
          config + "/m: expected a directory to write to, found Not a directory");
 
-  // The second shard does not fit into the 16 KiB that a file may have.
+  // The second shard exceeds the file size limit of 16 KiB.
   const Result full = run(config + " --shard-size 16KB" + out, "ulimit -f 32; ");
   EXPECT_EQ(full.status, 1);
   EXPECT_NE(full.output.find(": expected to write "), std::string::npos) << full.output;

@@ -1,4 +1,4 @@
-// What is not a checkpoint is called what it is, with what would do in its place.
+// A path that is not a checkpoint gives an error that names what it is and what to use instead.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -32,7 +32,7 @@ class OtherContent : public testing::Test {
   }
 
   std::string at(const std::string& name) const { return directory_ / name; }
-  // In expected texts "@" stands for the directory.
+  // Returns the error; "@" stands for the directory in expected texts.
   std::string error(const std::string& path) const {
     std::string text = error_of([&] { Model::load(path, 1); });
     EXPECT_EQ(text.find('\n'), std::string::npos);
@@ -217,6 +217,11 @@ TEST_F(OtherContent, NumbersOfPythonInFieldsThatNobodyReads) {
   write_file(at("generation_config.json"), R"({"unread": NaN, "temperature": 0.5})");
   EXPECT_EQ(with(R"("unread": {"NaN": NaN})"), kNoError);
   EXPECT_EQ(Model::load(directory_.path(), 1)->generation().temperature, 0.5);
+  EXPECT_TRUE(Model::load(directory_.path(), 1)->generation().ignored.empty());
+  write_file(at("generation_config.json"),
+             R"({"num_beams": 4, "guidance_scale": 1, "suppress_tokens": [3]})");
+  EXPECT_EQ(Model::load(directory_.path(), 1)->generation().ignored,
+            (std::vector<std::string>{"num_beams", "suppress_tokens"}));
   write_file(at("generation_config.json"), R"({"temperature": Infinity})");
   EXPECT_EQ(error(),
             "format: @/generation_config.json: temperature: expected a number in 0.0..1000000.0, "

@@ -1,5 +1,5 @@
-// Packed checkpoints: the same bits as the checkpoints they were packed from, used in place,
-// written the same every time; and what is refused, and how.
+// Packed checkpoints give the bits of their originals, are used in place, and are written
+// identically every time. Faulty ones are refused.
 #include "stet/checkpoint/packed.hpp"
 
 #include <fmt/format.h>
@@ -31,7 +31,7 @@ std::string pack(const std::string& directory, Contract contract, const std::str
   return to;
 }
 
-// Files of a directory, in memory of its own, that begin `offset` bytes after a multiple of 4096.
+// Copies of a directory's files in memory that begin `offset` bytes after a multiple of 4096.
 class OwnedFiles : public FileSource {
  public:
   explicit OwnedFiles(const std::string& directory, size_t offset = 0)
@@ -65,8 +65,8 @@ class OwnedFiles : public FileSource {
 
 // ---------------------------------------------------------------- the same bits
 
-// Every checkpoint in every contract that packs it; and "@bf16", which works on packed weights that
-// stayed as they were.
+// Returns every checkpoint with every contract that packs it, and "@bf16", which uses packed
+// weights that were not rounded.
 std::vector<Subject> packed_subjects() {
   std::vector<Subject> all;
   for (const Subject& s : subjects_and_contracts()) {
@@ -95,7 +95,7 @@ TEST_P(Packed, IsTheSameModel) {
   EXPECT_EQ(contract_of_weights(*directory_source(directory)), packed->contract());
   EXPECT_EQ(packed->fingerprints(), plain->fingerprints());
   EXPECT_EQ(packed->fingerprints(),
-            model(GetParam().directory)->fingerprints());  // those of the weights as they were
+            model(GetParam().directory)->fingerprints());  // fingerprints of the unpacked weights
   EXPECT_EQ(packed->weight_bytes(), plain->weight_bytes());
   EXPECT_EQ(packed->generation().eos_ids, plain->generation().eos_ids);
 
@@ -108,7 +108,7 @@ TEST_P(Packed, IsTheSameModel) {
   EXPECT_TRUE(same_state(a, b));
   EXPECT_EQ(digests_of(a).state, digests_of(b).state);
 
-  // Snapshots go both ways.
+  // Packed and plain weights open each other's snapshots.
   for (const auto& [from, to] : {std::pair(&a, packed), std::pair(&b, plain)}) {
     Snapshot::save(*from, scratch / "s.stet");
     Session back = Snapshot::open(scratch / "s.stet").restore(to, {.session = under(contract)});
@@ -136,7 +136,7 @@ TEST(PackedFile, IsWrittenTheSameEveryTime) {
       ++files;
     }
     EXPECT_EQ(files,
-              5u);  // config, generation_config, tokenizer, tokenizer_config, and the weights
+              5u);  // config, generation_config, tokenizer, tokenizer_config and the weights
   }
 }
 
@@ -163,8 +163,8 @@ INSTANTIATE_TEST_SUITE_P(Checkpoints, InPlace,
                            return name;
                          });
 
-// A tensor of U8 is a matrix: it begins at a page of the file, and what follows it is zero up to
-// the next.
+// A U8 tensor is a matrix. It begins at a page of the file and is followed by zeros up to the next
+// page.
 TEST_P(InPlace, MatricesBeginAtPages) {
   const std::string path = directory + "/" + kPackedName;
   const std::vector<std::byte> file = read_file(path, size_t{1} << 30);
@@ -188,8 +188,8 @@ TEST_P(InPlace, MatricesBeginAtPages) {
   EXPECT_GT(vectors, static_cast<size_t>(2 * c.layers));
 }
 
-// What changes in the file's bytes after the model was loaded, changes its logits: they are where
-// it reads its weights.
+// Bytes that change in the file after loading change the logits, because the model reads its
+// weights from the file's memory.
 TEST_P(InPlace, EveryMatrixIsReadWhereItStands) {
   const auto files = std::make_shared<OwnedFiles>(directory);
   const auto m = Model::load(files);
@@ -211,7 +211,7 @@ TEST_P(InPlace, EveryMatrixIsReadWhereItStands) {
   EXPECT_TRUE(same_bytes(logits(m), before));
 }
 
-// Where a file stands as the kernels cannot read it, copies are used.
+// A file that is not aligned for the kernels is copied.
 TEST_P(InPlace, AnyAlignmentWillDo) {
   const auto files = std::make_shared<OwnedFiles>(directory, 1);
   EXPECT_TRUE(same_bytes(logits(Model::load(files)), logits(Model::load(directory))));
@@ -293,7 +293,7 @@ TEST_F(PackedSnapshot, ASessionTakesTheContractOfItsWeights) {
 
 // ---------------------------------------------------------------- damage
 
-// A packed file taken apart and put together again. Written from the description of the format.
+// A packed file taken apart and put together again, written from the description of the format.
 struct Image {
   Json header;
   std::string data;
@@ -323,7 +323,7 @@ class PackedDamage : public testing::Test {
     change(image);
     return source(image.build());
   }
-  // Without "m: packed.safetensors: ".
+  // Returns the error without "m: packed.safetensors: ".
   static std::string load_error(const std::shared_ptr<const FileSource>& from) {
     std::string text = error_of([&] { Model::load(from, 1); });
     EXPECT_EQ(text.find('\n'), text.npos);
@@ -434,7 +434,7 @@ TEST_F(PackedDamage, WrongTensors) {
   EXPECT_EQ(tensor_error("F32", {1024}), "format: " + qkv + expected + "F32 [1024]");
   EXPECT_EQ(tensor_error("U8", {64, 64}), "format: " + qkv + expected + "U8 [64, 64]");
   EXPECT_EQ(
-      error([&](Image& i) {  // its end belongs to another
+      error([&](Image& i) {  // its last bytes belong to another
         Json& t = i.header[qkv];
         const int begin = t["data_offsets"][0], end = t["data_offsets"][1];
         t["shape"] = {4000};
@@ -468,10 +468,10 @@ TEST_F(PackedDamage, ATruncatedFileIsRefused) {
   EXPECT_NE(load_error(source(original + "x")), "no error");
 }
 
-// Whatever the header says, it is an Error or a model that can be used.
+// Any flipped bit of the header gives an Error or a usable model.
 TEST_F(PackedDamage, FlippedBitsOfTheHeaderDoNoHarm) {
   std::mt19937 random(11);
-  const size_t size = original.find("  ", 8);  // of the JSON; spaces follow
+  const size_t size = original.find("  ", 8);  // length of the JSON; spaces follow
   size_t loaded = 0;
   for (int i = 0; i < 400; ++i) {
     std::string file = original;
@@ -488,7 +488,7 @@ TEST_F(PackedDamage, FlippedBitsOfTheHeaderDoNoHarm) {
     error_of([&] { check_packed(*from, 1); });
     error_of([&] { contract_of_weights(*from); });
   }
-  EXPECT_LT(loaded, 300u);  // digits of digests are most of what can change unnoticed here
+  EXPECT_LT(loaded, 300u);  // most unnoticed changes are digits of digests
 }
 
 TEST_F(PackedDamage, CheckFindsAFlippedBitOfEveryTensor) {
@@ -539,7 +539,7 @@ TEST_F(PackedDamage, CheckRefusesWhatItCannotCompare) {
 
 // ---------------------------------------------------------------- packing that fails
 
-// The files of a checkpoint, of which one can be looked at but not copied.
+// The files of a checkpoint, one of which can be inspected but not copied.
 class BrokenFiles : public FileSource {
  public:
   BrokenFiles(const std::string& directory, std::string broken)
@@ -563,8 +563,7 @@ class BrokenFiles : public FileSource {
 
 class PackingFails : public testing::Test {
  protected:
-  // Into a directory that is not there, and into one that is there and empty: both are so
-  // afterwards.
+  // Packing fails into a missing and into an empty directory, and leaves both as they were.
   void leaves_nothing(const FileSource& source, Contract contract, const std::string& error) const {
     const std::string fresh = scratch / "fresh", empty = scratch / "empty";
     EXPECT_EQ(error_of([&] { pack_checkpoint(source, contract, fresh, 2); }), error);
@@ -584,7 +583,7 @@ TEST_F(PackingFails, InTheMiddle) {
         BrokenFiles(pocket, name), Contract::q8,
         "io: " + pocket + "/" + name + ": expected a readable file, found an error of the disk");
   }
-  // A tensor less than the config asks for; a weight that is none.
+  // One tensor less than the config asks for; then a weight that is not a number.
   std::string config = read_text(llama + "/config.json");
   const size_t layers = config.find("\"num_hidden_layers\": 4");
   ASSERT_NE(layers, config.npos);

@@ -1,5 +1,5 @@
-// Rotary positions of config.json: every place where published configs have them, in transformers'
-// order; and fields that nobody reads, which are refused.
+// Rotary positions in config.json: every place where published configs have them, in transformers'
+// order of precedence. Fields that nothing reads are refused.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -122,7 +122,7 @@ TEST(RopeConfig, YarnKeepsOrRoundsItsCorners) {
   }
 }
 
-// An empty rope_scaling is none, as in Python.
+// An empty rope_scaling means none, as in Python.
 TEST(RopeConfig, AnEmptyObjectIsNone) {
   const std::vector<Rope> found = ropes("llama31-tiny", [](Json& j) {
     without(j);
@@ -216,8 +216,8 @@ TEST(RopeConfig, PositionsOfTheFirstTraining) {
             256);
 }
 
-// Both numbers divide each other: with the same, nothing is scaled (arXiv 2309.00071 has 0.1 ln s +
-// 1 alone).
+// The two mscale numbers form a ratio: equal numbers scale nothing (arXiv 2309.00071 has only 0.1
+// ln s + 1).
 TEST(RopeConfig, ScalesOfYarn) {
   const auto factor = [](const Json& more) {
     return ropes("llama31-tiny",

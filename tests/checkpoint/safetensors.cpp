@@ -190,7 +190,8 @@ TEST(SafeTensors, RefusesOverlapAndHoles) {
   EXPECT_EQ(two("[4,8]", "[0,4]"), "data: expected 8 bytes, as the header says, found 9");
 }
 
-// Parses damaged bytes, which must end in a format Error or in views that lie within them.
+// Parses damaged bytes. Expects a format Error, or views that lie within the bytes. Returns true if
+// they were accepted.
 bool parses(const std::string& bytes) {
   try {
     const SafeTensors file = SafeTensors::parse(as_bytes(bytes), "w");
@@ -226,7 +227,7 @@ TEST(SafeTensors, EveryFlippedBitOfTheHeaderIsAnErrorOrAnotherHeader) {
     ++(parses(damaged) ? accepted : errors);
   }
   EXPECT_GT(errors, 1500u);
-  EXPECT_GT(accepted, 50u);  // another name, an unknown dtype
+  EXPECT_GT(accepted, 50u);  // changed names, unknown dtypes
 }
 
 TEST(SafeTensors, RandomDamageIsAnErrorOrAnotherHeader) {
@@ -261,7 +262,7 @@ TEST(SafeTensorsWriter, WritesTheseBytes) {
   const TemporaryDirectory dir;
   stet::SafeTensorsWriter writer(
       dir / "w", {{"x\"y", DType::bf16, {1, 2}}, {"num", DType::i64, {}}}, {{"format", "pt"}});
-  writer.write(as_bytes("abc"));  // across the boundary between the two
+  writer.write(as_bytes("abc"));  // crosses the boundary between the two tensors
   writer.write(as_bytes("d12345678"));
   writer.commit();
   const std::string header =

@@ -1,5 +1,5 @@
-// Packed weights in a mapped file that is written to, cut off or touched under a model that runs:
-// right bits or an error, never others, and nobody dies of SIGBUS.
+// A mapped file of packed weights is overwritten, truncated or touched while its model runs. The
+// result is the right bits or an error; SIGBUS never ends the process.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -28,7 +28,7 @@ class WeightGuard : public testing::TestWithParam<Contract> {
   std::shared_ptr<const Model> load(bool map = true) const {
     return Model::load(directory_source(directory, map), 2, GetParam());
   }
-  // The first byte of the last matrix of the file.
+  // Returns the file offset of the first byte of the last matrix, and the matrix's name.
   off_t in_a_matrix(std::string* name) const {
     const Checkpoint checkpoint = Checkpoint::open(directory);
     const std::byte* const begin = checkpoint.files().front()->bytes().data();
@@ -98,7 +98,7 @@ TEST_P(WeightGuard, AFileThatIsCutOffEndsNobody) {
     const std::string error = error_of([&] { s.append({&ids[70], 1}); });
     EXPECT_TRUE(error.starts_with("format: " + file + ": ")) << error;
     EXPECT_TRUE(same_state(s, plain));
-    // What was mapped is gone for good; a model loaded anew goes on.
+    // The mapped content is lost for good. A newly loaded model continues.
     write_file(file, all);
     EXPECT_NE(error_of([&] { s.append({&ids[70], 1}); }), "no error");
     Session again(load(), s.state(), options(2, STET_DEFAULT_ISA, 512, GetParam()));

@@ -1,5 +1,5 @@
-// `stet chat`, `experiment` and `equivalence` as programs meet them: scripts, pipes, processes that
-// are killed.
+// `stet chat`, `experiment` and `equivalence` as programs use them: scripts, pipes, killed
+// processes.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -34,7 +34,7 @@ std::vector<Json> lines_of(const std::string& text) {
 
 class ChatCommand : public testing::Test {
  protected:
-  // A file with messages, one per line.
+  // Writes a file with one message per line. Returns its path.
   std::string lines(const std::vector<std::string>& messages) const {
     std::string text;
     for (const std::string& message : messages) text += message + "\n";
@@ -64,7 +64,7 @@ TEST_F(ChatCommand, TheScriptedConversationIsAsExpected) {
     before = turns[i]["positions"];
   }
   EXPECT_EQ(Json(Snapshot::open(snapshot).tokens()), expected["ids"]);
-  // And the transcript for people; an expectation that fails is the exit status.
+  // The human-readable transcript is the same; a failed expectation sets the exit status.
   const Outcome text = run_stet({"chat", "--threads", "1", "--script", kScript});
   EXPECT_EQ(text.status, 0);
   EXPECT_NE(text.out.find("model  m was 66.\n"), std::string::npos) << text.out;
@@ -91,7 +91,7 @@ TEST_F(ChatCommand, ScriptsAreCheckedBeforeTheyRun) {
   EXPECT_EQ(run_stet({"chat", "--threads", "1", "--script", lines({"/nonsense"})}).status, 1);
 }
 
-// Each turn in a process of its own, which is killed as soon as the state is on disk.
+// Each turn runs in its own process, which is killed as soon as the state is on disk.
 TEST_F(ChatCommand, KilledAfterEverySaveAndResumed) {
   const Json expected = script();
   for (size_t i = 0; i < 8; ++i) {
@@ -224,7 +224,7 @@ TEST_F(ChatCommand, EquivalenceIsProvedWayByWay) {
             0);
 }
 
-// ---------------------------------------------------------------- what is kept
+// ---------------------------------------------------------------- saving
 
 TEST_F(ChatCommand, OnlyTheTargetIsWrittenAtTheEnd) {
   const std::string copy = scratch / "copy.stet";
@@ -233,7 +233,7 @@ TEST_F(ChatCommand, OnlyTheTargetIsWrittenAtTheEnd) {
           .status,
       0);
   const std::string before = read_text(snapshot);
-  // A copy is what the conversation was then; the file that was resumed stays as it is.
+  // A copy holds the conversation at that moment; the resumed file does not change.
   const Outcome o = run_stet({"chat", "--threads", "1", "--resume", snapshot, "--script",
                               lines({"What is k?", "/save " + copy, "Set k = 9."})});
   EXPECT_EQ(o.status, 0) << o.err;
@@ -243,7 +243,7 @@ TEST_F(ChatCommand, OnlyTheTargetIsWrittenAtTheEnd) {
                        "FILE would have kept them\n"),
             std::string::npos)
       << o.err;
-  // Where all is in a file, there is nothing to say.
+  // Nothing is reported if a file holds the whole conversation.
   EXPECT_EQ(run_stet({"chat", "--threads", "1", "--resume", copy, "--script", lines({"/messages"})})
                 .err.find("holds"),
             std::string::npos);
@@ -267,16 +267,16 @@ TEST_F(ChatCommand, BranchesThatWouldBeLostAreNamed) {
   EXPECT_EQ(lost.err.find("branch main"), std::string::npos) << lost.err;
   EXPECT_EQ(Snapshot::open(snapshot).meta().chat.messages.size(), 2u);
   EXPECT_EQ(run({"Set k = 5.", "/fork side", "Set k = 9."}).err.find("branch"),
-            std::string::npos);  // main is a part of side
+            std::string::npos);  // main is a prefix of side
   EXPECT_EQ(run({"Set k = 5.", "/fork side", "Set k = 9.", "/save " + scratch / "side.stet",
                  "/switch main"})
                 .err.find("branch"),
             std::string::npos);
-  // A file that another state takes holds the first no more.
+  // A file that was overwritten with another state no longer counts as holding the first.
   const Outcome over = run({"Set k = 5.", "/save " + scratch / "one.stet", "/fork side", "/rewind",
                             "Set k = 9.", "/save " + scratch / "./one.stet"});
   EXPECT_NE(over.err.find("branch main has 2 messages"), std::string::npos) << over.err;
-  // What is loaded comes beside what is not in a file yet.
+  // A loaded conversation is kept beside the unsaved one.
   const Outcome loaded = run(
       {"Set k = 5.", "/load " + scratch / "one.stet", "/messages", "/switch main-1", "/messages"});
   EXPECT_NE(loaded.err.find("(2 messages that no file holds are in branch main-1 from here on)"),
@@ -295,7 +295,7 @@ TEST_F(ChatCommand, AScriptThatFailsKeepsWhatWasSaid) {
             std::string::npos)
       << o.err;
   EXPECT_EQ(Snapshot::open(snapshot).meta().chat.messages.size(), 2u);
-  // Through a pipe, the other lines are said; the exit status tells.
+  // In a pipe the remaining lines are still said; the exit status reports the failure.
   const Outcome piped =
       run_stet({"chat", "--threads", "1", "-o", snapshot}, "/nonsense\nSet k = 5.\n");
   EXPECT_EQ(piped.status, 1);
@@ -340,7 +340,7 @@ TEST_F(ChatCommand, RawTextIsNoConversation) {
   }
 }
 
-// ---------------------------------------------------------------- what is typed
+// ---------------------------------------------------------------- input
 
 TEST_F(ChatCommand, SettingsNameWhatWasTyped) {
   const auto run = [&](const std::vector<std::string>& commands) {
@@ -402,7 +402,7 @@ TEST_F(ChatCommand, MessagesOfSeveralLines) {
     EXPECT_NE(out.find("user: one\\ntwo\\\n"), std::string::npos) << out;
     EXPECT_NE(out.find("user: three\\nfour\n"), std::string::npos) << out;
     EXPECT_NE(out.find("user: /five\\nsix\n"), std::string::npos) << out;
-    // The word ends a chat on a terminal alone.
+    // Only on a terminal does the word end a chat.
     EXPECT_NE(out.find("user: quit\n"), std::string::npos) << out;
   }
   const Outcome open =

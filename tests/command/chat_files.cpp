@@ -1,5 +1,4 @@
-// The files of `stet chat`: a conversation that somebody else has kept is never replaced without
-// being asked for.
+// `stet chat` never replaces a file that another process has changed unless the user asks for it.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -42,8 +41,8 @@ class ChatFiles : public testing::Test {
   }
   using Said = std::vector<std::string>;
 
-  // A chat that says "Set d = 1."; before it ends, another one says "Set b = 4.", with the same
-  // options.
+  // Runs a chat that says "Set d = 1."; before it ends, a second chat with the same options says
+  // "Set b = 4.".
   Outcome chat_around_another(const Args& options) const {
     const Pipe in(scratch / "in"), out(scratch / "out");
     const CommandRun run(Args{"chat", "--threads", "1", "-n", "12"} + options, in.path, out.path,
@@ -85,7 +84,7 @@ TEST_F(ChatFiles, WhatWasNamedIsReplaced) {
   ASSERT_EQ(chat({"--save", talk}, "Set k = 5.\n").status, 0);
   EXPECT_EQ(chat({"--resume", talk, "--save", talk}, "Set b = 4.\n").status, 0);
   EXPECT_EQ(said(talk), (Said{"Set k = 5.", "Set b = 4."}));
-  // The same by another name.
+  // A symbolic link to the same file counts as the same file.
   fs::create_symlink(talk, scratch / "link.stet");
   EXPECT_EQ(chat({"--resume", talk, "--save", scratch / "link.stet"}, "Set c = 3.\n").status, 0);
   EXPECT_EQ(said(talk), (Said{"Set k = 5.", "Set b = 4.", "Set c = 3."}));
@@ -96,7 +95,7 @@ TEST_F(ChatFiles, WhatWasNamedIsReplaced) {
     EXPECT_EQ(chat({option, talk}, "Set e = 2.\n").status, 0);
     EXPECT_EQ(said(talk), Said{"Set e = 2."});
   }
-  write_file(scratch / "empty.stet", "");  // as mktemp makes one
+  write_file(scratch / "empty.stet", "");  // as mktemp creates it
   EXPECT_EQ(chat({"--save", scratch / "empty.stet"}, "Set k = 5.\n").status, 0);
   EXPECT_EQ(said(scratch / "empty.stet"), Said{"Set k = 5."});
   EXPECT_EQ(chat({"--overwrite"}, "").err, "stet: --overwrite requires --save (stet --help)\n");
@@ -110,7 +109,7 @@ TEST_F(ChatFiles, ANewFileHasTheModeThatWasAskedFor) {
   EXPECT_EQ(info.st_mode & 0777, 0640u);
 }
 
-// While one chat goes on, another one writes to its file.
+// A second chat writes to the file while the first one runs.
 TEST_F(ChatFiles, AFileThatChangedMeanwhileIsKeptToo) {
   ASSERT_EQ(chat({"--save", talk}, "Set k = 5.\n").status, 0);
   for (const bool resumed : {true, false}) {

@@ -1,4 +1,4 @@
-// `stet chat` as a person at a terminal meets it: keys, colours, a window that is closed.
+// `stet chat` on a terminal: keys, colours, a closed window.
 #include <gtest/gtest.h>
 
 #include <csignal>
@@ -27,7 +27,7 @@ TEST_F(ChatTerminal, OnATerminal) {
   t.type("Set k = 5.\r");
   t.until("new; first token after");
   t.until("you> ");
-  // The line before the last comes back, is edited (5 becomes 7) and sent.
+  // Recalls the line before the last, edits it (5 becomes 7) and sends it.
   t.type("What is k?\r");
   t.until("k is 5.");
   t.until("you> ");
@@ -36,7 +36,7 @@ TEST_F(ChatTerminal, OnATerminal) {
       "7.\r");
   t.until("OK, k = 7.");
   t.until("you> ");
-  // Completion of a command, of a branch; a line that is given up.
+  // Completes a command, then a branch, then abandons a line.
   t.type("/ver\t\r");
   t.until("equal: ");
   t.until("you> ");
@@ -61,7 +61,7 @@ TEST_F(ChatTerminal, OnATerminal) {
   t.until("you> ");
   t.type("\x04");
   EXPECT_EQ(t.wait(), 0);
-  // History outlives the process, and is its owner's alone.
+  // The history outlives the process, and only its owner can read it.
   const std::string history = scratch / ".stet_history";
   EXPECT_EQ(std::filesystem::status(history).permissions() & std::filesystem::perms::others_read,
             std::filesystem::perms::none);
@@ -79,7 +79,7 @@ TEST_F(ChatTerminal, OnATerminal) {
 #endif
 
 TEST_F(ChatTerminal, CtrlCStopsAReplyAndTheStateStaysWhole) {
-  // No stop token: the reply goes on until it is stopped.
+  // The stop token never occurs, so the reply continues until it is interrupted.
   Terminal t(
       {"chat", "-m", kGemma, "--stop-id", "3", "-n", "1900", "--threads", "1", "--isa", "portable"},
       scratch.path());
@@ -108,13 +108,13 @@ TEST_F(ChatTerminal, CtrlCStopsAReplyAndTheStateStaysWhole) {
   EXPECT_TRUE(Snapshot::open(snapshot).generation().turns.back().open);
 }
 
-// ---------------------------------------------------------------- what is typed
+// ---------------------------------------------------------------- input
 
 #ifdef STET_HAVE_LIBEDIT
 TEST_F(ChatTerminal, APastedBlockIsOneMessage) {
   Terminal t({"chat", "--threads", "1"}, scratch.path());
   t.until("you> ");
-  EXPECT_NE(t.shown().find("\033[?2004h"), std::string::npos);  // pastes are marked
+  EXPECT_NE(t.shown().find("\033[?2004h"), std::string::npos);  // bracketed paste is on
   t.type("\033[200~first\rsecond\r\033[201~");
   t.until("second");
   t.type(" and more\r");
@@ -122,7 +122,7 @@ TEST_F(ChatTerminal, APastedBlockIsOneMessage) {
   t.type("\033[200~/home/x is a path\n\tin two lines\033[201~\r");
   t.until("in two lines");
   t.until("you> ");
-  t.type("\033[200~/messages\r\033[201~\r");  // a single line is what it would be if it were typed
+  t.type("\033[200~/messages\r\033[201~\r");  // a single pasted line acts like a typed one
   t.until("user: first\\nsecond and more\r\n");
   t.until("assistant: ");
   t.until("user: /home/x is a path\\n\\tin two lines\r\n");
@@ -130,7 +130,7 @@ TEST_F(ChatTerminal, APastedBlockIsOneMessage) {
   t.until("you> ");
   t.send(SIGTERM);
   EXPECT_EQ(t.wait(), -SIGTERM);
-  EXPECT_NE(t.shown().find("\033[?2004l"), std::string::npos);  // no more
+  EXPECT_NE(t.shown().find("\033[?2004l"), std::string::npos);  // bracketed paste is off
 }
 #endif
 
@@ -139,7 +139,7 @@ TEST_F(ChatTerminal, ABlockIsClosedByQuotesOrGivenUp) {
   t.until("you> ");
   t.type("\"\"\"\r");
   t.until("... ");
-  t.type("exit\r");  // a word of the message
+  t.type("exit\r");  // part of the message
   t.until("... ");
   t.type("/quit\"\"\"\r");
   t.until("you> ");
@@ -171,7 +171,7 @@ TEST_F(ChatTerminal, LeavingNamesOnceWhatWouldBeLost) {
   t.until("this conversation has 2 messages that no file holds: /save FILE keeps them");
   t.until("(/quit or Ctrl-D again leaves without keeping them)");
   t.until("you> ");
-  t.type("What is k?\r");  // who stays is told again
+  t.type("What is k?\r");  // after a cancelled exit the warning is given again
   t.until("you> ");
   t.type("\x04");
   t.until("this conversation has 4 messages that no file holds: /save FILE keeps them");
@@ -269,7 +269,7 @@ TEST_F(ChatTerminal, AClosedWindowSavesTheConversation) {
   EXPECT_EQ(lost.wait(), -SIGTERM);
 }
 
-// ---------------------------------------------------------------- what is shown
+// ---------------------------------------------------------------- output
 
 TEST_F(ChatTerminal, ColoursWhereTheTerminalHasThem) {
   const auto shown = [&](const Terminal::Environment& environment) {
@@ -305,7 +305,7 @@ TEST_F(ChatTerminal, ALongPromptShowsHowFarItIs) {
   t.until("reading 64 / ");
   t.until(" tokens");
   t.until("you> ");
-  // The line is taken away before the reply begins.
+  // The progress line is erased before the reply begins.
   const size_t last = t.shown().rfind("reading "), reply = t.shown().find("\033[36m", last);
   ASSERT_NE(reply, std::string::npos);
   const std::string gone = "\r\033[K\033[36m";

@@ -30,7 +30,7 @@ constexpr bool kHaveText = false;
   if (!kHaveText) GTEST_SKIP() << "built without a library for the tokenizers"
 
 const std::string kGemma = asset_path("pocket-gemma3"), kLlama = asset_path("pocket-llama3");
-const std::string kTiny = data_path("models/gemma3-tiny");  // has no tokenizer
+const std::string kTiny = data_path("models/gemma3-tiny");  // without a tokenizer
 
 std::string gemma_turn(const std::string& user, bool first = true) {
   return (first ? "" : "\n") + ("<start_of_turn>user\n" + user) +
@@ -55,7 +55,7 @@ Outcome succeed(const Args& args, const std::string& input = "") {
   return o;
 }
 
-// The one line of an error, without "stet: ".
+// Returns the single line of an error without "stet: ".
 std::string failure(const Args& args, int status = 1, const std::string& input = "") {
   const Outcome o = run_stet(args, input);
   EXPECT_EQ(o.status, status) << o.err;
@@ -148,7 +148,7 @@ TEST_F(Command, TheScriptedConversationAcrossProcesses) {
   EXPECT_LE(script["ids"].size() - ids.size(), 1u);  // the newline after the last turn
   EXPECT_EQ(read_text(snapshot), read_text(scratch / "all.stet"));
 
-  // The same for people: one reply a line.
+  // The human-readable output is one reply a line.
   std::string replies;
   for (size_t i = 0; i < 4; ++i) replies += script["turns"][i]["model"].get<std::string>() + "\n";
   EXPECT_EQ(succeed(Args{"generate"} + first).out, replies);
@@ -172,7 +172,7 @@ TEST_F(Command, ACutReplyGoesOn) {
     EXPECT_EQ(b["prompt_ids"], Json::array());
     EXPECT_EQ(read_text(snapshot), read_text(scratch / "whole.stet")) << cut;
   }
-  // A cut reply that is not kept cannot go on: the text it holds back is shown.
+  // A cut reply that is not saved cannot continue, so the text it held back is printed.
   EXPECT_EQ(Json::parse(succeed(ask + Args{"-n", "7"}).out)["text"], "OK, g = 12");
   EXPECT_EQ(Json::parse(succeed(ask + Args{"-n", "7", "--save", snapshot}).out)["text"],
             "OK, g = ");
@@ -212,7 +212,7 @@ TEST_F(Command, ResumeTakesOtherSettings) {
             drawn);
   EXPECT_NE(ids({"--temperature", "3", "--seed", "18446744073709551614"}), drawn);
   EXPECT_EQ(ids({"--sample", "--top-k", "1"}), greedy);
-  // The same settings, saved.
+  // The saved settings draw the same tokens.
   succeed(save + Args{"--temperature", "3", "--seed", "18446744073709551615"});
   EXPECT_EQ(ids({}), drawn);
   const Json inspected = Json::parse(succeed({"inspect", snapshot, "--json"}).out);
@@ -348,7 +348,7 @@ TEST_F(Command, TextsAreTakenAsTheyAre) {
     EXPECT_EQ(j["prompt_ids"], Json(tokenizer->encode(text))) << text;
   }
   succeed({"save", "-p", "x", "-o", snapshot});
-  succeed({"resume", "-p", "more", snapshot, "-n", "1"});  // the option takes one text, and no more
+  succeed({"resume", "-p", "more", snapshot, "-n", "1"});  // the option takes one text only
   EXPECT_EQ(failure({"resume", snapshot, "-p", ""}, 2),
             "--prompt: expected at least one token, found none (stet --help)");
 }
@@ -394,11 +394,11 @@ TEST_F(Command, TheContractGoesWithTheSnapshot) {
   EXPECT_TRUE(
       failure({"resume", snapshot, "--compute", "f32", "-n", "1"}).starts_with(snapshot + refused));
   EXPECT_TRUE(failure({"verify", snapshot, "--compute", "f32"}).starts_with(snapshot + refused));
-  // Without an option it is verified as it was made.
+  // Without an option the state is verified under the contract that it was made with.
   EXPECT_TRUE(succeed({"verify", snapshot}).out.starts_with("verified: "));
 
-  // Resumed, it goes on as one that was never cut; and, computed again, as one of the other
-  // contract.
+  // Resumed, it continues like a session that was never cut. Migrated, it continues like one of the
+  // other contract.
   const Args more = {"-n", "6", "--ignore-eos", "--json"};
   const auto ids = [](const Outcome& o) { return Json::parse(o.out)["ids"]; };
   EXPECT_EQ(
@@ -626,7 +626,7 @@ TEST_F(Command, ResumeRefusesBeforeItSaysAnything) {
                 ": KV block 0: expected the bytes that were saved (--heal computes them again), "
                 "found others");
   EXPECT_EQ(succeed(resume).out,
-            reply);  // without: what is damaged is computed again when it is needed
+            reply);  // without it, damaged parts are computed again when they are needed
 }
 
 TEST_F(Command, FormsPruneVerifyAndDiff) {
@@ -710,7 +710,7 @@ TEST_F(Command, OutputThatCannotBeWrittenIsAnError) {
           std::string("stet: standard output: expected to be writable, found ") + reason + "\n");
     }
   }
-  // The state is kept nevertheless, and a closed standard output is not taken for the file.
+  // The state is saved anyway, and the file is not mistaken for the closed standard output.
   EXPECT_EQ(status(generate + Args{"--save", snapshot, "--json"}, ""), 1);
   EXPECT_EQ(Snapshot::open(snapshot).tokens().size(), 6u);
 }
@@ -763,7 +763,7 @@ TEST_F(Command, AnInterruptedReplyIsKeptAndGoesOnExactly) {
 }
 
 TEST_F(Command, InterruptedWithoutTextToo) {
-  // Hours of work, so that no machine is done before the signal.
+  // Generation would last for hours, so no machine finishes before the signal.
   const std::string endless = scratch / "endless";
   std::filesystem::copy(data_path("models/llama31-tiny"), endless);
   Json config = Json::parse(read_text(endless + "/config.json"));
@@ -777,7 +777,7 @@ TEST_F(Command, InterruptedWithoutTextToo) {
   const int reader = ::open((scratch / "pipe").c_str(), O_RDONLY);
   char byte = 0;
   ASSERT_EQ(::read(reader, &byte, 1),
-            1);  // what is said of the restored state comes with the first token
+            1);  // notes about the restored state come with the first token
   run.send(SIGINT);
   char rest[4096];
   while (::read(reader, rest, sizeof rest) > 0) {

@@ -1,5 +1,5 @@
-// Saving while others save and read: from threads, with sessions of one model, and from processes,
-// under one name.
+// Saves snapshots while others save and read: from threads with sessions of one model, and from
+// processes that use one file name.
 #include <atomic>
 #include <map>
 #include <thread>
@@ -15,7 +15,7 @@ constexpr int kSavers = 4;
 
 class Concurrency : public testing::Test {
  protected:
-  // States of different lengths, each with its tokens.
+  // Returns a session whose length and tokens depend on i.
   Session session(int i, int threads = 1) const {
     Session s(m, options(threads));
     s.append(random_tokens(*m, static_cast<size_t>(40 + 50 * i), static_cast<uint32_t>(i)));
@@ -52,8 +52,8 @@ class Concurrency : public testing::Test {
       }
     }
   }
-  // Reads the file until `done`, and counts which states it held. Any other state, or a damaged
-  // file, is a failure.
+  // Reads the file until no saver is left. Counts how often it held each state. Any other state, or
+  // a damaged file, is a failure.
   std::map<std::string, int> watch(const std::string& path,
                                    const std::map<std::string, int>& states,
                                    std::atomic<int>& savers) const {
@@ -71,8 +71,8 @@ class Concurrency : public testing::Test {
   TemporaryDirectory scratch;
 };
 
-// Each session computes and saves as if it were alone: also two threads each, which makes teams run
-// side by side.
+// Each session computes and saves as if it were alone, with two threads each, so teams run side by
+// side.
 TEST_F(Concurrency, SessionsOfOneModelSaveInParallel) {
   const TeamBackend before = set_team_backend(TeamBackend::automatic);
   for (const std::string& team : team_backends()) {
@@ -83,7 +83,7 @@ TEST_F(Concurrency, SessionsOfOneModelSaveInParallel) {
   set_team_backend(before);
 }
 
-// Forks share full blocks: they are read by all savers at once.
+// Forks share full blocks, which all savers read at once.
 TEST_F(Concurrency, ForksSaveInParallel) {
   Session base = session(4);
   std::vector<Session> forks;
@@ -154,7 +154,7 @@ TEST_F(Concurrency, ProcessesSaveToOneNameWhileAnotherReads) {
   const std::map<std::string, int> seen = watch(path, states, left);
   for (std::thread& t : savers) t.join();
   EXPECT_EQ(failed, 0);
-  EXPECT_EQ(seen.size(), 2u);  // both were there for a while
+  EXPECT_EQ(seen.size(), 2u);  // both states were seen
   EXPECT_EQ(scratch.names(), std::vector<std::string>{"s.stet"});
 }
 

@@ -1,5 +1,5 @@
-// A large bfloat16 checkpoint that runs as f32 because nobody chose: the command says what would be
-// quicker here.
+// A large bfloat16 checkpoint that runs as f32 by default: the command suggests the faster
+// contract.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -13,7 +13,7 @@
 namespace stet::test::contract_note_tests {
 namespace {
 
-// Zeros, in a file with a hole: 134 MB of weights that take no disk.
+// Writes 134 MB of zero weights as a sparse file.
 void write_large(const TemporaryDirectory& directory) {
   constexpr int64_t kHidden = 1024, kMlp = 8192, kVocab = 40960;
   write_file(directory / "config.json", nlohmann::json{{"architectures", {"LlamaForCausalLM"}},

@@ -1,6 +1,6 @@
-// A snapshot that is saved over another while calls fail or the process dies: afterwards the name
-// holds the old one or the new one, whole. The faults come from fault_shim.cpp, loaded into the
-// built command.
+// Saves a snapshot over another while calls fail or the process dies. Afterwards the name holds the
+// whole old file or the whole new one. fault_shim.cpp, loaded into the built command, injects the
+// faults.
 #include <fcntl.h>
 #include <sys/mount.h>
 #include <sys/wait.h>
@@ -24,7 +24,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Variables of the environment, for the commands that are started meanwhile.
+// Sets environment variables for commands that are started during the lifetime of this object.
 class Environment {
  public:
   explicit Environment(std::map<std::string, std::string> variables)
@@ -68,7 +68,7 @@ size_t only(const std::vector<LoggedCall>& calls, const std::string& name) {
   return found;
 }
 
-// The command under test is the parameter: how it makes the new snapshot.
+// The parameter is the subcommand that makes the new snapshot.
 class Crash : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
@@ -106,29 +106,28 @@ class Crash : public testing::TestWithParam<std::string> {
     return names;
   }
   std::map<std::string, std::string> shim(const std::string& fault, int delay = 0) const {
-    return {
-        {"LD_PRELOAD", STET_FAULT_SHIM},
-        {"STET_FAULT_DIR", directory},
-        {"STET_FAULT_LOG", log},
-        {"STET_FAULT", fault},
-        {"STET_FAULT_DELAY", std::to_string(delay)},
-        {"ASAN_OPTIONS", "verify_asan_link_order=0"}};  // a sanitizer wants to be the first library
+    return {{"LD_PRELOAD", STET_FAULT_SHIM},
+            {"STET_FAULT_DIR", directory},
+            {"STET_FAULT_LOG", log},
+            {"STET_FAULT", fault},
+            {"STET_FAULT_DELAY", std::to_string(delay)},
+            {"ASAN_OPTIONS", "verify_asan_link_order=0"}};  // ASan must be the first library
   }
-  // Saves the new snapshot over the old one, with a fault.
+  // Saves the new snapshot over the old one with a fault.
   Outcome run(const std::string& fault) const {
     put_old();
     std::filesystem::remove(log);
     const Environment environment(shim(fault));
     return save(scratch / "new.ids");
   }
-  // What a save does when nothing fails.
+  // Returns the calls of a save without faults.
   std::vector<LoggedCall> calls() const {
     const Outcome o = run("none@0");
     EXPECT_EQ(o.status, 0) << o.err;
     return read_log(log);
   }
-  // After a death: the name holds a whole snapshot; the next save works and clears away what was
-  // left.
+  // Checks the result of a killed save: the name holds a whole snapshot, and the next save works
+  // and removes leftovers.
   void expect_recovery(bool* is_new) const {
     const std::string found = read_text(target);
     ASSERT_TRUE(found == before || found == after) << found.size() << " bytes";
@@ -153,8 +152,8 @@ class Crash : public testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(Command, Crash, testing::Values("save", "generate"),
                          [](const auto& info) { return info.param; });
 
-// For a loss of power: data is on the disk before the name is, and the name before the command says
-// that it is done.
+// The order must survive a loss of power: data reaches the disk before the name, and the name
+// before the command reports success.
 TEST_P(Crash, DataThenNameThenDirectory) {
   const std::vector<LoggedCall> all = calls();
   ASSERT_EQ(read_text(target), after);
@@ -179,7 +178,7 @@ TEST_P(Crash, DataThenNameThenDirectory) {
       EXPECT_EQ(c.path, target);
     }
   }
-  EXPECT_GE(written, after.size());  // no byte went past the shim
+  EXPECT_GE(written, after.size());  // no byte bypassed the shim
   EXPECT_GT(data_synced, 0u);
   EXPECT_LT(data_synced, renamed);
   EXPECT_LT(renamed, directory_synced);
@@ -205,7 +204,7 @@ TEST_P(Crash, EveryCallFailsInTurn) {
       const std::string reason =
           std::generic_category().message(kind == std::string("eio") ? EIO : ENOSPC);
       ASSERT_NE(o.err.find("found " + reason), std::string::npos) << o.err;
-      // What came after the rename says that the new file is there.
+      // After the rename, an error says that the new file is in place.
       ASSERT_EQ(
           o.err.find(
               "durability: expected its name on the disk (the new file is in place, whole,") !=
@@ -214,7 +213,7 @@ TEST_P(Crash, EveryCallFailsInTurn) {
           << o.err;
     }
   }
-  // A close says nothing that fsync has not said; all other calls fail twice.
+  // close reports nothing that fsync has not reported; every other call fails twice.
   size_t must_fail = 0;
   for (const LoggedCall& c : all) must_fail += c.name == "close" ? 0 : 2;
   EXPECT_EQ(failures, must_fail);
@@ -247,7 +246,7 @@ TEST_P(Crash, KilledAtRandomMoments) {
   const char* given = std::getenv("STET_KILLS");
   const int kills = given != nullptr ? std::atoi(given) : 40;
   std::mt19937 random(7);
-  std::optional<Clock::duration> latest;  // moments are drawn up to here, from the first call on
+  std::optional<Clock::duration> latest;  // the signal comes at a random time up to this
   for (int runs = 0, killed = 0; killed < kills; ++runs) {
     SCOPED_TRACE("run " + std::to_string(runs));
     ASSERT_LT(runs, 20 * kills + 20) << "only " << killed << " killed";
@@ -268,16 +267,16 @@ TEST_P(Crash, KilledAtRandomMoments) {
     const int status = process.wait();
     ASSERT_TRUE(status == 0 || status == -SIGKILL) << status;
     killed += status != 0;
-    // On a machine with other work a moment comes late or the command is quick: what got away
-    // narrows the range, and what was caught widens it, so that its end stays about where the
-    // command ends.
+    // On a busy machine the signal comes late, on a fast one the command ends early. A completed
+    // run narrows the range and a killed one widens it, so the range ends about when the command
+    // does.
     if (!latest)
       latest = Clock::now() - first;
     else
       latest = status == 0 ? *latest * 9 / 10 : *latest * 21 / 20;
     const std::string found = read_text(target);
     ASSERT_TRUE(found == after || (found == before && status != 0)) << found.size() << " bytes";
-    ASSERT_LE(names().size(), 2u);  // what the last one left goes before the next one begins
+    ASSERT_LE(names().size(), 2u);  // leftovers are removed before the next save begins
   }
   bool is_new = false;
   expect_recovery(&is_new);

@@ -1,4 +1,4 @@
-// stet diff: every part of two snapshots, as a table and as JSON.
+// `stet diff` shows every part of two snapshots, as a table and as JSON.
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -109,7 +109,7 @@ TEST_F(DiffCommand, ParentsOfEach) {
   EXPECT_EQ(run_stet({"diff", delta, full}).status, 1);
   EXPECT_EQ(diff(delta, full, {"--parent", moved})["equal"], true);
   EXPECT_EQ(diff(full, delta, {"--other-parent", moved})["equal"], true);
-  EXPECT_EQ(run_stet({"diff", full, delta, "--parent", moved}).status, 2);  // the first is no delta
+  EXPECT_EQ(run_stet({"diff", full, delta, "--parent", moved}).status, 2);  // full is no delta
 }
 
 TEST_F(DiffCommand, RecipesSayWhatWasNotCompared) {

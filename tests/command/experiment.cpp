@@ -1,4 +1,4 @@
-// `stet experiment`: seeds, files, probabilities, and the same counting in every form.
+// `stet experiment`: seeds, files, probabilities, and equal counts in every output format.
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -19,7 +19,7 @@ Args operator+(Args a, const Args& b) {
   return a;
 }
 
-const std::string kTiny = data_path("models/gemma3-tiny");  // has no tokenizer: all by token ids
+const std::string kTiny = data_path("models/gemma3-tiny");  // without a tokenizer: token ids only
 
 class ExperimentCommand : public testing::Test {
  protected:
@@ -113,8 +113,8 @@ TEST_F(ExperimentCommand, EachContinuationIsASnapshotThatGoesOn) {
   EXPECT_EQ(run_stet(base + Args{"--save-dir", ""}).status, 2);
 }
 
-// Each token's probability before penalty, temperature and filters, computed here in another order
-// and with libm.
+// Computes each token's probability before penalty, temperature and filters, in another order and
+// with libm.
 TEST_F(ExperimentCommand, LogProbabilityIsTheModels) {
   const Json run = json({"--seeds", "7", "--temperature", "5", "--top-k", "900",
                          "--repetition-penalty", "1.7"})["runs"][0];

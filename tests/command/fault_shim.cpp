@@ -1,16 +1,15 @@
-// A library for LD_PRELOAD that makes calls on files fail, or ends the process at them. It knows
-// the calls that make or change files below one directory: open (of a new file), write and its kin,
-// fsync, fdatasync, rename, close. They are numbered from 1 in the order in which they come.
+// An LD_PRELOAD library that makes file operations fail, or kills the process at them. It watches
+// the calls that create or change files below one directory: open (of a new file), write and its
+// variants, fsync, fdatasync, rename, close. Calls are numbered from 1.
 //
-//   STET_FAULT_DIR    the directory, without links in its path
+//   STET_FAULT_DIR    the directory, as a path without links
 //   STET_FAULT_LOG    a file that gets a line "NUMBER CALL SIZE PATH" before each call
-//   STET_FAULT        KIND@N: at call N; KIND%S: at about every third call, as seed S has it. KIND
-//                     is one of
-//                       short   a write takes the first half of its bytes (other calls are not
-//                               changed)
-//                       eintr, enospc, eio   the call does nothing and fails so; close does close
+//   STET_FAULT        KIND@N: fault at call N; KIND%S: at about every third call, drawn with seed S.
+//                     KIND is one of
+//                       short   a write takes the first half of its bytes (other calls are not changed)
+//                       eintr, enospc, eio   the call fails without an effect, but close does close
 //                       kill    SIGKILL before the call
-//                       killed  SIGKILL after it
+//                       killed  SIGKILL after the call
 //   STET_FAULT_DELAY  microseconds that each call waits
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -42,7 +41,7 @@ struct Settings {
   long delay = std::atol(setting("STET_FAULT_DELAY"));
   char kind[16] = "";
   bool random = false;
-  unsigned long number = 0;  // of the call, or the seed
+  unsigned long number = 0;  // number of the call, or the seed
 
   Settings() {
     const char* fault = setting("STET_FAULT");
@@ -64,7 +63,7 @@ bool watched(const char* path) {
   return length > 0 && std::strncmp(path, settings().directory, length) == 0;
 }
 
-// Path of an open file, or "".
+// The path of an open file, or "".
 struct Path {
   char text[PATH_MAX] = "";
   explicit Path(int fd) {
@@ -81,7 +80,7 @@ unsigned long mixed(unsigned long x) {
   return x ^ x >> 31;
 }
 
-// One call of the program. Its own work goes by syscall(), past this library.
+// One intercepted call. The shim's own work uses syscall(), which bypasses the shim.
 class Call {
  public:
   Call(const char* name, const char* path, size_t size) : watched_(watched(path)) {
@@ -104,7 +103,7 @@ class Call {
     if (is("killed")) ::kill(::getpid(), SIGKILL);
   }
   bool shortened() const { return is("short"); }
-  // Whether the call is to fail; sets errno.
+  // Returns true and sets errno if the call must fail.
   bool fails() const {
     const int error = is("eintr") ? EINTR : is("enospc") ? ENOSPC : is("eio") ? EIO : 0;
     if (error != 0) errno = error;
@@ -175,7 +174,7 @@ ssize_t pwrite64(int fd, const void* bytes, size_t size, off64_t at) {
   return pwrite(fd, bytes, size, at);
 }
 
-// Vectors are shortened to what their first piece holds.
+// A vector is shortened within its first piece.
 ssize_t writev(int fd, const iovec* pieces, int count) {
   return write_some("write", fd, total(pieces, count), [&](size_t n) {
     const bool whole = n == total(pieces, count);

@@ -1,5 +1,5 @@
-// `stet generate`, `save` and `resume` with messages, beside the chat; sessions that heal; options
-// that have no effect.
+// `stet generate`, `save` and `resume` with messages, compared with chat; damaged states that heal;
+// options without effect.
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -31,7 +31,7 @@ class GenerateCommand : public testing::Test {
     write_file(scratch / name, text);
     return scratch / name;
   }
-  // What a chat keeps that was told these lines.
+  // Runs a chat with these lines. Returns the path of the snapshot it saves.
   std::string chat(const std::string& name, const std::string& lines, const Args& more = {}) const {
     const std::string path = scratch / name;
     const Outcome o = run_stet(
@@ -236,7 +236,7 @@ TEST_F(GenerateCommand, PenaltiesAndBiasesArePartOfTheState) {
   EXPECT_NE(whole["ids"], plain["ids"]);
   succeed(ask + options + Args{"-n", "23", "--ignore-eos", "--save", s});
   EXPECT_EQ(reply({"resume", s, "-n", "17"})["digests"]["id"], whole["digests"]["id"]);
-  // What is named replaces what the state holds; a bias of 0 leaves none.
+  // Options that are given replace the saved ones; a bias of 0 removes a token's bias.
   const std::string other = scratch / "other.stet";
   succeed(
       {"resume", s, "-n", "0", "--logit-bias", "5=0", "--presence-penalty", "0", "--save", other});
@@ -248,7 +248,7 @@ TEST_F(GenerateCommand, PenaltiesAndBiasesArePartOfTheState) {
             std::string::npos);
 }
 
-// Nobody has to know a seed to draw the same again.
+// The printed seed draws the same reply again.
 TEST_F(GenerateCommand, TheSeedOfADrawnReplyIsPrintedUnlessItWasNamed) {
   const Args draw = {"generate", "-p", "Once", "-n", "20", "--temperature", "3", "--json"};
   const Outcome plain = succeed(draw), zero = succeed(draw + Args{"--seed", "0"});

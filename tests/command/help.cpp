@@ -1,4 +1,4 @@
-// Help, words that were perhaps meant, completion and the manual.
+// Help, suggestions for misspelled words, completion and the manual page.
 #include <sys/wait.h>
 
 #include <cstdlib>
@@ -12,7 +12,7 @@
 namespace stet::test::help_tests {
 namespace {
 
-// What a program of this machine makes of a file; status 127: it is not there.
+// Runs a shell command. Status 127 means that the program is missing.
 Outcome run_shell(const std::string& command) {
   const TemporaryDirectory scratch;
   const int status =
@@ -40,7 +40,7 @@ std::vector<std::string> subcommands() {
   return names;
 }
 
-// "--name" of every option that the help of a subcommand lists.
+// Returns "--name" of every option that the help of a subcommand lists.
 std::set<std::string> options_of(const std::string& subcommand) {
   std::set<std::string> names;
   std::istringstream help(run_stet({"help", subcommand}).out);
@@ -106,7 +106,7 @@ TEST(HelpCommand, BashCompletes) {
   EXPECT_EQ(complete("stet generate --temp", 2), "--temperature\n");
   EXPECT_EQ(complete("stet generate --kv b", 3), "bf16\n");
   EXPECT_EQ(complete("stet completion z", 2), "zsh\n");
-  EXPECT_EQ(complete("stet resume s.st", 2), "\n");  // file names, by bash itself
+  EXPECT_EQ(complete("stet resume s.st", 2), "\n");  // bash completes file names itself
 }
 
 TEST(HelpCommand, ZshTakesItsScript) {

@@ -1,5 +1,6 @@
-// The laboratory's subcommands: data sets line by line, tables that say what they show, ranges, and
-// interventions of states.
+// Analysis subcommands: data sets line by line, labelled tables, ranges, and interventions stored
+// in states.
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -14,7 +15,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-const std::string kTiny = data_path("models/gemma3-tiny");  // has no tokenizer
+const std::string kTiny = data_path("models/gemma3-tiny");  // without a tokenizer
 
 Outcome succeed(const Args& args, const std::string& input = "") {
   Outcome o = run_stet(args, input);
@@ -73,7 +74,7 @@ TEST_F(LabCommand, ScoresAreThoseOfTheLogits) {
   EXPECT_NE(table.find("over 29 tokens, perplexity"), std::string::npos) << table;
 }
 
-// Lines before one that is wrong are scored; the error says which it is.
+// Lines before a faulty one are scored; the error names the faulty line.
 TEST_F(LabCommand, ALineThatCannotBeScoredIsNamed) {
   for (const auto& [line, error] : std::vector<std::pair<std::string, std::string>>{
            {R"({"ids": [1, 999]})", "ids[1]: expected a token id in 0..319, found 999"},
@@ -143,6 +144,24 @@ TEST_F(LabCommand, DataSetsAreCapturedAndMeasured) {
   EXPECT_NE(bad.err.find("standard input: line 3: ids[1]"), std::string::npos) << bad.err;
 }
 
+TEST_F(LabCommand, MeasuresWhichExpertTakesWhichToken) {
+  const Args experts = {"measure", "-m", data_path("models/qwen3moe-tiny"), "--experts"};
+  const auto with = [](Args args, const Args& more) {
+    args.insert(args.end(), more.begin(), more.end());
+    return args;
+  };
+  const Json took = Json::parse(succeed(with(experts, {"--ids", "5,6,7", "--json"})).out);
+  ASSERT_EQ(took.size(), 9u);  // of three layers; one is dense
+  for (const Json& row : took) {
+    EXPECT_EQ(row["experts"].size(), 2u);
+    EXPECT_NEAR(row["weights"][0].get<double>() + row["weights"][1].get<double>(), 1, 1e-6);
+    EXPECT_NE(row["layer"], 1);
+  }
+  const std::string one = succeed(with(experts, {"--ids", "5,6,7", "--layer", "2"})).out;
+  EXPECT_EQ(std::count(one.begin(), one.end(), '\n'), 4);
+  EXPECT_EQ(run_stet(with(experts, {"--ids", "5,6,7", "--layer", "1"})).status, 1);
+}
+
 TEST_F(LabCommand, TablesSayWhatTheyShow) {
   const std::string lens = succeed({"measure", "-m", kTiny, "--lens", "--ids", text_of(ids)}).out;
   EXPECT_NE(lens.find("columns: the last 12 of 30 positions"), std::string::npos) << lens;
@@ -157,7 +176,7 @@ TEST_F(LabCommand, TablesSayWhatTheyShow) {
             std::string::npos);
 }
 
-// A cell for each head is what attaching the same by hand gives; so is a line of a data set.
+// A head's cell, and a line of a data set, equal attaching the same intervention by hand.
 TEST_F(LabCommand, HeadsArePatched) {
   const std::vector<std::string> more = {"--answer", "3",           "--wrong", "4",
                                          "--heads",  "--positions", "4..9,20"};

@@ -1,4 +1,4 @@
-// stet quantize, stet prepare, and the other subcommands on what they write.
+// `stet quantize` and `stet prepare`, and the other subcommands with the files that they write.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -28,7 +28,7 @@ std::string succeed(const Args& args) {
 }
 Json json_of(const Args& args) { return Json::parse(succeed(args + Args{"--json"})); }
 
-// The one line of an error, without "stet: ".
+// Returns the single line of an error without "stet: ".
 std::string failure(const Args& args, int status = 1) {
   const Outcome o = run_stet(args);
   EXPECT_EQ(o.status, status) << o.err;
@@ -48,7 +48,7 @@ struct PackedCommand : testing::Test {
     succeed({"prepare", "-m", kLlama, "-o", directory});
     return directory;
   }
-  // What is generated, and the digests of the state after it.
+  // Returns the generated output and the digests of the state after it.
   Json generated(const Args& more) const {
     Json j = json_of(Args{"generate", "--ids", "1,2,3", "-n", "8", "--ignore-eos", "--save",
                           scratch / "g.stet"} +
@@ -145,7 +145,7 @@ TEST_F(PackedCommand, ASnapshotGoesOnUnderItsContract) {
   const Args more = {"-n", "6", "--ignore-eos"};
   const Json straight = json_of(Args{"generate", "-m", q8, "--ids", "1,2,3"} + more);
   succeed({"save", "-m", q8, "--ids", "1,2,3", "-o", snapshot});
-  // With the packed weights, and with those that are rounded while they are loaded.
+  // Both the packed weights and those rounded at load continue the snapshot.
   for (const std::string& from : {q8, kLlama}) {
     EXPECT_EQ(json_of(Args{"resume", snapshot, "-m", from} + more)["ids"], straight["ids"]);
     EXPECT_TRUE(succeed({"verify", snapshot, "-m", from}).starts_with("verified: "));
@@ -174,7 +174,7 @@ TEST_F(PackedCommand, ASnapshotBringsPackedWeightsAlong) {
   succeed({"save", "-m", q4, "--ids", "1,2,3", "-o", snapshot, "--with-weights"});
   fs::remove_all(q4);
   EXPECT_EQ(json_of({"resume", snapshot, "-n", "6", "--ignore-eos"})["ids"], straight["ids"]);
-  // It came without a tokenizer, and no other may stand in.
+  // The state has no tokenizer, and none is substituted.
   for (const Args& text :
        {Args{"resume", snapshot, "-p", "Hi"}, Args{"experiment", snapshot, "-p", "Hi"}}) {
     EXPECT_EQ(failure(text), snapshot +
@@ -219,7 +219,7 @@ TEST_F(PackedCommand, CheckNamesWhatIsDamaged) {
                 ", found one file of a checkpoint");
 }
 
-// --check looks at all weights before the first token; --no-mmap has them in memory.
+// --check reads all weights before the first token; --no-mmap loads them into memory.
 TEST_F(PackedCommand, WeightsAreCheckedOrReadOnRequest) {
   const std::string directory = quantized("q8"), file = directory + "/packed.safetensors";
   const Json expected = generated({"-m", directory});

@@ -1,4 +1,4 @@
-// A pipe with a name, between a test and a command that goes on.
+// A named pipe between a test and a running command.
 #pragma once
 
 #include <fcntl.h>
@@ -30,7 +30,7 @@ class Pipe {
   void write(const std::string& text) const {
     ASSERT_EQ(::write(fd_, text.data(), text.size()), static_cast<ssize_t>(text.size()));
   }
-  // The next line without its end; what came of it, where the rest does not come for a minute.
+  // Returns the next line without its end, or what arrived of it after a minute.
   std::string read_line() const {
     std::string line;
     pollfd ready{fd_, POLLIN, 0};

@@ -1,4 +1,4 @@
-// Subcommands that work on snapshots, and what all subcommands have in common beside their results.
+// Subcommands for snapshots, and behaviour that all subcommands share.
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -20,7 +20,7 @@ Args operator+(Args a, const Args& b) {
 }
 
 struct SnapshotCommand : testing::Test {
-  // A snapshot of `ids`.
+  // Saves a snapshot of `ids`. Returns its path.
   std::string saved(const std::string& name, const std::string& ids = "1,2,3",
                     const Args& more = {}) const {
     const std::string path = scratch / name;
@@ -29,7 +29,7 @@ struct SnapshotCommand : testing::Test {
     return path;
   }
 
-  // As many token ids.
+  // Returns `count` token ids as text.
   static std::string ids_of(int count) {
     std::string ids;
     for (int i = 0; i < count; ++i) ids += (i == 0 ? "" : ",") + std::to_string(i % 50 + 1);
@@ -39,7 +39,7 @@ struct SnapshotCommand : testing::Test {
   TemporaryDirectory scratch;
 };
 
-// Where stderr goes makes no difference: neither closed nor full.
+// A closed or full stderr does not change the result.
 TEST_F(SnapshotCommand, StderrIsNoReasonToFail) {
   const std::string s = saved("s.stet");
   write_file(scratch / "damaged", read_text(s).substr(0, 1000));
@@ -66,7 +66,7 @@ TEST_F(SnapshotCommand, StderrIsNoReasonToFail) {
   }
 }
 
-// One bit anywhere is one fault, named; nothing that was written is one.
+// Every flipped bit is reported as one fault; an undamaged file has none.
 TEST_F(SnapshotCommand, CheckProvesEveryByte) {
   std::vector<std::string> files = {saved("full.stet", ids_of(100)),
                                     saved("recipe.stet", ids_of(100), {"--form", "recipe"}),
@@ -86,7 +86,7 @@ TEST_F(SnapshotCommand, CheckProvesEveryByte) {
       const Outcome o = run_stet({"check", broken, file});
       EXPECT_EQ(o.status, 1) << file << " at " << at << ": " << o.out;
       EXPECT_TRUE(o.out.starts_with(broken + ": ")) << o.out;
-      // The other one is looked at all the same.
+      // The second file is checked although the first is damaged.
       EXPECT_EQ(std::count(o.out.begin(), o.out.end(), '\n'), 2) << o.out;
     }
   }
@@ -95,7 +95,7 @@ TEST_F(SnapshotCommand, CheckProvesEveryByte) {
 TEST_F(SnapshotCommand, CheckNamesTheFault) {
   const std::string s = saved("s.stet", ids_of(100));
   std::string bytes = read_text(s);
-  // The byte is one of the last layer of the last block.
+  // The byte belongs to the last layer of the last block.
   bytes[bytes.size() - 1] = static_cast<char>(bytes[bytes.size() - 1] ^ 1);
   write_file(s, bytes);
   const Outcome o = run_stet({"check", s, "--json"});
@@ -207,7 +207,7 @@ TEST_F(SnapshotCommand, AnotherCapacityIsTheSameState) {
   EXPECT_EQ(run_stet({"convert", s, "--ctx", "2", "-o", small}).status, 1);
 }
 
-// Each option has an effect, or is refused with the reason before anything is written.
+// Each option has an effect, or is refused with a reason before anything is written.
 TEST_F(SnapshotCommand, OptionsWithoutAnEffectAreRefused) {
   const std::string s = saved("s.stet"), to = scratch / "to.stet";
   const Args convert = {"convert", s, "-o", to}, prune = {"prune", s, "--keep-last", "1", "-o", to};
@@ -237,7 +237,7 @@ TEST_F(SnapshotCommand, OptionsWithoutAnEffectAreRefused) {
   EXPECT_EQ(run_stet({"diff", s, to}).status, 0);
 }
 
-// A name that is empty, or cannot be written, is found before there is anything to lose.
+// An empty or unwritable output name is refused before any work is done.
 TEST_F(SnapshotCommand, OutputsAreTriedFirst) {
   const std::string s = saved("s.stet"), nowhere = scratch / "no/such/file";
   const std::vector<Args> writes = {

@@ -1,4 +1,4 @@
-// stet store, and store:NAME in place of a snapshot's file, as a user runs them.
+// `stet store`, and store:NAME in place of a snapshot's path.
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -35,7 +35,7 @@ class StoreCommand : public testing::Test {
     for (const auto& e : fs::directory_iterator(path_ + "/blocks")) all.push_back(e.path());
     return all;
   }
-  // Says two things, in two processes; returns the second reply.
+  // Runs a chat of two messages in two processes. Returns the second reply.
   std::string talk() {
     run({"chat", "--script", "-", "--save", "store:talk"}, 0,
         "Let's start by defining a variable k equal to 5. What is k?\n"
@@ -66,7 +66,7 @@ TEST_F(StoreCommand, AConversationGoesOnInAnotherProcessAsFromAFile) {
   EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 2);
   EXPECT_NE(log.find("6 messages  assistant: "), std::string::npos);
   EXPECT_NE(log.find("(talk)"), std::string::npos);
-  // By the first digits of its id, too.
+  // The first digits of an id name the state, too.
   const std::string id = log.substr(log.find('\n') + 1, 12);
   EXPECT_NE(run({"inspect", "store:" + id}).out.find("sha256:" + id), std::string::npos);
   EXPECT_EQ(run({"store", "check"}).err, "2 states, 1 sound block, 0 faults\n");
@@ -93,7 +93,7 @@ TEST_F(StoreCommand, WhatIsGoneIsComputedAndTold) {
 TEST_F(StoreCommand, NamesMoveOnlyFromWhereTheyWere) {
   talk();
   const std::string before = run({"store", "names", "talk"}).out.substr(0, 12);
-  // Another's copy goes on from the same state; then both want the name.
+  // Another store continues from the same state, and both then push the same name.
   const std::string other = "dir:" + (scratch_ / "other");
   run({"store", "init", other});
   run({"store", "push", "talk", "--to", other});
@@ -115,7 +115,7 @@ TEST_F(StoreCommand, NothingIsCollectedThatAProcessGoesOnFrom) {
   run({"generate", "--say", "Let a = 3.", "-o", "store:"});
   const std::string id = fs::directory_iterator(path_ + "/states")->path().filename();
   const auto collected = [&] {
-    // A state of this very second is in use.
+    // A state that was written this second counts as in use.
     fs::last_write_time(path_ + "/states/" + id,
                         fs::file_time_type::clock::now() - std::chrono::hours(1));
     run({"store", "gc", "--grace", "0"});

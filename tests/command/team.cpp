@@ -1,5 +1,5 @@
-// What a user says to the OpenMP runtime, in variables and by --team: obeyed, or refused in one
-// line, and without a trace in any bit.
+// Settings of the OpenMP runtime, in variables and by --team, are obeyed or refused in one line.
+// They never change a bit.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
@@ -11,8 +11,8 @@
 namespace stet::test::team_tests {
 namespace {
 
-// A command line of the shell, with variables of its own: a runtime that this process has used
-// reads them again when it forks.
+// The result of a shell command that sets its own variables. The OpenMP runtime of this process
+// would read them again when it forks.
 struct Said {
   int status;
   std::string out;
@@ -26,7 +26,7 @@ Said shell(const std::string& line) {
 }
 const std::string kGenerate = STET_BUILD "/tools/stet generate --prompt '1 2' -n 2 --team ";
 
-// What a runtime would end the process for is an error before it is asked, or not asked at all.
+// Settings at which a runtime would end the process give an error first, or are never passed to it.
 TEST(OpenMpEnvironment, WithoutANumberOfThreadsIsRefused) {
 #if !defined(STET_HAVE_OPENMP)
   GTEST_SKIP() << "built without OpenMP";
@@ -74,7 +74,7 @@ TEST(OpenMpEnvironment, SaysHowManyThreadsThereAre) {
                                        " threads, own threads,"));
 }
 
-// One that this build lacks is refused with what it has.
+// A kind that this build lacks is refused with the list of those it has.
 TEST(TeamOption, OfAnUnknownKindIsRefused) {
   const Said refused = shell(kGenerate + "tbb");
   EXPECT_EQ(refused.status, 2);

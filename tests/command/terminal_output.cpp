@@ -1,5 +1,4 @@
-// What a stranger wrote into a file, or made a model say, reaches a terminal without control
-// characters.
+// Free text in files and replies reaches a terminal without control characters.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -14,12 +13,12 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Sets the title, writes the clipboard (OSC 52, in both its forms), moves the cursor, turns text
-// around, ends a line.
+// Sets the title, writes the clipboard (both forms of OSC 52), moves the cursor, changes the text
+// direction, ends a line.
 const std::string kEvil =
     "a\x1b]0;t\x07\x1b]52;c;aGk=\x07\u009d52;c;aGk=\u009c\x1b[2J\u202eb\u2066\u2028\x7f\rz";
 
-// What of a text could act on a terminal. A terminal's own line ends are none.
+// Returns the control sequences in `text`, except the terminal's own line ends.
 std::string controls_in(const std::string& text) {
   std::string found;
   for (const std::string c :
@@ -31,7 +30,7 @@ std::string controls_in(const std::string& text) {
 
 class TerminalOutput : public testing::Test {
  protected:
-  // A conversation of which everything that is free text is evil, with right digests.
+  // Writes a snapshot with correct digests whose free text all consists of control sequences.
   std::string evil_snapshot() const {
     const auto m = model(data_path("models/llama31-tiny"));
     Session s(m, options(1));
@@ -51,7 +50,7 @@ class TerminalOutput : public testing::Test {
     write_file(file, forged(image));
     return file;
   }
-  // What stands on the screen after a command.
+  // Returns what a command leaves on the screen.
   std::string screen(const Args& args) const {
     Terminal terminal(args, scratch.path());
     EXPECT_GE(terminal.wait(), 0);
@@ -116,7 +115,7 @@ TEST_F(TerminalOutput, OfAResultIsEscapedOnATerminalAlone) {
     ids += (ids.empty() ? "" : ",") + id.dump();
   as_ids.push_back(ids);
   for (Args* args : {&as_template, &as_ids}) {
-    // A program reads the text as it is.
+    // A program reads the text unchanged.
     EXPECT_EQ(run_stet(*args).out.substr(0, kEvil.size()), kEvil) << (*args)[0];
     EXPECT_EQ(controls_in(screen(*args)), "") << (*args)[0];
     EXPECT_NE(screen(*args).find("\\x1b]52;c;aGk=\\x07\\u009d52"), std::string::npos)

@@ -1,5 +1,4 @@
-// Text of files and pipes in the encodings that other systems write, and scripts that are not what
-// they should be.
+// Text from files and pipes in the encodings of other systems, and malformed scripts.
 #include "tools/prompt/text_input.hpp"
 
 #include <gtest/gtest.h>
@@ -15,7 +14,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// In UTF-16, of code points below 0x10000.
+// Encodes code points below 0x10000 as UTF-16.
 std::string utf16(const std::u16string& text, bool little, bool mark = true) {
   std::string bytes;
   const auto put = [&](char16_t unit) {
@@ -51,7 +50,7 @@ TEST(TextInput, IsUtf8WhateverItWas) {
   }
 }
 
-// Marks that come in pieces, and bytes that only begin like one.
+// Byte order marks that arrive in pieces, and bytes that only begin like one.
 TEST(TextInput, ComesByteByByte) {
   const auto text = [](const std::string& bytes) {
     tool::TextDecoder decoder("f");
@@ -84,7 +83,7 @@ class Scripts : public testing::Test {
   std::string refusal(const std::string& content, const std::string& name = "s.json") const {
     const Outcome o = script(content, name);
     EXPECT_EQ(o.status, 1) << content;
-    EXPECT_EQ(o.out, "") << content;  // nothing was said to the model
+    EXPECT_EQ(o.out, "") << content;  // no message reached the model
     const size_t at = o.err.find(scratch / name);
     return at == std::string::npos ? o.err : o.err.substr(at + (scratch / name).size() + 2);
   }

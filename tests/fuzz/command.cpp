@@ -1,5 +1,5 @@
-// The command as a whole, on a forged snapshot: what it prints is text without control characters,
-// an error is one line, and it ends with a status that it documents.
+// Runs the whole command on a forged snapshot. Its output must be text without control characters,
+// an error must be one line, and its exit status must be a documented one.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -16,7 +16,7 @@ using namespace stet;
 
 namespace {
 
-// A standard stream that goes elsewhere for a while.
+// Redirects a standard stream for the lifetime of this object.
 class Redirected {
  public:
   Redirected(int stream, int to) : stream_(stream), before_(::fcntl(stream, F_DUPFD_CLOEXEC, 10)) {
@@ -77,7 +77,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       {"convert", file, "-o", made, "--form", "recipe"},
       {"prune", file, "-o", made, "--keep-last", "8"},
       {"prune", file, "-o", made, "--keep-last", "8", "--positions", "shift"}};
-  // Loading a model takes longer than all of these, and fuzz_snapshot uses one for every input.
+  // Loading a model takes longer than all other commands, and fuzz_snapshot uses a model for every
+  // input anyway.
   if (data[size - 1] % 16 == 0) {
     lines.push_back({"verify", file, "-m", model, "--threads", "1"});
     lines.push_back({"verify", file, "-m", model, "--threads", "1", "--bisect"});

@@ -1,4 +1,4 @@
-// config.json through the registry of families, as Model::load reads it.
+// Reads config.json through the registry of families, as Model::load does.
 #include "stet/model/config.hpp"
 #include "stet/base/json_reader.hpp"
 #include "tests/fuzz/fuzz.hpp"

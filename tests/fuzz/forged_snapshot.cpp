@@ -48,7 +48,7 @@ namespace {
 
 constexpr size_t kEntry = 64, kStateAt = 72, kTableDigestAt = 56;
 
-// Removed when the program ends.
+// Returns a temporary directory that is removed when the program ends.
 const std::string& folder() {
   static const struct Folder {
     std::string path = (std::filesystem::temp_directory_path() / "stet-fuzz-XXXXXX").string();
@@ -66,7 +66,7 @@ Session session(KvType type = KvType::f32) {
   return Session(model(), o);
 }
 
-// The forms that stet writes.
+// Snapshots in every form that stet writes.
 class Seeds {
  public:
   Seeds() {
@@ -126,7 +126,8 @@ void put_digest(std::string& file, size_t at, const Digest& d) {
   file.replace(at, 16, test::le(d));
 }
 
-// Digests of the sections, of the table and of the header, wherever the table says that they are.
+// Recomputes the digests of the sections, the table and the header, at the places that the table
+// names.
 void sign(std::string& file) {
   const std::string_view view = file;
   constexpr size_t header = SnapshotImage::kHeaderBytes, digest_at = header - 16;
@@ -149,7 +150,8 @@ void sign(std::string& file) {
   put_digest(file, digest_at, digest_of(std::as_bytes(std::span(view.substr(0, digest_at)))));
 }
 
-// The state digest is over what the sections mean: the reader's own refusal tells it.
+// Corrects the state digest, which covers the meaning of the sections. The reader's refusal states
+// the expected one.
 void sign_state(std::string& file) {
   try {
     Snapshot::parse(std::as_bytes(std::span(file)), "");
@@ -168,8 +170,8 @@ std::string mutated(std::string bytes) {
   return bytes;
 }
 
-// One section has other content, another place, another name, or is gone; blocks keep digests that
-// are right.
+// Changes the content, the place or the name of one section, or removes it. Blocks keep correct
+// digests.
 std::string with_other_section(std::string_view file, std::minstd_rand& random) {
   SnapshotImage image = SnapshotImage::parse(file);
   if (image.sections.empty()) return seed_file(random());
@@ -212,7 +214,7 @@ std::string with_other_section(std::string_view file, std::minstd_rand& random) 
   return image.build();
 }
 
-// Header and table with bytes changed where they are.
+// Changes bytes of the header and the table in place.
 std::string with_other_front(std::string file) {
   const size_t size = std::min(file.size(), 192 + 6 * kEntry);
   const std::string front = mutated(file.substr(0, size)).substr(0, size);
@@ -242,7 +244,7 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max
   try {
     if (random() % 64 == 0) file = seed_file(random());
     file = random() % 4 == 0 ? with_other_front(file) : with_other_section(file, random);
-  } catch (const std::out_of_range&) {  // not the shape of a snapshot
+  } catch (const std::out_of_range&) {  // not the structure of a snapshot
     file = seed_file(random());
   }
   if (random() % 16 != 0) {

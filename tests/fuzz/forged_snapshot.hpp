@@ -1,5 +1,5 @@
-// Snapshots that mean harm: files that stet wrote, changed part by part, with digests that are
-// right again. Whatever includes this gets the mutator that makes them.
+// Malicious snapshots: files that stet wrote, changed in parts, with correct digests. Including
+// this header installs the libFuzzer mutator that makes them.
 #pragma once
 
 #include <memory>
@@ -11,16 +11,16 @@
 
 namespace stet::fuzz {
 
-// The model and the tokenizer of the seeds.
+// Return the model and the tokenizer of the seeds.
 std::string model_directory();
 const std::shared_ptr<const Model>& model();
 const Tokenizer& tokenizer();
-// The file that the deltas among them are made from.
+// Returns the parent file of the delta snapshots among the seeds.
 const std::string& parent_path();
-// Where what is made of an input may be written.
+// Returns a path at which a target may write files.
 const std::string& scratch_path();
 
-// A file in memory, with a path.
+// A file in memory that has a path.
 class MemoryFile {
  public:
   explicit MemoryFile(std::string_view bytes);

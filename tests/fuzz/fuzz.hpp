@@ -1,6 +1,6 @@
-// What the fuzz targets share. A target hands bytes to a reader and uses all that comes out. The
-// reader may refuse them with a stet::Error of one line; any other exception, a sanitizer's report,
-// a hang or a huge allocation is a find.
+// Helpers of the fuzz targets. A target passes bytes to a reader and uses everything that the
+// reader returns. The reader may refuse them with a stet::Error of one line. Any other exception, a
+// sanitizer report, a hang or a huge allocation is a finding.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace stet::fuzz {
 
-// Counts what was accepted, and tells it at the end: a target that accepts nothing tests too
+// Counts accepted inputs and prints the count at the end. A target that accepts nothing tests too
 // little.
 struct Tally {
   size_t accepted = 0;
@@ -22,7 +22,7 @@ struct Tally {
 };
 inline Tally tally;
 
-// A condition that must hold; libFuzzer keeps the input when it does not.
+// Aborts unless the condition holds, so that libFuzzer keeps the input.
 inline void must(bool holds, const char* what) {
   if (holds) return;
   std::fprintf(stderr, "does not hold: %s\n", what);
@@ -44,7 +44,7 @@ inline std::string_view text_of(const uint8_t* data, size_t size) {
   return {reinterpret_cast<const char*>(data), size};
 }
 
-// Reads every byte, so that a view that leaves its file is seen.
+// Reads every byte, so that a sanitizer detects a view outside of its file.
 inline void touch(std::span<const std::byte> bytes) {
   static volatile unsigned sink;
   unsigned sum = 0;

@@ -1,4 +1,4 @@
-// generation_config.json.
+// Reads generation_config.json.
 #include "stet/model/config.hpp"
 #include "tests/fuzz/fuzz.hpp"
 

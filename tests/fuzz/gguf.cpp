@@ -1,4 +1,4 @@
-// The header of a GGUF file: keys, tensors, the config and the tokenizer that are made of them.
+// Reads the header of a GGUF file: keys and tensors, and the config and tokenizer made from them.
 #include <memory>
 #include <string>
 

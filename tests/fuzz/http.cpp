@@ -1,5 +1,5 @@
-// Bytes of a connection: the first byte says in how large pieces they come. Whatever they are, they
-// are taken apart in the same way in pieces as at once, and refused by an error of the client's.
+// Reads the bytes of a connection in pieces whose size the first byte chooses. The result must be
+// the same as in one piece, and any refusal must be a client error.
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,7 +14,7 @@ namespace {
 
 struct Frames {
   std::vector<std::string> requests;
-  int status = 0;  // of the refusal; 0: none
+  int status = 0;  // of the refusal; 0 if there is none
   bool operator==(const Frames&) const = default;
 };
 

@@ -1,4 +1,5 @@
-// A template, and JSON variables for it behind kSplit; and the marks of what it renders.
+// Renders a template with the JSON variables that follow kSplit, and checks the marks in its
+// output.
 #include "stet/text/jinja.hpp"
 
 #include <algorithm>

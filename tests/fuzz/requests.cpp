@@ -1,7 +1,6 @@
-// The server's requests: the first line of an input is the address, as "POST /v1/states", or its
-// first byte chooses one; the rest is the body.
-// Every answer is JSON, events or a file; an error is one line with a code, and never the server's
-// own.
+// Sends requests to the server. The first line of an input is the address, such as "POST
+// /v1/states", or its first byte chooses one; the rest is the body. Every response must be JSON,
+// events or a file. An error must be one line with a code, and never a server error.
 #include <algorithm>
 #include <string>
 #include <string_view>
@@ -28,7 +27,7 @@ serve::Service& service() {
   return *s;
 }
 
-// A state that is always there.
+// Returns the id of a state that always exists.
 const std::string& state() {
   static const std::string id = [] {
     serve::Request r;
@@ -66,7 +65,7 @@ void ask(const serve::Request& request) {
   }
 }
 
-// Takes the address off the input.
+// Removes the address from the input and returns its route.
 const serve::Route& address(std::string_view& input) {
   const auto& all = serve::routes();
   const std::string_view line = input.substr(0, input.find('\n'));
@@ -100,7 +99,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   } else {
     request.body = rest;
   }
-  if (request.method == "DELETE") request.path.back() = '!';  // the state stays
+  if (request.method == "DELETE") request.path.back() = '!';  // keeps the state
   ask(request);
   return 0;
 }

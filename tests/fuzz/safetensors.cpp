@@ -1,4 +1,4 @@
-// The header of a safetensors file.
+// Reads the header of a safetensors file.
 #include "stet/checkpoint/safetensors.hpp"
 
 #include <cstring>
@@ -11,8 +11,8 @@ extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 
 using namespace stet;
 
-// Changes the JSON and keeps its length right, which a change that knows nothing of it seldom does;
-// or changes anything.
+// Mutates the JSON and corrects its length, which a blind mutation seldom does. Sometimes mutates
+// any byte.
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
                                           unsigned seed) {
   ByteReader reader(std::as_bytes(std::span(data, size)), "");
@@ -31,7 +31,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   return fuzz::read_and_use([&] {
     const std::span<const std::byte> bytes = std::as_bytes(std::span(data, size));
     const SafeTensors file = SafeTensors::parse(bytes, "model.safetensors");
-    const std::byte* end = nullptr;  // tensors follow one another to the end of the file
+    const std::byte* end = nullptr;  // tensors are contiguous up to the end of the file
     for (const TensorView& t : file.tensors()) {
       fuzz::must(file.find(t.name) == &t, "a tensor is found by its name");
       fuzz::must(end == nullptr || t.bytes.data() == end, "no hole and no overlap");

@@ -1,4 +1,4 @@
-// A snapshot: opened, restored, and used in every other way.
+// Opens and restores a snapshot, and uses it in every other way.
 #include "stet/snapshot/snapshot.hpp"
 
 #include "stet/generate/generate.hpp"

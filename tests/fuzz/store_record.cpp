@@ -1,5 +1,5 @@
-// Records of a store and their payloads. The first byte says which; one is sealed again, so that
-// what stands behind the HMAC is reached, too.
+// Reads records of a store and their payloads. The first byte chooses the kind. A record is sealed
+// again, so that the fuzzer reaches the code behind the HMAC.
 #include <algorithm>
 
 #include "src/store/payloads.hpp"
@@ -17,7 +17,7 @@ void read_record(std::span<const std::byte> bytes) {
   fuzz::must(r.payload.size() < bytes.size(), "a payload within the record");
 }
 
-// Whatever its fields say, under an HMAC that is right.
+// Reads a record with arbitrary fields and a correct HMAC.
 void read_forged(std::span<const std::byte> bytes) {
   const StoreKey key;
   constexpr size_t kSealAt = 96;

@@ -1,4 +1,4 @@
-// tokenizer.json, alone or with a tokenizer_config.json.
+// Reads tokenizer.json, alone or with a tokenizer_config.json.
 #include "tests/fuzz/use_tokenizer.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -1,5 +1,5 @@
-// tokenizer.model, alone or with a tokenizer_config.json; and the encoder of ours, which a build
-// without sentencepiece has, against the one that this build has.
+// Reads tokenizer.model, alone or with a tokenizer_config.json. Compares stet's own encoder, which
+// builds without sentencepiece use, with the encoder of this build.
 #include <optional>
 
 #include "src/text/encoder.hpp"
@@ -9,7 +9,7 @@ namespace {
 
 using stet::SentencePieceBy, stet::TokenizerParts;
 
-// Returns the ids of a text, or nothing where a control piece would come out of it.
+// Returns the ids of a text, or nothing if a control piece would be among them.
 std::optional<std::vector<int32_t>> ids_of(const TokenizerParts& parts, std::string_view text) {
   std::vector<int32_t> ids;
   try {

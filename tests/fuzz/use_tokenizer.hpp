@@ -1,5 +1,5 @@
-// What both tokenizer targets do. An input is the vocabulary file and, where kSplit stands in it,
-// tokenizer_config.json.
+// Code that both tokenizer targets share. An input is the vocabulary file, optionally followed by
+// kSplit and tokenizer_config.json.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace stet::fuzz {
 
 inline constexpr std::string_view kSplit("\0--\0", 4);
 
-// What a stream gives that is saved and restored before every token.
+// Returns the text of a stream that is saved and restored before every token.
 inline std::string streamed(const Tokenizer& tokenizer, std::span<const int32_t> ids) {
   TextStream stream(tokenizer, false);
   std::string text;

@@ -1,4 +1,4 @@
-"""GGUF files: a model like any other, of the same names and bits.
+"""GGUF files load as ordinary models, with the names and bits of the originals.
 
     files.py STET ROOT
 """
@@ -22,7 +22,8 @@ TEXTS = ["Let a = 3.", " two  spaces", "Größe: 12345 ß🙂\n\n\ttab", "I'll d
 
 
 def with_pockets(kinds):
-    """Each kind with one of the checkpoints in turn, or with all of them."""
+    """Returns each kind with one of the checkpoints in turn, or with all of them under
+    STET_ALL_WAYS."""
     if ALL_WAYS:
         return [(pocket, kind) for pocket in POCKETS for kind in kinds]
     return [(POCKETS[i % len(POCKETS)], kind) for i, kind in enumerate(kinds)]
@@ -46,7 +47,7 @@ class Gguf(unittest.TestCase):
         return json.loads(run("generate", "-m", model, "--say", "Let a = 3. What is a?", "-n", "12", "--json", *more))
 
     def fingerprint(self, model, contract="f32"):
-        """The model's, as a state of it says."""
+        """Returns the model's fingerprint as a saved state reports it."""
         state = os.path.join(self.directory.name, "f.stet")
         run("save", "-m", model, "--compute", contract, "--ids", "2,5", "-o", state)
         return json.loads(run("inspect", state, "--json"))["fingerprints"]["model"]
@@ -56,7 +57,7 @@ class Gguf(unittest.TestCase):
             gguf_writer.write(pocket, self.file, "BF16")
             for contract in ("f32", "bf16"):
                 expected, found = (self.say(model, "--compute", contract) for model in (pocket, self.file))
-                for part in ("tokens", "logits", "kv"):  # a file has no recommended sampling
+                for part in ("tokens", "logits", "kv"):  # a GGUF file has no recommended sampling
                     self.assertEqual(expected["digests"][part], found["digests"][part], pocket)
                 self.assertEqual(expected["text"], found["text"])
             self.assertEqual(self.fingerprint(pocket), self.fingerprint(self.file))
@@ -74,7 +75,7 @@ class Gguf(unittest.TestCase):
     def test_every_architecture_is_the_model_that_it_was_made_from(self):
         for name in ("gemma", "gemma2", "gpt2", "granite", "mistral", "olmo2", "olmo3", "qwen2", "qwen3", "smollm3"):
             model = os.path.join(ROOT, "tests", "data", "models", name + "-tiny")
-            if name == "qwen2":  # a file cannot say which layers slide
+            if name == "qwen2":  # GGUF cannot say which layers slide
                 shutil.copytree(model, model := os.path.join(self.directory.name, "q"))
                 with open(os.path.join(model, "config.json")) as file:
                     config = json.load(file)
@@ -83,7 +84,8 @@ class Gguf(unittest.TestCase):
             gguf_writer.write(model, self.file, "F32", with_tokenizer=False)
             ids = ["--ids", ",".join(str(7 * i % 320) for i in range(100)), "--digest"]
             self.assertEqual(run("logits", "-m", model, *ids), run("logits", "-m", self.file, *ids), name)
-            if name != "gemma2":  # of float32 norms, adding one and taking it off leaves less
+            # Its float32 norms lose bits when 1 is added and subtracted again.
+            if name != "gemma2":
                 self.assertEqual(self.fingerprint(model), self.fingerprint(self.file), name)
 
     def test_experts_stand_in_one_tensor_or_in_many(self):
@@ -157,7 +159,8 @@ class Gguf(unittest.TestCase):
             run("quantize", "-m", self.file, "--to", contract, "-o", packed)
             digests = ["--compute", contract, "--ids", "2,5,9,17", "--digest"]
             self.assertEqual(run("logits", "-m", packed, *digests), run("logits", "-m", self.file, *digests))
-            # Fingerprints are of exact values: nothing was lost on the way into the contract.
+            # Fingerprints cover exact values, so nothing was lost when the weights became those of
+            # the contract.
             self.assertEqual(self.fingerprint(self.file), self.fingerprint(packed, contract))
 
     def test_k_types_are_computed_with_as_they_are(self):
@@ -173,7 +176,8 @@ class Gguf(unittest.TestCase):
             gguf_writer.write_safetensors(os.path.join(same, "model.safetensors"), has)
             self.assertEqual(run("logits", "-m", same, *ids), run("logits", "-m", self.file, "--compute", "f32", *ids), name)
             self.assertEqual(self.fingerprint(same), self.fingerprint(self.file))
-            # By default under the contract of its types: the same bits on every way.
+            # The default contract is that of the file's types, with the same bits for every
+            # instruction set and chunk size.
             expected = run("logits", "-m", self.file, *ids)
             self.assertNotEqual(expected, run("logits", "-m", same, *ids))
             for more in (["--isa", "portable"], ["--chunk", "7"], ["--chunk", "1", "--threads", "1"]):
@@ -205,13 +209,14 @@ class Gguf(unittest.TestCase):
             file.write(published)
         with open(self.file, "rb") as file:
             raw = file.read()
-        with open(self.file, "wb") as file:  # the key has another name: no template
+        with open(self.file, "wb") as file:  # the key has another name, so there is no template
             file.write(raw.replace(b"tokenizer.chat_template", b"tokenizer.chat_tempxxxx", 1))
         say = ["-m", self.file, "--say", "Hi", "-n", "3"]
         self.assertIn("chat_template", run("generate", *say, status=1))
         expected = self.say(POCKETS[1])
         self.assertEqual(self.say(self.file, "--chat-template", template)["prompt_ids"], expected["prompt_ids"])
-        # What was given is part of the state, of what inspect says and of what is packed.
+        # Overrides given on the command line are part of the state, of inspect's output and of
+        # packed files.
         run("save", *say[:4], "--chat-template", template, "--eos", "5,7", "-o", state)
         described = json.loads(run("inspect", state, "--json"))
         self.assertEqual(described["stop_ids"], [5, 7])
@@ -231,19 +236,19 @@ class Gguf(unittest.TestCase):
     def test_what_is_written_is_the_same_model(self):
         for pocket in POCKETS:
             states = [os.path.join(self.directory.name, name) for name in ("a.stet", "b.stet")]
-            for source in (pocket, self.file):  # the file again, out of itself
+            for source in (pocket, self.file):  # the file itself is a source, too
                 out = os.path.join(self.directory.name, "out.gguf")
                 run("convert-model", source, "-o", out)
                 shutil.move(out, self.file)
                 for contract in ("f32", "bf16"):
                     expected, found = (self.say(model, "--compute", contract) for model in (pocket, self.file))
                     expected.pop("timings"), found.pop("timings")
-                    self.assertEqual(expected, found, pocket)  # sampling, stop tokens and digests, too
+                    self.assertEqual(expected, found, pocket)  # including sampling, stop tokens and digests
                 for model, state in zip((pocket, self.file), states):
                     run("save", "-m", model, "--say", "Let a = 3.", "-o", state)
                 self.assertEqual(*[json.loads(run("inspect", s, "--json"))["fingerprints"] for s in states])
-                run("resume", states[0], "-m", self.file, "-n", "4")  # tokenizer included
-            for kind in ("F32", "F16", "BF16", "Q8_0", "Q4_0"):  # as the other writer has them, tensor by tensor
+                run("resume", states[0], "-m", self.file, "-n", "4")  # with its tokenizer
+            for kind in ("F32", "F16", "BF16", "Q8_0", "Q4_0"):  # compares with the other writer tensor by tensor
                 run("convert-model", "-m", pocket, "-o", self.file, "--type", kind.lower(), "--threads", "3")
                 other = os.path.join(self.directory.name, "other.gguf")
                 gguf_writer.write(pocket, other, kind)
@@ -252,7 +257,7 @@ class Gguf(unittest.TestCase):
                 for name in theirs:
                     if kind == "Q4_0" and name in ("token_embd.weight", "output.weight"):
                         self.assertEqual(mine[name][1], 8)  # Q8_0
-                    elif name == "rope_freqs.weight" or theirs[name][1] in (2, 8):  # computed, or rounded by rules of its own
+                    elif name == "rope_freqs.weight" or theirs[name][1] in (2, 8):  # computed, or rounded differently
                         self.assertEqual(mine[name][:2], theirs[name][:2])
                     else:
                         self.assertEqual(mine[name], theirs[name], (pocket, kind, name))
@@ -308,19 +313,22 @@ class Gguf(unittest.TestCase):
             for source in (model, prepared):
                 run("convert-model", source, "-o", self.file)
                 self.assertEqual(expected, run("logits", "-m", self.file, *ids), name)
-                if name not in ("gemma2-tiny", "gemma3-tiny", "gemma-tiny"):  # of float32 norms, adding one and taking it off leaves less
+                # Their float32 norms lose bits when 1 is added and subtracted again.
+                if name not in ("gemma2-tiny", "gemma3-tiny", "gemma-tiny"):
                     self.assertEqual(self.fingerprint(model), self.fingerprint(self.file), name)
 
     def test_what_a_file_cannot_say_is_refused(self):
-        model = os.path.join(ROOT, "tests/data/models/qwen2-tiny")  # whose last layers slide
+        model = os.path.join(ROOT, "tests/data/models/qwen2-tiny")  # its last layers slide
         with open(self.file, "w") as file:
             file.write("before")
         self.assertIn("window", run("convert-model", model, "-o", self.file, status=1))
-        model = os.path.join(ROOT, "tests/data/models/gemma3-vision-tiny")  # which scales its queries by another number
+        # It scales its queries by a number of its own.
+        model = os.path.join(ROOT, "tests/data/models/gemma3-vision-tiny")
         self.assertIn("attention_scale", run("convert-model", model, "-o", self.file, status=1))
         packed = os.path.join(self.directory.name, "p")
         run("convert-model", POCKETS[1], "-o", self.file + "2.gguf")
-        run("convert-model", self.file + "2.gguf", "-o", self.file + "2.gguf")  # which is mapped meanwhile
+        # The input is mapped meanwhile.
+        run("convert-model", self.file + "2.gguf", "-o", self.file + "2.gguf")
         self.assertIn("--type", run("convert-model", POCKETS[1], "-o", self.file, "--type", "q3", status=2))
         shutil.copytree(POCKETS[1], packed)
         with open(os.path.join(packed, "tokenizer.json")) as file:
@@ -351,23 +359,23 @@ class Gguf(unittest.TestCase):
                     self.assertEqual(expected, run("logits", *with_cache, *digest))
         entries = self.entries(cache)
         self.assertEqual(len(entries), 4)
-        # Content is what counts: a file of another name, and of another time, is the same.
+        # The cache is keyed by content, so the name and time of the file do not matter.
         copy = os.path.join(self.directory.name, "copy.gguf")
         shutil.copy(self.file, copy)
         ids = ["--compute", "f32", "--ids", "2,5,9", "--digest"]
         expected = run("logits", "-m", self.file, *ids)
         self.assertEqual(expected, run("logits", "-m", copy, "--cache-dir", cache, *ids))
         self.assertEqual(self.entries(cache), entries)
-        # Another content is another, under the same name, too.
+        # Different content under the same name is a different entry.
         gguf_writer.write(POCKETS[1], self.file, "Q8_0")
         other = run("logits", "-m", self.file, *ids)
         self.assertNotEqual(other, expected)
         self.assertEqual(other, run("logits", "-m", self.file, "--cache-dir", cache, *ids))
         self.assertEqual(len(self.entries(cache)), 5)
-        # Given overrides are part of it.
+        # Overrides are part of the key.
         run("generate", "-m", self.file, "--compute", "f32", "--eos", "7", "--cache-dir", cache, "--ids", "2", "-n", "1")
         self.assertEqual(len(self.entries(cache)), 6)
-        # Without a contract named, each tensor stays in the file's type.
+        # Without a contract, each tensor keeps the file's type.
         own = ["--ids", "2,5,9", "--digest"]
         expected = run("logits", "-m", self.file, *own)
         for _ in range(2):
@@ -401,12 +409,12 @@ class Gguf(unittest.TestCase):
             with open(os.path.join(cache, "files", name), "w") as file:
                 file.write("../../../etc")
         self.assertEqual(expected, run(*command))
-        # What a killed process left is in nobody's way.
+        # Leftovers of a killed process do no harm.
         shutil.rmtree(entry)
         os.makedirs(entry + ".making/x")
         self.assertEqual(expected, run(*command))
         self.assertEqual(self.entries(cache), [entry])
-        # Many at once: one makes it.
+        # Of many processes at once, one makes the entry.
         shutil.rmtree(cache)
         processes = [subprocess.Popen([STET, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(6)]
         for p in processes:

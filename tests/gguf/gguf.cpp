@@ -1,4 +1,5 @@
-// GGUF files as they are written: every field where the format has it, blocks as that defines them.
+// Written GGUF files: every field has the place that the format prescribes, and blocks are as the
+// format defines them.
 #include "src/gguf/writer.hpp"
 
 #include <gtest/gtest.h>
@@ -31,7 +32,7 @@ std::vector<int> bytes_of(const std::vector<std::byte>& data) {
 TEST(Gguf, BlocksOfEightBits) {
   std::vector<float> x(kBlock, 0.0f);
   x[0] = -63.5f, x[1] = 0.25f, x[2] = -0.25f,
-  x[3] = 31.75f;  // over d = 0.5: -127, 0.5, -0.5, 63.5; halves go away from 0
+  x[3] = 31.75f;  // with d = 0.5: -127, 0.5, -0.5, 63.5; ties round away from 0
   std::vector<int> expected(34, 0);
   expected[1] = 0x38;  // 0.5 as float16
   expected[2] = 0x81, expected[3] = 0x01, expected[4] = 0xFF, expected[5] = 0x40;
@@ -41,9 +42,9 @@ TEST(Gguf, BlocksOfEightBits) {
 
 TEST(Gguf, BlocksOfFourBits) {
   std::vector<float> x(2 * kBlock, 0.0f);
-  // The largest is -4, so d is 0.5: 0 is where -4 lies, 8 where 0 does, and 4 would be 16.
+  // The largest magnitude is -4, so d is 0.5: -4 becomes 0, 0 becomes 8, and 4 would be 16.
   x[0] = -4, x[16] = 3.75f, x[1] = 0.2f, x[17] = 0.25f, x[2] = -0.3f;
-  // The largest is 8, so d is -1.
+  // The largest magnitude is 8, so d is -1.
   x[32] = 8, x[48] = -7.5f, x[33] = -1;
   std::vector<int> expected(36, 0x88);
   expected[0] = 0x00, expected[1] = 0x38;
@@ -54,8 +55,8 @@ TEST(Gguf, BlocksOfFourBits) {
 }
 
 TEST(Gguf, Floats) {
-  const std::vector<float> x = {
-      1.0f, -2.5f, 1.00390625f};  // the last is between two bfloat16 and goes to the even one
+  const std::vector<float> x = {1.0f, -2.5f,
+                                1.00390625f};  // the last is a tie and becomes the even bfloat16
   EXPECT_EQ(bytes_of(encode(kBf16, x)), (std::vector<int>{0x80, 0x3F, 0x20, 0xC0, 0x80, 0x3F}));
   EXPECT_EQ(bytes_of(encode(kF32, {x.data(), 2})),
             (std::vector<int>{0, 0, 0x80, 0x3F, 0, 0, 0x20, 0xC0}));
@@ -117,7 +118,7 @@ TEST(Gguf, File) {
   for (int i = 0; i < 32; ++i) EXPECT_EQ(r.u8("q"), 127);
   EXPECT_EQ(r.u16("d"), 0);
   for (int i = 0; i < 32; ++i) EXPECT_EQ(r.u8("q"), 0);
-  EXPECT_EQ(r.remaining(), 28u);  // two blocks of 34 bytes, and padding to 96
+  EXPECT_EQ(r.remaining(), 28u);  // two blocks of 34 bytes, and padding to 96 bytes
 }
 
 TEST(Gguf, Refusals) {

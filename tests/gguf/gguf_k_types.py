@@ -1,4 +1,5 @@
-"""ggml's K types: valid blocks near some numbers (not as near as ggml's own search finds), and what a reader has of them."""
+"""ggml's K types: makes valid blocks close to given numbers (less close than ggml's search), and
+decodes them as a reader does."""
 import numpy as np
 
 TYPES = {"Q4_K": 12, "Q5_K": 13, "Q6_K": 14}
@@ -9,7 +10,7 @@ def halves(x):
 
 
 def six_bits(s, t):
-    """Eight scales and eight minimums in 12 bytes."""
+    """Packs eight scales and eight minimums of 6 bits into 12 bytes."""
     out = np.zeros((len(s), 12), np.uint8)
     out[:, 0:4] = s[:, :4] | (s[:, 4:] >> 4) << 6
     out[:, 4:8] = t[:, :4] | (t[:, 4:] >> 4) << 6
@@ -18,7 +19,7 @@ def six_bits(s, t):
 
 
 def parts_of(x, kind):
-    """d, m, s, t and u of each block."""
+    """Returns d, m, s, t and u of each block."""
     blocks = np.ascontiguousarray(x, np.float32).reshape(-1, 256)
     if kind == "Q6_K":
         sub = blocks.reshape(-1, 16, 16)
@@ -47,7 +48,7 @@ def encode(x, kind):
     d, m, s, t, u = parts_of(x, kind)
     raw = lambda a: np.ascontiguousarray(a).view(np.uint8).reshape(len(u), -1)  # noqa: E731
     if kind == "Q6_K":
-        part = u.reshape(-1, 2, 4, 32)  # halves of 128, parts of 32
+        part = u.reshape(-1, 2, 4, 32)  # halves of 128 in parts of 32
         low = (part[:, :, :2] & 15) | (part[:, :, 2:] & 15) << 4
         high = sum((part[:, :, p] >> 4) << (2 * p) for p in range(4))
         return np.concatenate([raw(low), raw(high.astype(np.uint8)), raw(s), raw(d)], 1).tobytes()

@@ -1,4 +1,5 @@
-"""Writes a checkpoint directory as GGUF, as llama.cpp's converter does: for tests. Types: F32, F16, BF16, Q8_0, Q4_0 and K types."""
+"""Writes a checkpoint directory as GGUF like llama.cpp's converter, for tests. Types: F32, F16,
+BF16, Q8_0, Q4_0 and K types."""
 import json
 import os
 import re
@@ -57,7 +58,7 @@ def encode(x, kind):
 
 
 def decoded(x, kind):
-    """What a reader has of it, as float32."""
+    """Returns the values that a reader decodes, as float32."""
     x = np.ascontiguousarray(x, np.float32)
     if kind in gguf_k_types.TYPES:
         return gguf_k_types.decoded(x, kind)
@@ -90,7 +91,7 @@ def pair(key, kind, value):
 
 
 def spm_pieces(path):
-    """Pieces of a sentencepiece model: (text, score, type)."""
+    """Returns the pieces of a sentencepiece model: (text, score, type)."""
     with open(path, "rb") as file:
         raw = file.read()
 
@@ -153,7 +154,7 @@ def tokenizer_keys(directory, vocab):
 
 
 def frequencies(config):
-    """What llama.cpp divides frequencies by, for Llama 3's scaling."""
+    """Returns the numbers by which llama.cpp divides frequencies for Llama 3's scaling."""
     scaling, dim = config["rope_scaling"], config["hidden_size"] // config["num_attention_heads"]
     plain = 1 / config["rope_theta"] ** (np.arange(0, dim, 2) / dim)
     factors = []
@@ -165,7 +166,8 @@ def frequencies(config):
     return np.array(factors, np.float32)
 
 
-# model_type: the architecture of llama.cpp. Those of the second set have the pairs of q and k as neighbours.
+# Maps a model_type to llama.cpp's architecture where they differ. NEIGHBOURS store the rotary pairs
+# of q and k as neighbours.
 ARCHITECTURES = {"gemma3_text": "gemma3", "olmo3": "olmo2", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
 NEIGHBOURS = {"llama", "mistral", "granite", "granitemoe", "smollm3"}
 
@@ -225,7 +227,8 @@ EXPERT_PARTS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", 
 
 
 def expert_tensors(weights, how):
-    """name -> (published names, tensor): "stacked" by matrix, "gate_up" with gates and ups in one, or "one" tensor an expert."""
+    """Returns name -> (published names, tensor). `how` is "stacked" (a tensor per matrix), "gate_up"
+    (gates and ups in one tensor) or "one" (a tensor per expert and matrix)."""
     layers, tensors = {}, {}
     for name in weights:
         if found := EXPERT.fullmatch(name):
@@ -245,7 +248,9 @@ def expert_tensors(weights, how):
 
 
 def write(directory, path, kind, float_kind="F32", with_tokenizer=True, experts="stacked"):
-    """`kind`: of matrices, or a function of their names in the file. Two paths: a file in two parts. Returns the weights, by their published names, as the file has them."""
+    """Writes a directory as GGUF. `kind` is the type of the matrices, or a function from a
+    tensor's name in the file to its type. Two paths make a file of two parts. Returns the weights
+    as the file has them, by their published names."""
     with open(os.path.join(directory, "config.json")) as file:
         c = json.load(file)
     weights = read_safetensors(os.path.join(directory, "model.safetensors"))
@@ -304,7 +309,8 @@ def write_file(path, keys, tensors):
 
 
 def header_of(path):
-    """Of a file in one part: (name, shape with the outermost first, type, where its data begins) of each tensor."""
+    """Returns (name, shape with the outermost dimension first, type, offset of the data) for each
+    tensor of a file of one part."""
     with open(path, "rb") as file:
         raw = file.read()
     at = 4
@@ -345,7 +351,7 @@ def header_of(path):
 
 
 def tensors_of(path):
-    """name -> (shape, type, bytes), for the types that are written here."""
+    """Returns name -> (shape, type, bytes) for the types that this module writes."""
     sizes = {0: (1, 4), 1: (1, 2), 30: (1, 2), 2: (32, 18), 8: (32, 34), 12: (256, 144), 13: (256, 176), 14: (256, 210), 39: (32, 17)}
     with open(path, "rb") as file:
         raw = file.read()

@@ -1,5 +1,5 @@
-// GGUF files whose headers were damaged: an Error of one line, or a model that is used like any
-// other; where it is the same model, with the same bits. STET_GGUF_DAMAGED says how many.
+// GGUF files with damaged headers give an Error of one line or a usable model. If its fingerprint
+// is the original's, so are its bits. STET_GGUF_DAMAGED sets the number of files.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ size_t damaged_files() {
   return given != nullptr ? std::stoul(given) : 2000;
 }
 
-// What a file gives.
+// The result of loading a file.
 struct Outcome {
   std::string fingerprint;
   std::vector<Digest> bits;  // of logits, keys and values
@@ -60,7 +60,7 @@ TEST(HostileGguf, DamagedHeadersGiveAnErrorOrTheSameBits) {
   const Outcome expected = use(path);
   const std::string name = "blk.1.ffn_down.weight",
                     text(reinterpret_cast<const char*>(whole.data()), whole.size());
-  const size_t header = text.rfind(name) + name.size() + 32;  // its shape, type and offset
+  const size_t header = text.rfind(name) + name.size() + 32;  // skips its shape, type and offset
   std::mt19937 random(11);
   size_t refused = 0, same = 0;
   const size_t files = damaged_files();

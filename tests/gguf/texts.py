@@ -1,4 +1,4 @@
-"""Tokenizers and templates of GGUF files whose keys say less than they should, or something else.
+"""Tokenizers and templates of GGUF files whose keys are incomplete or contradictory.
 
     texts.py STET ROOT
 """
@@ -26,7 +26,7 @@ def run(*command, status=0):
 
 
 class File:
-    """A GGUF file taken apart: its keys as bytes, and all that is behind them."""
+    """A GGUF file taken apart: its keys as bytes, and everything after them."""
 
     def __init__(self, path):
         with open(path, "rb") as file:
@@ -68,7 +68,8 @@ class File:
             self.at += SIZES[kind]
 
     def write(self, path, drop=(), **pairs):
-        """Without the keys of stet, those of `drop`, and with others; a name has _ for its dots' sake only in tokenizer.ggml."""
+        """Writes the file without stet's keys and those of `drop`, and with `pairs`. A name without a dot is in
+        tokenizer.ggml."""
         keys = {k: v for k, v in self.keys.items() if k not in drop and not k.startswith("stet.")}
         for name, (kind, value) in pairs.items():
             key = name if "." in name else "tokenizer.ggml." + name
@@ -128,10 +129,10 @@ class Texts(unittest.TestCase):
         by_text = "tokenizer.chat_template, which ends a turn with "
         self.assertEqual(self.stops(GEMMA, [ggml + "eot_token_id"]), {"<eos>": ggml + "eos_token_id", "<end_of_turn>": by_text + "<end_of_turn>"})
         self.assertEqual(self.stops(GEMMA, [ggml + "eot_token_id"], eos_token_ids=("i32", [1, 6, 99999, -1])), {"<eos>": ggml + "eos_token_id", "<end_of_turn>": ggml + "eos_token_ids"})
-        # Not in a template that never writes it, nor in one that writes it elsewhere.
+        # A token is no stop token if the template never writes it, or writes it elsewhere.
         for template in ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "<end_of_turn>{% for m in messages %}{{ m.content }}<eos>{% endfor %}"):
             self.assertEqual(self.stops(GEMMA, [ggml + "eot_token_id"], **{"tokenizer.chat_template": ("text", template)}), {"<eos>": ggml + "eos_token_id"})
-        # In one that stet cannot render, by its source.
+        # For a template that stet cannot render, its source decides.
         self.assertIn("<end_of_turn>", self.stops(GEMMA, [ggml + "eot_token_id"], **{"tokenizer.chat_template": ("text", "{{ raise_exception('no') }}<end_of_turn>")}))
         end = self.ids(LLAMA, "<|end_of_text|>", "--bos", "off")[0]
         self.assertEqual(list(self.stops(LLAMA, [ggml + "eot_token_id"], eos_token_id=("u32", end))), ["<|end_of_text|>", "<|eot_id|>"])
@@ -163,7 +164,7 @@ class Texts(unittest.TestCase):
 
         self.assertEqual(rendered(self.file, "--tools", tools), "TOOLS:f;")
         self.assertEqual(rendered(self.file), rendered(LLAMA))
-        # A conversion keeps them, out of the list that a directory has.
+        # A conversion keeps the stop tokens of a directory's list.
         directory = self.path("listed")
         shutil.copytree(LLAMA, directory)
         config = os.path.join(directory, "tokenizer_config.json")
@@ -212,14 +213,15 @@ class Texts(unittest.TestCase):
         types = [2, 3, 3] + [6] * 256 + [1] * 5 + [3] * 4
         plain = self.path("phi3.gguf")
         run("convert-model", os.path.join(ROOT, "tests", "data", "models", "phi3-tiny"), "--tokenizer", "none", "-o", plain)
-        for name in ("Phi3", "any"):  # the architecture says it as well
+        for name in ("Phi3", "any"):  # the architecture implies it, too
             File(plain).write(self.file, model=("text", "llama"), pre=("text", "default"), tokens=("text", tokens), scores=("f32", [-float(i) if t == 1 else 0.0 for i, t in enumerate(types)]),
                               token_type=("i32", types), bos_token_id=("u32", 1), eos_token_id=("u32", 264), unknown_token_id=("u32", 0), **{"general.name": ("text", name)})
             user, end, assistant = (tokens.index(t) for t in ("<|user|>", "<|end|>", "<|assistant|>"))
             self.assertEqual(self.ids(self.file, "<|user|>\nHi<|end|>\n<|assistant|>\n"), [1, user, tokens.index("\u2581Hi"), end, assistant])
 
     def test_work_with_ids_needs_no_tokenizer(self):
-        """One whose rules are unknown, one that is broken, one of another kind, and none."""
+        """Covers a tokenizer with unknown rules, a broken one, one of an unsupported kind, and
+        none."""
         directory = self.path("broken")
         shutil.copytree(GEMMA, directory)
         for name in ("tokenizer.json", "tokenizer.model"):
@@ -256,13 +258,13 @@ class Texts(unittest.TestCase):
         self.assertEqual(self.ids(self.file, "I've 12345 apples", "--pre", "llama-bpe"), expected)
         self.assertIn("lyrics", run("tokenize", "-m", self.file, "hi", "--pre", "lyrics", status=2).stderr)
         self.assertIn("--pre", run("tokenize", "-m", LLAMA, "hi", "--pre", "gpt-2", status=1).stderr)
-        # Without the key text is split as llama.cpp does it then, with a warning.
+        # Without the key, text is split as llama.cpp does in that case, with a warning.
         self.whole[LLAMA].write(self.file, ["tokenizer.ggml.pre"])
         done = run("tokenize", "-m", self.file, "--json", "hi")
         self.assertIn("tokenizer.ggml.pre", done.stderr)
 
     def test_gemma_4s_kind(self):
-        """Merges of pieces of text: those of the pocket model, whose scores say the same."""
+        """Gemma 4 merges pieces of text. The pocket model's scores express the same merges."""
         with open(os.path.join(LLAMA, "tokenizer.json")) as file:
             published = json.load(file)
         letters = sorted({c for t in published["model"]["vocab"] for c in t if c.isascii()})

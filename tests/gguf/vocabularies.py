@@ -1,9 +1,9 @@
-"""Tokenizers out of GGUF: the published vocabularies of Gemma 3, Llama 3.1 and GPT-2, written as GGUF, give the ids of the tokenizer files that
-they were written from. Skipped where the fixtures are missing.
+"""Tokenizers from GGUF: the published vocabularies of Gemma 3, Llama 3.1 and GPT-2, written as
+GGUF, give the ids of the original tokenizer files. Skipped where the fixtures are missing.
 
     vocabularies.py STET FIXTURES [TEXTS]
 
-TEXTS generated ones for each vocabulary (2,000), beside those of the goldens.
+TEXTS is the number of generated texts for each vocabulary (2,000), beside those of the goldens.
 """
 import json
 import os
@@ -33,7 +33,8 @@ def published(directory):
 
 
 def tokens_and_types(tokenizer):
-    """Types as sentencepiece numbers them: 1 normal, 2 unknown, 3 control, 4 user-defined, 6 byte."""
+    """Returns tokens and sentencepiece's types: 1 normal, 2 unknown, 3 control, 4 user-defined, 6
+    byte."""
     by_id = {i: t for t, i in tokenizer["model"]["vocab"].items()}
     types = {i: 6 if tokenizer["model"].get("byte_fallback") and len(t) == 6 and t.startswith("<0x") else 1 for i, t in by_id.items()}
     for added in tokenizer["added_tokens"]:
@@ -47,7 +48,8 @@ def tokens_and_types(tokenizer):
 
 
 def write(directory, path, pre, published_too=False, gemma4=False):
-    """A model of two weights a token with this tokenizer. `pre`: None for sentencepiece's rules, or Gemma 4's."""
+    """Writes a model of two weights a token with this tokenizer. `pre` is None for
+    sentencepiece's or Gemma 4's rules."""
     tokenizer, config = published(directory)
     tokens, types = tokens_and_types(tokenizer)
     keys = [pair("general.architecture", "text", "llama")]
@@ -59,7 +61,8 @@ def write(directory, path, pre, published_too=False, gemma4=False):
     if gemma4:
         keys += [pair("tokenizer.ggml.model", "text", "gemma4"), pair("tokenizer.ggml.merges", "text", merges)]
     elif pre is None:
-        # The score of a piece falls as its id grows: pieces are merged in the order in which they were learned.
+        # Scores fall with growing ids, so that pieces merge in the order in which they were
+        # learned.
         keys += [pair("tokenizer.ggml.model", "text", "llama"), pair("tokenizer.ggml.add_space_prefix", "bool", False), pair("tokenizer.ggml.scores", "f32", [float(-i) for i in range(len(tokens))])]
     else:
         keys += [pair("tokenizer.ggml.model", "text", "gpt2"), pair("tokenizer.ggml.pre", "text", pre), pair("tokenizer.ggml.merges", "text", merges)]
@@ -76,7 +79,8 @@ def write(directory, path, pre, published_too=False, gemma4=False):
 
 
 def generated(count, seed, tokens):
-    """Texts out of alphabets, and out of pieces of the vocabulary, which meet marks and borders of words."""
+    """Generates texts from alphabets and from pieces of the vocabulary, which include marks and
+    word borders."""
     draws = random.Random(seed)
     texts = []
     for _ in range(count):
@@ -116,7 +120,7 @@ class Vocabularies(unittest.TestCase):
                 self.assertEqual(a, b, repr(text))
             self.assertEqual(len(found), len(texts))
             bos = golden["encode"][0]["with_special"][:1]
-            for g, a in zip(golden["encode"], found):  # as transformers gave them, but for a second bos
+            for g, a in zip(golden["encode"], found):  # transformers' ids without a second bos
                 twice = bos and g["with_special"][:2] == bos * 2
                 self.assertEqual(json.loads(a), g["with_special"][1 if twice else 0:], repr(g["text"]))
 
@@ -150,7 +154,8 @@ class Vocabularies(unittest.TestCase):
 
     def test_the_published_file_goes_before(self):
         self.equal_ids("llama3_1", "llama-bpe", published_too=True)
-        self.equal_ids("gpt2", "of-no-model", published_too=True)  # whose rules are not asked for then
+        # Its rules are not used in that case.
+        self.equal_ids("gpt2", "of-no-model", published_too=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-// The weights of a GGUF file: shown where they lie, made where they do not lie as they were
-// published, and taken along by snapshots.
+// Weights of a GGUF file: views where the layout is the published one, converted copies otherwise,
+// and their place in snapshots.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -48,7 +48,7 @@ TEST_F(GgufWeights, LieInTheFile) {
     EXPECT_TRUE(lies_in_file(tensor.view)) << name;
     EXPECT_EQ(tensor.memory.size(), 0u) << name;
     const bool turned = name.ends_with("q_proj.weight") || name.ends_with("k_proj.weight");
-    EXPECT_EQ(found.bytes.empty(), turned) << name;  // what is shown is in its order
+    EXPECT_EQ(found.bytes.empty(), turned) << name;  // a view requires the published order
     EXPECT_EQ(tensor.view.paired_heads, !turned                           ? 0u
                                         : name.ends_with("q_proj.weight") ? 2u
                                                                           : 1u)
@@ -77,7 +77,7 @@ TEST_F(GgufWeights, ASnapshotHoldsTheFileItself) {
   EXPECT_TRUE(same_state(back, s));
 }
 
-// The form in which snapshots may hold the weights of a GGUF file: blocks in safetensors.
+// Snapshots store the weights of a GGUF file as blocks in safetensors.
 TEST_F(GgufWeights, BlocksInSafetensorsAreTheSameModel) {
   const auto source = gguf_source(scratch / "m.gguf");
   const Checkpoint checkpoint = Checkpoint::open(*source);

@@ -1,5 +1,5 @@
-// attention() over a small hand-made pass: the contract restated, float64 within a derived bound,
-// and the promise that threads, companions and what is masked do not matter.
+// attention() on a small hand-made pass: compared with the restated contract, and with float64
+// within a derived bound. Threads, other sequences and masked positions must not change a bit.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -42,8 +42,8 @@ struct Scene {
   }
 };
 
-// Of one key or value, x becomes the integers, by the formula of kv_block.hpp in the steps that it
-// names. Returns the scale.
+// Replaces one key or value x by its q8 integers, following the formula and the steps of
+// kv_block.hpp. Returns the scale.
 float quantized(float* x, size_t n) {
   float a = 0;
   for (size_t i = 0; i < n; ++i) a = std::max(a, std::fabs(x[i]));
@@ -62,11 +62,11 @@ Rows rows_of(std::vector<float>& memory, size_t width) {
   return {memory.data(), width, width, memory.size() / width};
 }
 
-// One session's queries, keys and values, and its cache of two layers, of which the second is used.
+// One session's queries, keys and values, and a cache of two layers of which the second is used.
 struct Sequence {
   Scene s;
   std::vector<float> q, k, v;  // q[count][heads][head_dim]; k, v[positions][kv_heads][head_dim]
-  std::vector<float> k_scale, v_scale;  // [positions][kv_heads], of q8, whose k and v are integers
+  std::vector<float> k_scale, v_scale;  // [positions][kv_heads]; of q8, with integer k, v
   KvCache cache;
 
   explicit Sequence(const Scene& setup)
@@ -106,7 +106,7 @@ struct Sequence {
   }
 };
 
-// Output [queries][heads * head_dim] of `sequences`, side by side in one pass.
+// Runs `sequences` side by side in one pass. Returns their output, [queries][heads * head_dim].
 std::vector<float> run(std::vector<Sequence*> sequences, const std::string& isa = "",
                        int threads = 1) {
   const Scene& s = sequences[0]->s;
@@ -125,7 +125,7 @@ std::vector<float> run(std::vector<Sequence*> sequences, const std::string& isa 
   config.kv_heads = static_cast<int64_t>(s.kv_heads);
   config.head_dim = static_cast<int64_t>(s.head_dim);
   Scratch scratch = make_scratch(config, 16, threads, longest);
-  for (const Memory& local : scratch.local) {  // other operations leave anything there
+  for (const Memory& local : scratch.local) {  // other operations leave arbitrary content
     std::fill_n(local.as<float>(), local.size() / sizeof(float), kNan);
   }
   Pass pass{};
@@ -138,7 +138,7 @@ std::vector<float> run(std::vector<Sequence*> sequences, const std::string& isa 
   return y;
 }
 
-// Blocks in order, each as plain_attend says, merged as plain_merge says.
+// Computes attention with plain_attend on each block in order, merged with plain_merge.
 std::vector<float> plain(const Sequence& a) {
   const Scene& s = a.s;
   std::vector<float> y;
@@ -173,17 +173,17 @@ std::vector<float> plain(const Sequence& a) {
   return y;
 }
 
-// Softmax in float64, and a bound on the error of each output, derived step by step (u = 2^-24,
-// first order made rigorous by gamma and expm1):
-//   score:   chain over d and the scale: E = gamma(d + 1) * scale * sum |q k|; q8: a scale more
-//            soft cap c tanh(s / c): slope <= 1, two roundings and tanh's 1.371 ULP (<= 2 * 1.371
-//            u): + 5 u |s'|
-//   weight:  exp(score - m), then one factor exp(m - m') for each of B blocks merged. Each has an
-//            argument rounded by u R (R: the largest distance of scores) and exp's 0.94 ULP (<= 2
-//            u), and is multiplied on: 2 u more. eta = expm1(E + (B + 1) (u R + 4 u))
-//   sums:    n weights, in any order: gamma(n + B); q8: each times its value's scale, one more
-// The quotient of two sums of positive weights, each term off by at most those factors, and its
-// rounding:
+// Checks outputs against softmax in float64 within a bound, derived step by step. u = 2^-24; gamma
+// and expm1 make the first-order terms rigorous.
+//   score:   chain over d and the scale: E = gamma(d + 1) * scale * sum |q k|; q8: one more scale
+//            soft cap c tanh(s / c): slope <= 1, two roundings and tanh's 1.371 ULP (<= 2 * 1.371 u):
+//            + 5 u |s'|
+//   weight:  exp(score - m), then one factor exp(m - m') for each of B merged blocks. Each has an
+//            argument rounded by u R (R: the largest distance of scores) and exp's 0.94 ULP (<= 2 u),
+//            and one multiplication: 2 u more. eta = expm1(E + (B + 1) (u R + 4 u))
+//   sums:    n weights in any order: gamma(n + B); q8: one more factor, the value's scale
+// The output is a quotient of two sums of positive weights. With each term off by at most these
+// factors, and the quotient's own rounding, the error is at most
 //   ((1 + eta)(1 + gamma)(1 + u) / ((1 - eta)(1 - gamma)) - 1) * sum w |v|
 void check_against_float64(const Sequence& a, const std::vector<float>& y) {
   const Scene& s = a.s;
@@ -272,7 +272,7 @@ TEST_P(AttentionOnEachIsa, HeadDimensions) {
   }
 }
 
-// Windows whose edge falls on, before and after the boundary of a block.
+// The window's edge falls before, on and after a block boundary.
 TEST_P(AttentionOnEachIsa, SlidingWindows) {
   for (int64_t window : {1, 2, 8, 63, 64, 65, 127, 128, 129, 200}) {
     for (int64_t last : {62, 63, 64, 65, 127, 128, 129, 191, 192}) {
@@ -288,7 +288,7 @@ TEST_P(AttentionOnEachIsa, SlidingWindows) {
   }
 }
 
-// Windows and causal edges cut blocks of q8, too, in decoding and in a prompt.
+// Windows and causal edges cut q8 blocks, too, both in decoding and in a prompt.
 TEST_P(AttentionOnEachIsa, EdgesOfQ8) {
   for (int64_t window : {0, 1, 63, 65, 130}) {
     for (int64_t first : {0, 100, 139}) {
@@ -305,7 +305,7 @@ TEST_P(AttentionOnEachIsa, EdgesOfQ8) {
   }
 }
 
-// A long prompt at once: several tasks of 48 queries each, tiles that straddle blocks.
+// A long prompt in one pass: several tasks of 48 queries, with tiles that straddle blocks.
 TEST_P(AttentionOnEachIsa, WholePrompts) {
   for (int64_t window : {0, 40})
     check({.kv_heads = 1, .group = 3, .head_dim = 8, .positions = 150, .window = window},
@@ -338,8 +338,8 @@ TEST_P(AttentionOnEachIsa, Softcap) {
         GetParam());
 }
 
-// One query and few heads: threads take blocks of positions; their results are merged as one thread
-// would.
+// With one query and few heads, threads take blocks of positions. Merging their results must equal
+// one thread's result.
 TEST_P(AttentionOnEachIsa, SplitOverThreadsGivesTheSameBits) {
   for (size_t kv_heads : {1, 2, 3}) {
     for (size_t group : {1, 4, 8}) {
@@ -382,7 +382,7 @@ TEST(Attention, QueriesDoNotDependOnTheirCompanions) {
       if (from + count > 35) continue;
       Sequence part(whole);
       part.s.first = 100 + from;
-      part.s.positions = 100 + from + count;  // later keys are in the cache, and must not be seen
+      part.s.positions = 100 + from + count;  // the cache holds later keys, which are invisible
       const auto begin = static_cast<int64_t>(whole.q_width()) * from,
                  size = static_cast<int64_t>(whole.q_width()) * count;
       part.q.assign(a.q.begin() + begin, a.q.begin() + begin + size);
@@ -393,7 +393,7 @@ TEST(Attention, QueriesDoNotDependOnTheirCompanions) {
   }
 }
 
-// Two sessions in one pass, of different lengths.
+// Two sessions of different lengths in one pass.
 TEST(Attention, SpansOfOnePassAreIndependent) {
   Sequence a({.kv_heads = 2, .group = 2, .head_dim = 16, .positions = 70, .first = 60, .seed = 5}),
       b({.kv_heads = 2, .group = 2, .head_dim = 16, .positions = 130, .first = 129, .seed = 9});
@@ -404,7 +404,7 @@ TEST(Attention, SpansOfOnePassAreIndependent) {
     EXPECT_TRUE(equal_bits(run({&a, &b}, "", threads), apart)) << threads;
 }
 
-// Slots outside the window and after the query hold NaN or infinity: not a bit may change.
+// Slots outside the window and after the query hold NaN or infinity, which must not change a bit.
 TEST_P(AttentionOnEachIsa, WhatIsNotSeenDoesNotMatter) {
   for (KvType type : {KvType::f32, KvType::bf16}) {
     for (size_t head_dim : {16, 24}) {
@@ -441,8 +441,8 @@ TEST_P(AttentionOnEachIsa, WhatIsNotSeenDoesNotMatter) {
   }
 }
 
-// Keys and values are rounded once, when written, to the slot of their position; every other byte
-// stays zero.
+// Keys and values are rounded once, when they are written to the slot of their position. All other
+// bytes stay zero.
 TEST(Attention, StoredBytes) {
   for (KvType type : {KvType::f32, KvType::bf16, KvType::f16}) {
     Sequence a({.kv_heads = 2, .group = 1, .head_dim = 8, .positions = 70, .type = type});
@@ -455,7 +455,7 @@ TEST(Attention, StoredBytes) {
             const size_t slot = static_cast<size_t>(position % 64), size = shape.element_size();
             const auto put =
                 [&](size_t at,
-                    float x) {  // x is what the type stored: its upper bytes, or its pattern
+                    float x) {  // x is the stored value: its upper bytes, or its bit pattern
                   const uint16_t half = type == KvType::bf16 ? round_bf16(x) : round_f16(x);
                   std::memcpy(expected.data() + at,
                               type == KvType::f32 ? static_cast<const void*>(&x) : &half, size);
@@ -473,7 +473,7 @@ TEST(Attention, StoredBytes) {
   }
 }
 
-// Of q8: integers, then the 64 scales.
+// A q8 block holds the integers, then the 64 scales.
 TEST(Attention, StoredBytesOfQ8) {
   Sequence a({.kv_heads = 2, .group = 1, .head_dim = 8, .positions = 70, .type = KvType::q8});
   const KvShape& shape = a.cache.shape();
@@ -500,7 +500,7 @@ TEST(Attention, StoredBytesOfQ8) {
   }
 }
 
-// Numbers whose quotients are known, ties to even, and what is no number or next to none.
+// Rounds numbers with known quotients, ties, NaN, infinities and values near zero.
 TEST(Attention, RowsOfQ8) {
   const KvShape shape{1, 1, 4, KvType::q8};
   std::vector<std::byte> part(shape.head_bytes());

@@ -1,5 +1,5 @@
-// The kernels of attention, on every instruction set: the bits of the contract, nothing touched
-// outside the operands.
+// Attention kernels of every instruction set give the bits of the contract and touch only their
+// operands.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -29,9 +29,9 @@ struct BlockCase {
         k(numbers(dim * 64, seed + 1)),
         v(numbers(64 * ldv, seed + 2)) {}
 
-  std::vector<float> k_scale, v_scale;  // [64], of q8
+  std::vector<float> k_scale, v_scale;  // [64]; q8 only
 
-  // Keys and values become numbers that `type` holds; q8: integers.
+  // Rounds keys and values to values of `type`; for q8, to integers.
   void round_to(WeightType type) {
     if (type == WeightType::q8) {
       k_scale = numbers(64, 31), v_scale = numbers(64, 32);
@@ -64,8 +64,8 @@ struct BlockCase {
     return out;
   }
 
-  // m[rows], l[rows], o[rows][ldv], one after another; as one of three tiles, whose neighbours are
-  // the same rows with other masks.
+  // Returns m[rows], l[rows] and o[rows][ldv], one after another. Runs the tile alone and between
+  // two others with the same rows and other masks, and expects the same bits.
   std::vector<float> run(const Kernels& kernels, const std::vector<uint64_t>& mask, float scale,
                          float softcap, WeightType type = WeightType::f32) const {
     const size_t n = static_cast<size_t>(rows);
@@ -93,7 +93,7 @@ struct BlockCase {
                          {m[i].data(), l[i].data(), o[i].data()}});
       }
       if (count > 1)
-        block.next = {keys.data(), head_dim * 1000};  // memory or not: fetching changes nothing
+        block.next = {keys.data(), head_dim * 1000};  // prefetching unmapped memory changes nothing
       kernels.attend[static_cast<int>(type)](block, tiles.data(), count);
       for (size_t i = 0; i < count; ++i)
         EXPECT_TRUE(m[i].untouched() && l[i].untouched() && o[i].untouched());
@@ -118,7 +118,7 @@ struct BlockCase {
     }
     return out;
   }
-  // Columns past head_dim are padding: their values are of no consequence.
+  // Zeroes the columns past head_dim, which are padding with arbitrary values.
   void drop_padding(std::vector<float>& out) const {
     const size_t n = static_cast<size_t>(rows);
     for (size_t i = 2 * n; i < out.size(); ++i) {
@@ -128,7 +128,7 @@ struct BlockCase {
 };
 
 constexpr uint64_t kAll = ~uint64_t{0};
-// Runs from either end, single positions, holes, nothing at all.
+// Runs from either end, single positions, gaps, none.
 constexpr uint64_t kMasks[] = {kAll,
                                0,
                                1,
@@ -175,7 +175,7 @@ TEST_P(AttentionKernels, AttendIsTheContractRestated) {
   }
 }
 
-// Scales of masked positions may be anything, too.
+// Scales of masked positions may have any value.
 TEST_P(AttentionKernels, MaskedScalesDoNotMatter) {
   for (float poison : {kNan, kInf, -kInf}) {
     for (uint64_t hole : kMasks) {
@@ -194,7 +194,7 @@ TEST_P(AttentionKernels, MaskedScalesDoNotMatter) {
   }
 }
 
-// Causal tiles: row r sees one position more than the row before; a window cuts the other end.
+// Causal tiles: row r sees one position more than row r - 1; a window cuts the other end.
 TEST_P(AttentionKernels, AttendOnCausalAndWindowEdges) {
   const BlockCase c(24, kTileRows, 900);
   for (int last = 0; last < 64; ++last) {
@@ -212,7 +212,7 @@ TEST_P(AttentionKernels, AttendOnCausalAndWindowEdges) {
   }
 }
 
-// What is masked may be anything: it is selected away, never multiplied by zero.
+// Masked keys and values may be anything: the kernels select them away and never multiply by zero.
 TEST_P(AttentionKernels, MaskedKeysAndValuesDoNotMatter) {
   for (float poison : {kNan, kInf, -kInf, 0x1.fffffep127f}) {
     for (uint64_t hole : kMasks) {
@@ -232,7 +232,7 @@ TEST_P(AttentionKernels, MaskedKeysAndValuesDoNotMatter) {
   }
 }
 
-// A row gives the same bits whatever rows share its tile.
+// A row gives the same bits whichever rows share its tile.
 TEST_P(AttentionKernels, AttendRowsAreIndependent) {
   const BlockCase six(80, 6, 60);
   const std::vector<uint64_t> mask = {kAll, 0xFF00FF, 0, kAll << 40, 0x8000000000000001, kAll >> 3};
@@ -262,10 +262,10 @@ TEST_P(AttentionKernels, MergeIsTheContractRestated) {
   const float tops[] = {-kInf, -200.0f, -3.25f, 0.0f, 1e-3f, 95.0f, 3e38f};
   for (float m : tops) {
     for (float mb : tops) {
-      if (m == -kInf && mb == -kInf) continue;  // a block of which nothing was seen is not merged
+      if (m == -kInf && mb == -kInf) continue;  // blocks without a visible position are not merged
       for (size_t ldv : {16, 80}) {
         for (unsigned seen : {0u, 1u, 0b100000u, 0b101010u, 0b111111u}) {
-          // The memory ends behind the last one seen.
+          // The memory ends after the last visible row.
           const auto rows = static_cast<size_t>(std::bit_width(seen));
           const Fenced<float> top(rows), l(rows), o(rows * ldv), next_top(rows), next_l(rows),
               next_o(rows * ldv);

@@ -1,5 +1,5 @@
-// The examples of docs/contracts, which tests/model/contract_examples.py computes from these pages
-// alone, by stet's kernels on every instruction set.
+// Computes the examples of docs/contracts with stet's kernels on every instruction set.
+// tests/model/contract_examples.py computes them from those pages alone.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -40,7 +40,7 @@ struct Example {
   }
   double decimal(size_t i) const { return std::stod(arguments.at(i)); }
   size_t integer(size_t i) const { return std::stoul(arguments.at(i)); }
-  // The value of NAME=VALUE.
+  // Returns the value of NAME=VALUE, or `absent`.
   std::string named(const std::string& key, const std::string& absent) const {
     for (const std::string& a : arguments) {
       if (a.starts_with(key + "=")) return a.substr(key.size() + 1);
@@ -76,7 +76,7 @@ std::vector<Example> read_examples() {
   return examples;
 }
 
-// v(n, s) of the pages.
+// Returns the vector v(n, s) that the pages define.
 std::vector<float> vector_of(size_t n, size_t s) {
   std::vector<float> v;
   for (size_t i = 0; i < n; ++i)
@@ -128,7 +128,7 @@ Words softcap(const Kernels& k, const Example& e) {
   return {text(y)};
 }
 
-// The odd input of a pair; the even one adds -0, which changes nothing.
+// Takes the pair's odd input. The even one adds -0, which changes nothing.
 Words fma_flushed(const Kernels& k, const Example& e) {
   const uint32_t packed[kTileRows] = {e.bits(1) << 16 | 0x8000u};
   alignas(64) uint16_t w[2 * kLanes] = {0, static_cast<uint16_t>(e.bits(0))};
@@ -218,7 +218,7 @@ Compute product(const std::string& kind) {
   };
 }
 
-// v(32, s), or the numbers themselves and zeros behind them.
+// Returns v(32, s), or the given numbers padded with zeros.
 std::vector<float> thirty_two(const Example& e) {
   if (e.arguments.size() == 1) return vector_of(kQuantBlock, e.integer(0));
   std::vector<float> x;
@@ -318,7 +318,8 @@ Words store_q8(const Kernels&, const Example& e) {
   return all;
 }
 
-// The keys and values of a block as kernels take them: rows of values end at a multiple of 16.
+// Keys and values of a block as the kernels take them; the rows of values are padded to a multiple
+// of 16.
 struct StoredBlock {
   std::vector<std::byte> k, v, wide;
 
@@ -473,7 +474,7 @@ const std::map<std::string, Compute>& computations() {
   return all;
 }
 
-// What no kernel does by itself, and what the command is asked for by contract_examples.py.
+// Examples that no single kernel computes; contract_examples.py asks the command for them.
 const std::set<std::string> kElsewhere = {"erf",    "sum",         "squares",
                                           "config", "fingerprint", "block"};
 

@@ -1,5 +1,6 @@
-// A caller may have set another rounding mode or flush denormals (a program linked with -ffast-math
-// does, from its start): the bits must not change, and the caller must get its modes back.
+// A caller may have set another rounding mode or flushed denormals, as a program linked with
+// -ffast-math does from its start. The bits must not change, and the caller's modes must be
+// restored.
 #include <cfenv>
 #include <limits>
 
@@ -10,12 +11,12 @@
 namespace stet::test::float_environment_tests {
 namespace {
 
-// Rounding and the flushing of denormals in this thread, as the machine keeps them.
+// Returns this thread's rounding and denormal modes as the machine stores them.
 uint64_t modes() {
 #if defined(__x86_64__)
   uint16_t x87;
   __asm__ volatile("fnstcw %0" : "=m"(x87));
-  // The sticky exception flags are left out.
+  // Excludes the sticky exception flags.
   return uint64_t{x87} << 32 | (__builtin_ia32_stmxcsr() & 0xFFC0u);
 #elif defined(__aarch64__)
   uint64_t value;
@@ -55,7 +56,7 @@ struct Mode {
 constexpr Mode kModes[] = {
     {FE_TONEAREST, true}, {FE_UPWARD, false}, {FE_DOWNWARD, true}, {FE_TOWARDZERO, true}};
 
-// The modes of this thread are put back when a test ends, however it ends.
+// Restores the thread's modes however a test ends.
 class FloatEnvironmentTest : public testing::Test {
  protected:
   ~FloatEnvironmentTest() override { set_modes(FE_TONEAREST, false); }
@@ -97,7 +98,7 @@ TEST_F(FloatEnvironmentTest, ACallersModesChangeNoBitAndComeBack) {
   }
 }
 
-// Loading computes too: rotary frequencies, norm weights, the numbers of config.json.
+// Loading also computes: rotary frequencies, norm weights, the numbers of config.json.
 TEST_F(FloatEnvironmentTest, LoadingUnderOtherModesGivesTheSameModel) {
   for (const char* name : {"pocket-llama3", "pocket-gemma3"}) {
     const auto expected = model(asset_path(name));

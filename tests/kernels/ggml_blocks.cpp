@@ -1,4 +1,4 @@
-// ggml's blocks, packed for the kernels, are the numbers that its reference makes of them.
+// ggml's blocks, packed for the kernels, decode to the numbers of ggml's reference.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -26,7 +26,7 @@ struct Tensor {
   std::vector<float> values;
   TensorView view;
 
-  // Any bits are a block; scales are kept finite.
+  // Any bits form a valid block; scales are kept finite.
   Tensor(DType dtype, size_t rows, size_t columns, uint64_t seed) {
     const GgmlType type = *ggml_type(ggml_number(dtype));
     const size_t blocks = rows * columns / type.elements;
@@ -110,7 +110,8 @@ TEST(GgmlBlocks, AreNamedByTheirValues) {
   }
 }
 
-// What a row begins with need not fit what it ends with: in bfloat16, in float16, in float32 alone.
+// The fingerprint's type is the narrowest that holds the whole row. The first values of a row fit
+// bfloat16; its last ones fit bfloat16, float16 or only float32.
 TEST(GgmlBlocks, AreNamedByTheValuesOfWholeRows) {
   constexpr size_t kColumns = 8192, kBlock = 34;
   for (const float scale : {1.0f, 1.125f, 1 + 1.0f / 1024}) {
@@ -135,7 +136,7 @@ TEST(GgmlBlocks, AreNamedByTheValuesOfWholeRows) {
   }
 }
 
-// Blocks of the types that have no kernel, as those of others that have the same numbers.
+// Block types without a kernel are transcoded to types that hold the same numbers.
 TEST(GgmlBlocks, TranscodedBlocksHaveTheSameNumbers) {
   struct Case {
     uint32_t from, to;
@@ -176,10 +177,10 @@ TEST(GgmlBlocks, NamesListTheTypesOfTensors) {
   EXPECT_EQ(parse_contract(name), Contract::ggml);
   EXPECT_EQ(parse_contract_name(name)->text(), name);
   EXPECT_EQ(types_text({{"lm_head.weight", WeightType::q8}}), "ggml(*=q8_0)");
-  // q5 computes as q8 does.
+  // q5 computes like q8.
   EXPECT_EQ(types_text({{"lm_head.weight", WeightType::q5}, {"norm.weight", WeightType::q8}}),
             "ggml(*=q8_0)");
-  // More than a name has room for.
+  // A list too long for the name.
   Types many;
   for (int layer = 0; layer < 1000; ++layer)
     many.emplace_back("layers." + std::to_string(layer) + ".mlp.down_proj.weight",

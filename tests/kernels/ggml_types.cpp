@@ -1,5 +1,5 @@
-// The numbers of GGUF's types. The digests are those of ggml's own dequantize_row_* over the same
-// blocks (ik_llama.cpp 8337e4cd3, 2026-11-24), bit for bit.
+// Decodes the block types of GGUF. The expected digests come from ggml's own dequantize_row_* on
+// the same blocks (ik_llama.cpp 8337e4cd3, 2026-11-24), bit for bit.
 #include <random>
 #include <vector>
 
@@ -12,7 +12,7 @@ namespace {
 
 struct OfType {
   uint32_t type;
-  std::vector<size_t> scales;  // where a block has float16 numbers, which are kept small here
+  std::vector<size_t> scales;  // offsets of float16 numbers, kept small here
   const char* digest;
 };
 

@@ -1,4 +1,4 @@
-// Every kernel of every instruction set: the bits of the contract, nothing touched outside the
+// Every kernel of every instruction set gives the bits of the contract and touches only its
 // operands.
 #include <algorithm>
 #include <cmath>
@@ -42,8 +42,9 @@ TEST(Isa, AForcedTableIsTheOneAskedFor) {
   }
 }
 
-// Identical code folded by a linker, or a table filled from another one, would make the choice an
-// empty one. The tables of VNNI and BF16 are filled from another one on purpose: see below.
+// A linker that folds identical code, or a table filled from another one, would make the choice of
+// a table meaningless. The VNNI and BF16 tables are derived from another table on purpose: see
+// below.
 TEST(Isa, TablesShareNoFunction) {
   const std::vector<std::string> names = isa_names();
   for (size_t i = 0; i < names.size() && names[i] != "avx512vnni"; ++i) {
@@ -83,7 +84,7 @@ TEST(Isa, TablesShareNoFunction) {
   }
 }
 
-// Functions that differ between two tables: products of quantized weights, and of pairs.
+// Expects two tables to share all functions except the quantized products or the products of pairs.
 void expect_shared_but(const Kernels& a, const Kernels& b, bool quants, bool pairs) {
   EXPECT_EQ(a.gemv_q8 != b.gemv_q8, quants);
   EXPECT_EQ(a.gemv_q4 != b.gemv_q4, quants);
@@ -117,7 +118,7 @@ TEST(Isa, TablesOf512BitsShareWhatNoNewInstructionServes) {
 
 // ---------------------------------------------------------------- linear layers
 
-// Packed weights of a type, and what they are worth: worth[16 * blocks][k].
+// Packed weights of a type and their values, worth[16 * blocks][k].
 struct Weights {
   WeightType type;
   size_t blocks, k;
@@ -147,7 +148,7 @@ struct Weights {
           continue;
         }
         uint16_t bits = static_cast<uint16_t>(s.next());
-        if (fill != Fill::special) {  // an exponent in the middle of the range
+        if (fill != Fill::special) {  // restricts exponents to the middle of the range
           const uint32_t sign = bits & 0x8000u,
                          fraction = bits & (type == WeightType::bf16 ? 0x7Fu : 0x3FFu);
           const uint32_t exponent = static_cast<uint32_t>(s.next() % 20);
@@ -176,7 +177,7 @@ TEST_P(Kernel, MatrixVectorIsOneChainPerOutput) {
       for (size_t depth : {2, 4, 14, 16, 18, 62, 64, 66, 128, 510, 514}) {
         for (Fill fill : {Fill::wide, Fill::special}) {
           const Weights w(type, blocks, depth, depth * 31 + blocks, fill);
-          // specials in x meet finite weights only at short depths: soon all sums would be NaN
+          // Special inputs are used only at small depths; at larger ones all sums would be NaN.
           const size_t ldx = depth + 3, width = 16 * blocks, ldy = width + 16;
           const Fenced<float> x(numbers(kGemvRows * ldx, depth, depth <= 4 ? fill : Fill::wide));
           for (size_t rows = 1; rows <= kGemvRows; ++rows) {
@@ -198,7 +199,7 @@ TEST_P(Kernel, MatrixVectorIsOneChainPerOutput) {
   }
 }
 
-// Infinities, NaNs and denormals one at a time, in an otherwise ordinary vector.
+// Infinities, NaNs and denormals one at a time among ordinary numbers.
 TEST_P(Kernel, MatrixVectorWithOneSpecialInput) {
   const size_t depth = 34;
   const Weights w(WeightType::bf16, 3, depth, 5, Fill::wide);
@@ -213,7 +214,7 @@ TEST_P(Kernel, MatrixVectorWithOneSpecialInput) {
   }
 }
 
-// Products and sums below the normal range keep every bit: nothing is flushed.
+// Products and sums below the normal range keep every bit: nothing is flushed to zero.
 TEST_P(Kernel, MatrixVectorHonoursDenormals) {
   const size_t depth = 16;
   Weights w(WeightType::f32, 1, depth, 5, Fill::wide);
@@ -227,8 +228,8 @@ TEST_P(Kernel, MatrixVectorHonoursDenormals) {
   EXPECT_TRUE(equal_bits(y.span(), w.times(x.data())));
 }
 
-// Four products whose chain comes out differently in each of the other 23 orders; the kernels must
-// know theirs.
+// Four products whose sum differs in each of the other 23 orders, so that only the documented order
+// passes.
 TEST_P(Kernel, ChainOrderIsOddThenEven) {
   const auto chain = [](const float* w, const float* x, const std::vector<int>& order) {
     float acc = 0;
@@ -241,7 +242,7 @@ TEST_P(Kernel, ChainOrderIsOddThenEven) {
     std::vector<float> w = numbers(4, 2 * seed), x = numbers(4, 2 * seed + 1);
     const double rest = static_cast<double>(w[0]) * x[0] + static_cast<double>(w[1]) * x[1] +
                         static_cast<double>(w[3]) * x[3];
-    x[2] = static_cast<float>(-rest / w[2]);  // the sum cancels: what is left is the rounding
+    x[2] = static_cast<float>(-rest / w[2]);  // the sum cancels and leaves only rounding errors
     const float expected = chain(w.data(), x.data(), documented);
     std::vector<int> order = {0, 1, 2, 3};
     bool unique = true;
@@ -291,7 +292,7 @@ TEST_P(Kernel, MatrixVectorIsWithinTheDerivedBound) {
   }
 }
 
-// Panels and packed rows hold the chain order; what is past the last row is zero.
+// Panels and packed rows are in chain order, with zeros after the last row.
 TEST_P(Kernel, PanelsAndPackedRowsAreInChainOrder) {
   for (WeightType type : kTypes) {
     for (size_t blocks : {1, 2, 3, 4}) {
@@ -323,8 +324,8 @@ TEST_P(Kernel, PanelsAndPackedRowsAreInChainOrder) {
   }
 }
 
-// The matrix-matrix tile, in one go and continued in the middle of the chain, against the
-// matrix-vector product. What it is told to fetch meanwhile, memory or not, changes nothing.
+// The matrix-matrix tile equals the matrix-vector product, computed whole and continued in the
+// middle of the chain. Prefetching, even of unmapped memory, changes nothing.
 TEST_P(Kernel, TileGivesTheBitsOfMatrixVector) {
   for (WeightType type : kTypes) {
     for (size_t depth : {2, 6, 16, 66, 130}) {
@@ -362,8 +363,7 @@ TEST_P(Kernel, TileGivesTheBitsOfMatrixVector) {
   }
 }
 
-// ---------------------------------------------------------------- linear layers of the contract
-// bf16
+// ---------------------------------------------------------------- linear layers of contract bf16
 
 // Packed bfloat16 weights from their bits, [16 * blocks][k].
 struct PairWeights {
@@ -390,7 +390,7 @@ struct PairWeights {
   }
 };
 
-// A float32 of random sign and fraction, its exponent within `spread` of 2^middle.
+// Returns a float32 of random sign and fraction whose exponent is within `spread` of `middle`.
 float near(Stream& s, int middle, int spread) {
   const uint64_t random = s.next();
   const int exponent =
@@ -401,7 +401,7 @@ float near(Stream& s, int middle, int spread) {
 }
 uint16_t high_half(float x) { return static_cast<uint16_t>(bits_of(x) >> 16); }
 
-// The same alone and as the last of several rows, behind others.
+// Computes the product of pairs alone and as the last of several rows, and expects the same bits.
 std::vector<float> product_of_pairs(const Kernels& k, const PairWeights& w,
                                     const std::vector<float>& values) {
   const size_t ldx = w.k / 2 + 1, width = 16 * w.blocks, ldy = width + 16;
@@ -422,7 +422,7 @@ std::vector<float> product_of_pairs(const Kernels& k, const PairWeights& w,
   return alone;
 }
 
-// Every upper half with the lower halves at which rounding turns.
+// Every upper half with the lower halves around the rounding threshold.
 TEST_P(Kernel, PairsAreRoundedToNearestEven) {
   std::vector<float> values;
   for (uint32_t high = 0; high < 0x10000; ++high) {
@@ -484,8 +484,8 @@ TEST_P(Kernel, PairsWithOneSpecialInput) {
   }
 }
 
-// Chains that stay around 2^-126: sums that cancel, that are flushed, that round up to the least
-// normal number. In many of them flushing changes the result.
+// Chains near 2^-126: sums that cancel, that are flushed, or that round up to the least normal
+// number. In many of them flushing changes the result.
 TEST_P(Kernel, PairsFlushDenormals) {
   Stream s(1);
   size_t changed = 0;
@@ -504,7 +504,7 @@ TEST_P(Kernel, PairsFlushDenormals) {
   EXPECT_GT(changed, 5000u);  // of 25600
 }
 
-// The rules one by one: w and x of two steps, the odd one first.
+// One case for each rule: w and x of two steps, the odd step first.
 TEST_P(Kernel, PairsAtTheEdges) {
   struct Case {
     float w1, x1, w0, x0, expected;
@@ -512,25 +512,23 @@ TEST_P(Kernel, PairsAtTheEdges) {
   constexpr float kLeast = 0x1p-126f;
   const Case cases[] = {
       {0x1p-63f, 0x1p-63f, 0, 0, kLeast},
-      {0x1p-63f, 0x1p-64f, 0, 0, 0},                       // a result is flushed
-      {-0x1p-63f, 0x1p-64f, -0.0f, 1, -0.0f},              // to a zero of its sign
-      {0x1p-63f, 0x1p-64f, 0x1p-63f, 0x1p-64f, 0},         // and stays lost
-      {0x1p-130f, 0x1p100f, 0, 0, 0},                      // a denormal weight is zero
-      {0x1p100f, 0x1p-130f, 0, 0, 0},                      // and so is a denormal input
+      {0x1p-63f, 0x1p-64f, 0, 0, 0},                       // the result is flushed
+      {-0x1p-63f, 0x1p-64f, -0.0f, 1, -0.0f},              // to a zero of the same sign
+      {0x1p-63f, 0x1p-64f, 0x1p-63f, 0x1p-64f, 0},         // flushed bits stay lost
+      {0x1p-130f, 0x1p100f, 0, 0, 0},                      // a denormal weight counts as zero
+      {0x1p100f, 0x1p-130f, 0, 0, 0},                      // a denormal input counts as zero
       {0x1p-130f, kInf, 0, 0, kNan},                       // 0 * inf
       {0x1p-63f, 0x1p-63f, -0x1p-75f, 0x1p-76f, kLeast},   // 2^-126 - 2^-151: a tie, up to even
       {0x1p-63f, 0x1p-63f, -0x1p-80f, 0x1p-120f, kLeast},  // tiny before rounding only
-      {0x1p-63f, 0x1p-63f, -0x1.02p-75f, 0x1p-76f,
-       0},  // tiny after rounding, though denormals would round it up
+      {0x1p-63f, 0x1p-63f, -0x1.02p-75f, 0x1p-76f, 0},     // tiny after rounding to 24 bits
       {-0x1p-63f, 0x1p-63f, 0x1.02p-75f, 0x1p-76f, -0.0f},
       {-0x1p-63f, 0x1p-63f, 0x1p-75f, 0x1p-76f, -kLeast},
-      {1, kLeast, -0x1.02p-25f, kLeast, 0},  // whichever factor is the small one
+      {1, kLeast, -0x1.02p-25f, kLeast, 0},  // either factor may be the small one
       {1, kLeast, -kLeast, 0x1.02p-25f, 0},
-      {0x1p-50f, 0x1.8p-76f, -0x1p-63f, 0x1p-63f, 0},  // cancellation below the least normal number
-      {1, 1, -1, 1, 0},                                // to +0
+      {0x1p-50f, 0x1.8p-76f, -0x1p-63f, 0x1p-63f, 0},  // cancels below the least normal number
+      {1, 1, -1, 1, 0},                                // gives +0
       {0x1p100f, 0x1p100f, 1, 1, kInf},
-      {0x1p100f, 0x1p100f, -0x1p100f, 0x1p100f,
-       kInf},  // the second product is finite: it is not rounded
+      {0x1p100f, 0x1p100f, -0x1p100f, 0x1p100f, kInf},  // the second product is finite, not rounded
       {kInf, 1, -1, kInf, kNan},
       {1, 1, 0x1p-12f, 0x1p-12f, 1},  // a tie between 1 and its successor
       {1.0078125f, 1.0078125f, 0x1p-12f, 0x1p-12f, 0x1.0404p+0f + 0x1p-24f},
@@ -557,8 +555,8 @@ TEST_P(Kernel, PairsLeaveTheFloatEnvironmentAlone) {
   EXPECT_NE(half, 0.0f);
 }
 
-// The tile, on weights in place and rows packed, in one go and continued in the middle of the
-// chain.
+// The tile takes weights in place and packed rows. It is computed whole and continued in the middle
+// of the chain.
 TEST_P(Kernel, PairsTileGivesTheBitsOfMatrixVector) {
   for (size_t depth : {2, 6, 16, 66, 260, 514}) {
     for (size_t blocks : {1, 2, 3, 4}) {
@@ -619,7 +617,7 @@ TEST_P(Kernel, PairsTileGivesTheBitsOfMatrixVector) {
 
 // ---------------------------------------------------------------- elementwise
 
-// Runs `kernel(inputs…, y, n)` at every length on fenced memory, and checks each element against
+// Runs `kernel(inputs…, y, n)` at every length on guarded memory, and checks each element against
 // `plain`.
 template <class Run, class Plain>
 void check_elementwise(Run run, Plain plain) {
@@ -723,11 +721,12 @@ TEST_P(Kernel, RmsNormHasSixteenLanesAndATree) {
   }
 }
 
-// The lanes and the tree, by values that any other grouping would sum differently: 2^24 takes no 1.
+// Checks lanes and tree with values that any other grouping would sum differently: adding 1 to 2^24
+// has no effect.
 TEST_P(Kernel, RmsNormSumOrder) {
   std::vector<float> x(32, 1.0f);
-  x[0] = 4096.0f;  // lane 0: 2^24, then + 1 is lost
-  x[8] = 4096.0f;  // joins lane 0 first: 2^25, where lanes 4, 2, 1 and their 1s count from 4 up
+  x[0] = 4096.0f;  // lane 0: 2^24, where adding 1 has no effect
+  x[8] = 4096.0f;  // joins lane 0 first: 2^25, to which only sums of at least 4 add
   // Lanes 4 and 12 give 2 + 2 = 4, lanes 2, 6, 10 and 14 give 8, the odd ones 16.
   const float sum = 0x1p25f + 28.0f;
   const Fenced<float> in(x), w(std::vector<float>(32, 1.0f)), y(32);
@@ -750,11 +749,11 @@ TEST_P(Kernel, LayerNormHasSixteenLanesAndATree) {
   }
 }
 
-// The mean, by values that any other grouping would sum differently: 2^24 takes no 1. Beside so
-// large an eps the variance does not count, and 1 / sqrt(eps) is a power of two.
+// Checks the mean with values that any other grouping would sum differently: adding 1 to 2^24 has
+// no effect. The large eps hides the variance, and 1 / sqrt(eps) is a power of two.
 TEST_P(Kernel, LayerNormSumOrder) {
   std::vector<float> x(32, 1.0f);
-  // As in RmsNormSumOrder, the sum is 2^25, where the 1s of the other lanes count from 4 up.
+  // As in RmsNormSumOrder the sum is 2^25, to which only sums of at least 4 of the other lanes add.
   x[0] = x[8] = 0x1p24f;
   const float mean = (0x1p25f + 28.0f) / 32;
   const Fenced<float> in(x), w(std::vector<float>(32, 1.0f)), b(std::vector<float>(32, 0.0f)),
@@ -763,8 +762,9 @@ TEST_P(Kernel, LayerNormSumOrder) {
   for (size_t i = 0; i < 32; ++i) EXPECT_EQ(bits_of(y[i]), bits_of((x[i] - mean) * 0x1p-50f)) << i;
 }
 
-// Against float64. With `steps` additions in a row, the mean and with it each difference is off by
-// gamma(steps) times the largest |x|; the deviation relatively by as much again.
+// Compares with float64. `steps` additions in a row make the mean, and with it each difference, off
+// by at most gamma(steps) times the largest |x|. The relative error of the deviation is as large
+// again.
 TEST_P(Kernel, LayerNormIsWithinTheDerivedBound) {
   for (size_t n : {16, 17, 768, 1600}) {
     std::vector<float> x = numbers(n, n);
@@ -786,7 +786,7 @@ TEST_P(Kernel, LayerNormIsWithinTheDerivedBound) {
   }
 }
 
-// All 65536 patterns at every position in a vector; NaNs become quiet ones with their payload.
+// All 65536 patterns at every position in a vector. NaNs become quiet NaNs with the same payload.
 TEST_P(Kernel, WideningIsExact) {
   std::vector<uint16_t> all(65536);
   std::iota(all.begin(), all.end(), uint16_t{0});

@@ -1,4 +1,4 @@
-// Kernels of q8, q4 and q5 against the contract restated in plain C++, bit for bit.
+// Kernels of q8, q4 and q5 give the bits of the contract restated in plain C++.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -14,7 +14,7 @@ class KernelsOfBlocks : public EachIsa {};
 
 constexpr WeightType kTypes[] = {WeightType::q8, WeightType::q4, WeightType::q5};
 
-// Weights as numbers, and packed as the comment in kernels.hpp says.
+// Weights as numbers, and packed as the comment in kernels.hpp describes.
 struct QuantWeights {
   WeightType type;
   size_t blocks, k;
@@ -50,7 +50,7 @@ struct QuantWeights {
            : type == WeightType::q4 ? kernels.gemv_q4
                                     : kernels.gemv_q5;
   }
-  // The strips of q8 that tiles take, and what takes them; `bytes` has room for all.
+  // Returns the kernel for tiles. Writes its q8 strips to `bytes`, which must have room for all.
   auto tile(const Kernels& kernels, uint8_t* bytes) const {
     const size_t strips = blocks * k / 64;
     if (type == WeightType::q8) std::memcpy(bytes, packed.data(), packed.size());
@@ -109,7 +109,7 @@ std::vector<float> hard_inputs(size_t n, uint64_t seed) {
         break;
       case 2:
         for (size_t i = 0; i < kQuantBlock; ++i) block[i] = s.real() * 0x1p-126f;
-        break;  // denormals: too small
+        break;  // denormals, below the limit
       case 3:
         for (size_t i = 0; i < kQuantBlock; ++i) block[i] = s.real() * 0x1p-100f;
         break;  // around the limit
@@ -186,7 +186,7 @@ TEST_P(KernelsOfBlocks, MatrixVectorIsTheChainOverBlocks) {
   }
 }
 
-// The largest integers of both signs: no intermediate sum may saturate or overflow.
+// The largest integers of both signs. No intermediate sum may saturate or overflow.
 TEST_P(KernelsOfBlocks, ExtremeIntegersDoNotSaturate) {
   for (const WeightType type : kTypes) {
     for (const bool largest : {false, true}) {
@@ -226,7 +226,7 @@ TEST_P(KernelsOfBlocks, ExpandedWeightsAreTheSame) {
     const Fenced<uint8_t> q8(256 / 64 * static_cast<size_t>(kStripBytesQ8));
     w.tile(k, q8.data());
     QuantWeights expected(WeightType::q8, 1, 256, 9);
-    // q5 becomes q8, and q4 keeps its zero.
+    // q5 integers move to q8's zero; q4 keeps its own.
     const int moved = type == WeightType::q5 ? 128 - 16 : 0;
     for (size_t i = 0; i < w.u.size(); ++i) expected.u[i] = w.u[i] + moved;
     expected.scale = w.scale;
@@ -238,7 +238,8 @@ TEST_P(KernelsOfBlocks, ExpandedWeightsAreTheSame) {
   }
 }
 
-// In one go and continued in the middle of the chain, against the chain of plain integers.
+// Computes the tile whole and continued in the middle of the chain. Compares it with plain
+// integers.
 void check_tile(const Kernels& k, const QuantWeights& w, const Fenced<float>& x, int rows) {
   const size_t depth = w.k, width = 16 * w.blocks, ld = width + 3, cut = depth / 128 * 64;
   const int vectors = static_cast<int>(w.blocks);
@@ -249,7 +250,7 @@ void check_tile(const Kernels& k, const QuantWeights& w, const Fenced<float>& x,
   k.pack_quants(x.data(), depth, rows, depth, packed.data());
   tile(packed.data(), bytes.data(), depth, depth, {nullptr, 0, y.data(), ld, rows, vectors});
   const Fetch next = {packed.data(), depth * 40, size_t{1} << 40,
-                      w.blocks};  // memory or not: it changes nothing
+                      w.blocks};  // prefetching unmapped memory changes nothing
   tile(packed.data(), bytes.data(), depth, cut,
        {nullptr, 0, halves.data(), ld, rows, vectors, next});
   tile(packed.data() + cut / 32, bytes.data() + cut / 64 * kStripBytesQ8, depth, depth - cut,
@@ -280,7 +281,7 @@ TEST_P(KernelsOfBlocks, TileGivesTheBitsOfPlainIntegers) {
   }
 }
 
-// The largest sums of a block, where integers of 16 bits would overflow if they could.
+// The largest sums of a block would overflow 16-bit integers.
 TEST_P(KernelsOfBlocks, TileTakesTheLargestSums) {
   for (const WeightType type : kTypes) {
     for (const bool largest : {true, false}) {

@@ -1,4 +1,4 @@
-// Kernels of the K types against the contract restated in plain C++, bit for bit.
+// Kernels of the K types give the bits of the contract restated in plain C++.
 #include <cmath>
 #include <cstring>
 
@@ -14,16 +14,16 @@ class KernelsOfKTypes : public EachIsa {};
 
 struct Type {
   const char* name;
-  int index;  // in the table
+  int index;  // in the kernel table
   int bits;
-  size_t inputs;  // of a sub-block
+  size_t inputs;  // inputs of a sub-block
   size_t super_bytes;
 };
 constexpr Type kTypes[] = {{"q4_k", 0, 4, 32, kSuperBytesQ4K},
                            {"q5_k", 1, 5, 32, kSuperBytesQ5K},
                            {"q6_k", 2, 6, 16, kSuperBytesQ6K}};
 
-// Weights as numbers, and packed as the comment in kernels.hpp says.
+// Weights as numbers, and packed as the comment in kernels.hpp describes.
 struct SuperWeights {
   Type type;
   size_t blocks, k;
@@ -109,7 +109,7 @@ struct SuperWeights {
         plain += in.q[i % 32];
       }
       const size_t super = (row * k + begin) / 256;
-      // Exact in double, and in float32.
+      // The scale is exact in double and in float32.
       const double scale = exact_f16(d[super]) * s[sub(row, begin)];
       acc = std::fma(static_cast<float>(sum), static_cast<float>(scale) * in.scale, acc);
       if (type.bits == 6) continue;
@@ -189,7 +189,7 @@ TEST_P(KernelsOfKTypes, MatrixVectorIsTheChainOverSubBlocks) {
   }
 }
 
-// In one go and continued in the middle of the chain.
+// Computes the tile whole and continued in the middle of the chain.
 void check_tile(const Kernels& k, const SuperWeights& w, const Fenced<float>& x, int rows) {
   const size_t depth = w.k, width = 16 * w.blocks, ld = width + 3, cut = depth / 64 * 32;
   const int vectors = static_cast<int>(w.blocks);
@@ -201,7 +201,7 @@ void check_tile(const Kernels& k, const SuperWeights& w, const Fenced<float>& x,
   k.pack_super(x.data(), depth, rows, depth, packed.data());
   tile(packed.data(), bytes.data(), depth, depth, {nullptr, 0, y.data(), ld, rows, vectors});
   const Fetch next = {packed.data(), depth * 40, size_t{1} << 40,
-                      w.blocks};  // memory or not: it changes nothing
+                      w.blocks};  // prefetching unmapped memory changes nothing
   tile(packed.data(), bytes.data(), depth, cut,
        {nullptr, 0, halves.data(), ld, rows, vectors, next});
   tile(packed.data() + cut / 32, bytes.data() + cut / 32 * kExpandedBlock, depth, depth - cut,
@@ -230,7 +230,7 @@ TEST_P(KernelsOfKTypes, TileGivesTheBitsOfTheChain) {
   }
 }
 
-// The largest sums of both signs, where integers of 16 bits would overflow if they could.
+// The largest sums of both signs would overflow 16-bit integers.
 TEST_P(KernelsOfKTypes, TheLargestSumsDoNotSaturate) {
   for (const Type& type : kTypes) {
     for (const bool largest : {true, false}) {
@@ -265,13 +265,13 @@ TEST_P(KernelsOfKTypes, AnInputThatIsNotFiniteMakesTheOutputsNan) {
 
 // ---------------------------------------------------------------- blocks of a file
 
-// Value v of the twelve bytes that hold eight integers of 6 bits, and eight more.
+// Returns value v of twelve bytes that hold eight 6-bit scales and eight 6-bit minimums.
 int six_bits(const uint8_t* s, size_t v) {
   const size_t i = v % 8, high = v / 8 * 4;
   return i < 4 ? s[high + i] & 63 : (s[4 + i] >> high & 15) | (s[high + i - 4] >> 6) << 4;
 }
 
-// Number i of a super-block, by the layouts of ggml.
+// Returns number i of a super-block in ggml's layout.
 float number_of(const Type& type, const uint8_t* b, size_t i) {
   const auto half = [&](size_t at) {
     uint16_t bits;
@@ -301,7 +301,7 @@ TEST_P(KernelsOfKTypes, BlocksOfAFileAreTheNumbersOfTheirFormula) {
     const Fenced<uint8_t> blocks(kSupers * bytes);
     Stream stream(bytes);
     for (size_t i = 0; i < blocks.size(); ++i) blocks[i] = static_cast<uint8_t>(stream.next());
-    for (size_t s = 0; s < kSupers; ++s) {  // d and m are finite
+    for (size_t s = 0; s < kSupers; ++s) {  // keeps d and m finite
       uint8_t* const b = blocks.data() + s * bytes;
       for (const size_t at : {size_t{1}, size_t{3}, bytes - 1}) {
         if ((type.bits == 6) == (at == bytes - 1)) b[at] &= 0xBF;

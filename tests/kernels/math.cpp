@@ -21,7 +21,7 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kDenormMin = std::numeric_limits<double>::denorm_min();
 constexpr int kSweep = 400000;
 
-// A fixed stream of numbers in [0, 1).
+// A reproducible stream of pseudo-random numbers in [0, 1).
 class Stream {
  public:
   double next() {
@@ -32,7 +32,7 @@ class Stream {
     return static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1p-53;
   }
   double between(double low, double high) { return low + (high - low) * next(); }
-  // Any positive normal double, its exponent uniform.
+  // Returns a positive normal double whose exponent is uniformly distributed.
   double scaled() {
     const double mantissa = between(1, 2);
     return std::ldexp(mantissa, static_cast<int>(std::floor(between(-1022, 1024))));
@@ -42,8 +42,8 @@ class Stream {
   uint64_t state_ = 1;
 };
 
-// The reference is the C library's long double: 11 bits more than double on x86-64, 60 more on
-// aarch64. Where long double is double the sweeps could not measure.
+// The reference is the C library's long double, which has 11 bits more than double on x86-64 and 60
+// more on aarch64. Where long double is double, the sweeps cannot measure errors.
 constexpr bool kReference = LDBL_MANT_DIG > DBL_MANT_DIG;
 
 double error_in_ulp(double got, long double reference) {
@@ -130,7 +130,8 @@ TEST(Math, LogKeepsItsStatedError) {
   EXPECT_WORST(denormal, 0.501);
 }
 
-// powl of the C library is itself off by up to a unit of its last place, 2^-11 of ours.
+// The C library's powl is itself off by up to one unit of its last place, which is 2^-11 of a
+// double's.
 TEST(Math, PowKeepsItsStatedError) {
   if (!kReference) GTEST_SKIP() << "long double is no wider than double";
   Stream stream;
@@ -253,7 +254,7 @@ TEST(Math, SincosAtItsEdges) {
     EXPECT_EQ(std::bit_cast<uint64_t>(s), std::bit_cast<uint64_t>(x));
     EXPECT_EQ(c, 1);
   }
-  sm::sincos(0x1.921fb54442d18p+0, &s, &c);  // the double next to pi / 2
+  sm::sincos(0x1.921fb54442d18p+0, &s, &c);  // the double closest to pi / 2
   EXPECT_EQ(s, 1);
   EXPECT_EQ(c, 0x1.1a62633145c07p-54);
   sm::sincos(0x1.921fb54442d18p+1, &s, &c);
@@ -268,7 +269,7 @@ TEST(Math, SincosAtItsEdges) {
   }
 }
 
-// One digest over many results: every compiler and architecture must reproduce it.
+// Every compiler and architecture must reproduce one digest over many results.
 TEST(Math, BitsAreTheSameEverywhere) {
   Stream stream;
   std::vector<unsigned char> bytes;

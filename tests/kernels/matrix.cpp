@@ -1,5 +1,5 @@
-// Packed weights byte for byte, conversions over all 16-bit numbers, and linear(): any number of
-// rows, the same bits.
+// Packed weights byte for byte, conversions over all 16-bit numbers, and linear(), which gives the
+// same bits for any number of rows.
 #include "stet/model/matrix.hpp"
 
 #include <xxhash.h>
@@ -18,7 +18,7 @@
 namespace stet::test::matrix_tests {
 namespace {
 
-// A tensor and its bytes, which start at an odd address.
+// A tensor whose bytes start at an odd address.
 struct Tensor {
   std::vector<std::byte> storage;
   TensorView view;
@@ -82,17 +82,18 @@ TEST(Packing, SixteenBitBytes) {
       }
     }
     EXPECT_EQ(std::memcmp(packed_bytes(m), expected.data(), m.bytes()), 0);
-    // Row 0: columns 0 and 1, then row 1: columns 5 and 6 of the flat tensor.
+    // Row 0 has columns 0 and 1; then row 1 has columns 5 and 6 of the flat tensor.
     const uint8_t head[] = {0x00, 0x40, 0x01, 0x40, 0x05, 0x40, 0x06, 0x40};
     EXPECT_EQ(std::memcmp(packed_bytes(m), head, sizeof head), 0);
-    // Row 16, last column: its partner is zero, and so are the 15 rows that are not there.
+    // The last column of row 16 has a zero as its partner. The 15 missing rows are zero.
     const std::byte* last = packed_bytes(m) + (1 * 3 + 2) * 64;
     const uint8_t tail[] = {0x54, 0x40, 0, 0, 0, 0, 0, 0};
     EXPECT_EQ(std::memcmp(last, tail, sizeof tail), 0);
   }
 }
 
-// Parts are stacked without a gap: a block may hold the end of one and the beginning of the next.
+// Parts are stacked without a gap: a block may hold the end of one part and the beginning of the
+// next.
 TEST(Packing, PartsAreStacked) {
   const std::vector<float> w = numbers(40 * 7, 1);
   const Tensor whole(DType::f32, 40, 7, w.data()), a(DType::f32, 5, 7, w.data()),
@@ -181,12 +182,12 @@ struct Format {
   uint16_t (*round)(float);
   double (*exact)(uint16_t);
   uint16_t infinity;
-  double beyond;  // the number that would follow the largest: overflow is rounded as if it existed
+  double beyond;  // the number after the largest; overflow rounds as if it existed
 };
 constexpr Format kFormats[] = {{"bf16", widen_bf16, round_bf16, exact_bf16, 0x7F80, 0x1p128},
                                {"f16", widen_f16, round_f16, exact_f16, 0x7C00, 65536.0}};
 
-// The nearest of all numbers of the format, ties to the even pattern, by search.
+// Finds the nearest number of the format by search, ties to the even pattern.
 uint16_t nearest(const Format& f, const std::vector<double>& values, float x) {
   const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
   const double magnitude = std::fabs(x);
@@ -199,7 +200,7 @@ uint16_t nearest(const Format& f, const std::vector<double>& values, float x) {
   return static_cast<uint16_t>(sign | (take_above ? above : below));
 }
 
-// Patterns 0 .. infinity in order of what they are worth, the last standing for `beyond`.
+// Returns the magnitudes of patterns 0 .. infinity in order. The last one is `beyond`.
 std::vector<double> magnitudes(const Format& f) {
   std::vector<double> values;
   for (uint16_t bits = 0; bits < f.infinity; ++bits) values.push_back(f.exact(bits));
@@ -235,7 +236,7 @@ TEST(Conversions, RoundingIsToNearestEven) {
   }
 }
 
-// Halfway between any two neighbours, and the floats on either side of it.
+// The midpoint between any two neighbours, and the floats on either side of it.
 TEST(Conversions, TiesOfAllNeighbours) {
   for (const Format& f : kFormats) {
     const std::vector<double> values = magnitudes(f);
@@ -270,7 +271,7 @@ TEST(Conversions, EdgesByName) {
   EXPECT_EQ(round_f16(0x1.000002p-25f), 0x0001);
   EXPECT_EQ(round_f16(0x1p-149f), 0x0000);
   EXPECT_EQ(round_f16(-0x1p-149f), 0x8000);
-  // NaNs whose payload lies only in the bits that are cut off
+  // NaNs whose payload lies only in the bits that are cut off.
   EXPECT_EQ(round_bf16(float_of(0x7F800001)), 0x7FC0);
   EXPECT_EQ(round_bf16(float_of(0xFF800001)), 0xFFC0);
   EXPECT_EQ(round_f16(float_of(0x7F800001)), 0x7E00);
@@ -301,7 +302,7 @@ struct Layer {
     matrix = Matrix({&t.view}, k, 1);
   }
   float plain(const float* x, size_t row,
-              Contract contract = Contract::f32) const {  // x padded with a zero
+              Contract contract = Contract::f32) const {  // x is padded with a zero
     std::vector<float> w(worth.begin() + static_cast<int64_t>(row * inputs),
                          worth.begin() + static_cast<int64_t>((row + 1) * inputs));
     w.resize((inputs + 1) / 2 * 2, 0.0f);
@@ -310,7 +311,7 @@ struct Layer {
   }
 };
 
-// What a matrix of that type may be multiplied under.
+// Returns the contracts that may multiply a matrix of this type.
 std::vector<Contract> contracts_of(DType dtype) {
   if (dtype == DType::bf16) return {Contract::f32, Contract::bf16};
   return {Contract::f32};
@@ -318,7 +319,7 @@ std::vector<Contract> contracts_of(DType dtype) {
 
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-// A pass of so many rows, of inputs no wider than `widest`.
+// A pass of `rows` rows of at most `widest` inputs.
 struct OnePass {
   Scratch scratch;
   Pass pass{};
@@ -335,7 +336,8 @@ struct OnePass {
   }
 };
 
-// y = W x on `threads` threads; y is poisoned before and has a margin after the packed outputs.
+// Computes y = W x on `threads` threads. y is poisoned first and has a margin after the packed
+// outputs.
 std::vector<float> run_linear(const std::string& isa, const Layer& layer, int threads, size_t rows,
                               const Fenced<float>& x, Contract contract = Contract::f32) {
   OnePass one(isa, layer.inputs, rows, threads, contract);
@@ -348,8 +350,7 @@ std::vector<float> run_linear(const std::string& isa, const Layer& layer, int th
   std::vector<float> result;
   for (size_t r = 0; r < rows; ++r) {
     result.insert(result.end(), out.row(r), out.row(r) + layer.outputs);
-    for (size_t i = layer.outputs; i < ldy;
-         ++i) {  // padding outputs are zero, what follows is left alone
+    for (size_t i = layer.outputs; i < ldy; ++i) {  // padding is zero, the margin unchanged
       EXPECT_EQ(bits_of(out.row(r)[i]), i < width ? 0u : 0xFFFFFFFFu)
           << "row " << r << ", column " << i;
     }
@@ -370,7 +371,7 @@ class LinearOnEachIsa : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Matrix, LinearOnEachIsa, testing::ValuesIn(isa_names()),
                          [](const auto& info) { return info.param; });
 
-// One row goes through the matrix-vector kernel, more through the matrix-matrix kernel.
+// One row uses the matrix-vector kernel, more rows the matrix-matrix kernel.
 TEST_P(LinearOnEachIsa, AnyNumberOfRowsGivesTheSameBits) {
   const std::pair<size_t, size_t> shapes[] = {{1, 1},   {15, 3},  {16, 16}, {17, 31},
                                               {63, 33}, {64, 64}, {65, 65}, {130, 97}};
@@ -400,8 +401,8 @@ TEST_P(LinearOnEachIsa, AnyNumberOfRowsGivesTheSameBits) {
   }
 }
 
-// Around the depths of a piece (640, and 2048 in pairs), the rows of a block (516) and the width of
-// a panel (64).
+// Sizes around the depth of a piece (640, and 2048 in pairs), the rows of a block (516) and the
+// width of a panel (64).
 TEST_P(LinearOnEachIsa, BlockBoundaries) {
   const std::vector<std::array<size_t, 3>> cases = {
       {2, 17, 511},  {7, 17, 1027},  {9, 17, 639}, {10, 17, 640}, {13, 70, 641}, {9, 66, 1283},
@@ -422,9 +423,8 @@ TEST_P(LinearOnEachIsa, BlockBoundaries) {
   }
 }
 
-// f(gate) up of the two halves of the outputs is what the activation's kernel makes of the product,
-// whether it is taken whole (few rows, halves that are no multiple of 16, biases) or panel by
-// panel.
+// Checks f(gate) * up of the two halves of the outputs. The product is taken whole (few rows,
+// halves that are not multiples of 16, biases) or panel by panel.
 void check_gated(const std::string& isa, const Linear& layer, Contract contract, size_t rows,
                  int threads, Gate gate) {
   const size_t inputs = layer.weight.columns(), half = layer.weight.rows() / 2,
@@ -525,8 +525,8 @@ TEST_P(LinearOnEachIsa, Mxfp4GivesEachRowTheBitsOfARowAlone) {
   }
 }
 
-// Through OpenBLAS the order of the sum is its own: within the error that any order can have.
-// Depths around that of a panel (640), outputs around what one call takes (256).
+// OpenBLAS sums in an order of its own, so the result is compared within the error of any order.
+// Depths are around a panel's (640), outputs around what one call takes (256).
 TEST_P(LinearOnEachIsa, BlasAgreesWithinRounding) {
   if (!have_blas()) GTEST_SKIP() << "built without OpenBLAS";
   const std::vector<std::array<size_t, 3>> cases = {

@@ -1,4 +1,4 @@
-// Rows made one embedding: against the header's order, restated one number after the other.
+// Pools rows into one embedding, in the order that the header gives, restated one number at a time.
 #include "stet/kernels/pooling.hpp"
 
 #include <gtest/gtest.h>

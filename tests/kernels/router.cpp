@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "stet/kernels/kernels.hpp"
+#include "tests/support/kernel_testing.hpp"
 
 namespace stet::test::router_tests {
 namespace {
@@ -139,6 +140,44 @@ TEST(Router, ALogitThatIsNotFiniteIsToldAndChoosesNothing) {
     EXPECT_EQ(r.weights, std::vector<float>(5, 0));
     EXPECT_EQ(r.chosen, (std::vector<float>{0, 1}));
   }
+}
+
+// The kernels that mixtures of experts brought, element by element, in memory with a fence.
+TEST(Router, KernelsAreThoseOfTheContract) {
+  on_all([](const Kernels& k) {
+    for (const size_t n : {1, 15, 16, 17, 33}) {
+      const Fenced<float> x(some_logits(n)), y(some_logits(n)), z(n);
+      for (size_t i = 0; i < n; ++i) y[i] = -2 * x[i] + 0.3f;
+      const std::vector<float> before(y.data(), y.data() + n);
+      k.weighted_add(y.data(), x.data(), 0.7f, n);
+      for (size_t i = 0; i < n; ++i) EXPECT_EQ(y[i], std::fma(0.7f, x[i], before[i]));
+      k.sigmoid(x.data(), z.data(), n);
+      for (size_t i = 0; i < n; ++i) {
+        const float negative = -x[i];
+        float e = 0;
+        k.exp(&negative, &e, 1);
+        EXPECT_EQ(z[i], 1.0f / (1.0f + e));
+      }
+      y[0] = kNan;
+      k.clamp(y.data(), 1.5f, n);
+      EXPECT_TRUE(std::isnan(y[0]));
+      for (size_t i = 1; i < n; ++i)
+        EXPECT_EQ(y[i], std::clamp(std::fma(0.7f, x[i], before[i]), -1.5f, 1.5f));
+      // Sixteen sums, then the tree.
+      std::vector<float> lanes(16, 0.0f), e(n);
+      const float largest = *std::max_element(x.data(), x.data() + n);
+      for (size_t i = 0; i < n; ++i) {
+        const float shifted = x[i] - largest;
+        k.exp(&shifted, &e[i], 1);
+        lanes[i % 16] += e[i];
+      }
+      for (size_t half = 8; half > 0; half /= 2)
+        for (size_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+      k.softmax(x.data(), n);
+      for (size_t i = 0; i < n; ++i) EXPECT_EQ(x[i], e[i] / lanes[0]);
+      EXPECT_TRUE(x.untouched() && y.untouched() && z.untouched());
+    }
+  });
 }
 
 TEST(Router, GroupsRowsByExpert) {

@@ -1,5 +1,5 @@
-// The error of exp, tanh, silu and gelu in units in the last place, and their special values. The
-// figures asserted here are those that stet/kernels/kernels.hpp states.
+// Errors of exp, tanh, silu and gelu in units in the last place, and their special values. The
+// limits asserted here are those that stet/kernels/kernels.hpp states.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -27,16 +27,16 @@ void gelu_of(const float* x, float* y, size_t n) {
 void gelu_by_erf_of(const float* x, float* y, size_t n) { best_kernels().gelu(x, y, n); }
 
 double exact_silu(double g) { return g / (1 + std::exp(-g)); }
-// 0.5 g (1 + tanh t) = g / (1 + exp(-2 t)), which does not cancel.
+// Computes 0.5 g (1 + tanh t) as g / (1 + exp(-2 t)), which does not cancel.
 double exact_gelu(double g) {
   const double t = std::sqrt(2 / 3.14159265358979323846) * (g + 0.044715 * g * g * g);
   return g / (1 + std::exp(-2 * t));
 }
 
-// 0.5 g (1 + erf(g / sqrt(2))), which does not cancel as this.
+// Computes 0.5 g (1 + erf(g / sqrt(2))) as 0.5 g erfc(-g / sqrt(2)), which does not cancel.
 double exact_gelu_by_erf(double g) { return 0.5 * g * std::erfc(-g / std::sqrt(2.0)); }
 
-// The spacing of float32 numbers at x.
+// Returns the spacing of float32 numbers at x.
 double spacing(double x) {
   int exponent;
   std::frexp(std::max(std::fabs(x), 0x1p-126), &exponent);
@@ -46,8 +46,9 @@ double of_result(double exact, double) { return spacing(exact); }
 double of_argument(double, double x) { return spacing(x); }
 double absolute(double, double) { return 1; }
 
-// The largest error over every `stride`-th float from `first` to `last`, both of one sign, |first|
-// < |last|. A result that should overflow and does not is an infinite error.
+// Returns the largest error over every `stride`-th float from `first` to `last`, which have one
+// sign and |first| < |last|. A result that should overflow but does not counts as an infinite
+// error.
 double worst(Function f, double (*exact)(double), double (*unit)(double, double), float first,
              float last, uint32_t stride) {
   std::vector<float> x(kStep), y(kStep);
@@ -69,7 +70,7 @@ double worst(Function f, double (*exact)(double), double (*unit)(double, double)
 }
 
 constexpr float kMax = std::numeric_limits<float>::max();
-constexpr uint32_t kSparse = 1021;  // a prime: all low mantissa bits occur
+constexpr uint32_t kSparse = 1021;  // a prime, so that all low mantissa bits occur
 
 TEST(Transcendentals, Exp) {
   for (float sign : {1.0f, -1.0f}) {
@@ -119,7 +120,7 @@ TEST(Transcendentals, GeluByErf) {
   EXPECT_GE(all, 1.51) << "kernels.hpp states too large an error";
 }
 
-// Every table, over a sweep of all floats, NaNs included.
+// Every table over a sweep of all floats, including NaNs.
 TEST(Transcendentals, EveryInstructionSetGivesTheSameBits) {
   using Member = void (*Kernels::*)(const float*, float*, size_t);
   std::vector<float> x(kStep), expected(kStep), y(kStep);
@@ -138,8 +139,8 @@ TEST(Transcendentals, EveryInstructionSetGivesTheSameBits) {
   }
 }
 
-// Where one formula takes over from another: the clamps of exp, tanh's 0.625, and the numbers
-// beside them.
+// Points where one formula takes over from another, and their neighbours: the clamps of exp, and
+// tanh's 0.625.
 TEST(Transcendentals, SeamsAreTheSameOnEveryInstructionSet) {
   for (float seam : {0.625f, 89.0f, 104.0f, 0x1.62e42ep+6f, 0x1p-126f}) {
     for (float sign : {1.0f, -1.0f}) {
@@ -191,7 +192,7 @@ TEST(Transcendentals, SpecialValues) {
   EXPECT_TRUE(same(one(silu_of, -kMax), -0.0f) && same(one(gelu_of, -kMax), -0.0f));
 }
 
-// The polynomial gave +0 for -0: (-0)(-0) + -0 is +0.
+// A polynomial alone would give +0 for -0, because (-0)(-0) + -0 is +0.
 TEST(Transcendentals, TanhKeepsTheSignOfZero) {
   for (const std::string& isa : isa_names()) {
     const float x[2] = {0.0f, -0.0f};

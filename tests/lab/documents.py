@@ -1,4 +1,5 @@
-"""Runs the examples of a document as they stand there, in their order: shell commands, blocks of Python, lists of interventions.
+"""Runs the examples of a document verbatim and in order: shell commands, blocks of Python, lists
+of interventions.
 
     documents.py STET LIBRARY ROOT DOCUMENT
 """
@@ -13,7 +14,7 @@ import tempfile
 
 STET, LIBRARY, ROOT, DOCUMENT = sys.argv[1:5]
 
-# What a test cannot run, by document: a command begins so. Each of them must stand there.
+# Commands that a test cannot run, by document and beginning. Each must occur in the document.
 LEFT_OUT = {
     "docs/lab.md": {"pip install .": "builds the library; the package is tested by tests/python"},
     "docs/guide.md": {
@@ -22,7 +23,7 @@ LEFT_OUT = {
         "stet chat -m qwen": "a model that is downloaded",
     },
 }
-# The files that commands read and none before them wrote.
+# Commands that make the files which the examples read but do not write.
 MAKES = {
     "docs/lab.md": """
         stet save -p "Let a = 3. Let b = 8. What is a?" -o S.stet
@@ -37,7 +38,8 @@ MAKES = {
 
 
 def examples(text):
-    """(line number, kind, text): a shell command, or a block of "python" or "json"."""
+    """Returns (line number, kind, text) of each example: a shell command, or a block of "python"
+    or "json"."""
     lines, at = text.split("\n"), 0
     while at < len(lines):
         line, begin = lines[at], at + 1
@@ -61,14 +63,15 @@ def examples(text):
 
 
 def direction(path):
-    """A safetensors file with the tensor that the interventions add."""
+    """Writes a safetensors file with the tensor that the interventions add."""
     values = struct.pack("<256f", *(((37 * i) % 101 - 50) / 50 for i in range(256)))
     header = json.dumps({"direction": {"dtype": "F32", "shape": [256], "data_offsets": [0, len(values)]}}).encode()
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(header)) + header + values)
 
 
-# Runs blocks of Python one after another with what those before them left, as a reader would; answers each with a line of JSON.
+# Runs blocks of Python one after another in one namespace, as a reader would. Answers each with a
+# line of JSON.
 INTERPRETER = """
 import contextlib, io, json, sys, traceback
 answers, names = sys.stdout, {"__name__": "__main__"}
@@ -84,7 +87,7 @@ for line in sys.stdin:
 
 
 class Place:
-    """A directory with what the examples need, and `stet` in PATH."""
+    """A directory with the files that the examples need, and `stet` in PATH."""
 
     def __init__(self, scratch):
         self.scratch, self.interpreter = scratch, None
@@ -98,7 +101,7 @@ class Place:
                             "PATH": programs + os.pathsep + os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
 
     def run(self, command):
-        """Nothing, or what went wrong."""
+        """Runs a command. Returns None, or a description of the failure."""
         done = subprocess.run(command, cwd=self.scratch, env=self.environment, stdin=subprocess.DEVNULL, capture_output=True,
                               text=True, timeout=300, check=False)
         return None if done.returncode == 0 else f"status {done.returncode}: {(done.stderr or done.stdout).strip()[-600:]}"

@@ -1,6 +1,6 @@
-// Points of the forward pass: what is captured there is what the pass has there, whatever the
-// chunks, threads, instruction sets and batches; what is declared there changes it, and stays part
-// of the state.
+// Points of the forward pass. Captured values are those of the pass for all chunk sizes, thread
+// counts, instruction sets and batches. Declared interventions change them and stay part of the
+// state.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -18,8 +18,8 @@ namespace {
 
 using Captured = std::map<std::string, std::vector<float>>;
 
-// Rows, one position after the other; what has a column for each position is filled with what is
-// not seen: scores of -inf, weights of zero.
+// Captures rows, one position after the other. Rows with a column for each position are filled up
+// for the positions that are not visible: scores with -inf, weights with zero.
 Watch watch_into(const ModelConfig& c, const std::vector<PointAt>& points, Captured& to,
                  int64_t positions) {
   return {points, [&c, &to, positions](const PointAt& at, int64_t, Rows r) {
@@ -47,7 +47,7 @@ void expect_close(const std::vector<float>& got, const std::vector<double>& expe
   ASSERT_EQ(got.size(), expected.size()) << what;
   double squares = 0, worst = 0;
   for (size_t i = 0; i < got.size(); ++i) {
-    if (std::isinf(got[i])) continue;  // a score of what is not seen
+    if (std::isinf(got[i])) continue;  // the score of an invisible position
     squares += expected[i] * expected[i];
     worst = std::max(worst, std::abs(got[i] - expected[i]));
   }
@@ -57,7 +57,7 @@ void expect_close(const std::vector<float>& got, const std::vector<double>& expe
 
 class PointsOfFamily : public testing::TestWithParam<const char*> {
  protected:
-  // Logits, [T][vocab].
+  // Returns logits, [T][vocab].
   std::vector<double> reference(const ReferenceModel::Hook& hook) const {
     if (m->config().family == "gpt2") return Gpt2Reference(directory).run(ids, hook);
     return ReferenceModel(directory).run(ids, hook).logits;
@@ -81,7 +81,7 @@ TEST_P(PointsOfFamily, PointsAreThoseOfTheReference) {
   }
 }
 
-// Each operation, with the same thing done by hand.
+// Each operation, compared with the same change made in the reference.
 TEST_P(PointsOfFamily, ChangesAreThoseOfTheReference) {
   const ModelConfig& c = m->config();
   const auto direction = [](size_t n) {
@@ -125,7 +125,7 @@ TEST_P(PointsOfFamily, ChangesAreThoseOfTheReference) {
   }
 }
 
-// The same of scores and patterns: of some heads, and of some of the positions that are looked at.
+// The same for scores and patterns: of some heads, and of some of the attended positions.
 TEST_P(PointsOfFamily, ChangesOfAttentionAreThoseOfTheReference) {
   const ModelConfig& c = m->config();
   using Op = Intervention::Op;
@@ -144,7 +144,7 @@ TEST_P(PointsOfFamily, ChangesOfAttentionAreThoseOfTheReference) {
                                    {Point::pattern, Op::scale, 1.5f, {}},
                                    {Point::pattern, Op::set, 1, {0.1f, 0.2f, 0, 0.3f, 0}},
                                    {Point::pattern, Op::add, -0.5f, {0.25f}}};
-  // Two of them for each family, because the reference takes long.
+  // Two cases for each family, because the reference is slow.
   for (size_t i = std::string(GetParam()).size() % 4; i < cases.size(); i += 4) {
     const Case& one = cases[i];
     Intervention w;
@@ -195,7 +195,7 @@ class Points : public testing::TestWithParam<Subject> {
     o.capacity = std::min<int64_t>(256, m->config().max_positions);
     return o;
   }
-  // Some of every kind, from position 40 on.
+  // Returns interventions of every kind, starting at position 40.
   std::vector<Intervention> changes() const {
     const ModelConfig& c = m->config();
     using Op = Intervention::Op;
@@ -241,7 +241,7 @@ class Points : public testing::TestWithParam<Subject> {
   TemporaryDirectory scratch;
 };
 
-// Of keys and values in q8, too, a pattern is the softmax of the scores, whatever instructions.
+// A pattern is the softmax of its scores with q8 keys and values, too, on every instruction set.
 TEST_P(Points, OfQ8) {
   SessionOptions o = how(2, 48);
   o.kv_type = KvType::q8;
@@ -266,7 +266,8 @@ TEST_P(Points, OfQ8) {
   EXPECT_EQ(capture(again, ids), all);
 }
 
-// What must hold between points, by bits where one thing is another, or is added up by one kernel.
+// Relations between points hold bit for bit where one point equals another, or is a sum of others
+// by one kernel.
 TEST_P(Points, AddUp) {
   Session s = session(how(2, 48));
   const ModelConfig& c = m->config();
@@ -367,7 +368,7 @@ TEST_P(Points, ChangesAreTheSameHoweverTheyAreComputed) {
   plain.append(ids);
   EXPECT_FALSE(same_state(plain, first));
   EXPECT_FALSE(digests_of(plain).id == expected.id);
-  // Blocks before the changes are the same, and are called the same.
+  // Blocks before the changes keep their bytes and their identities.
   const auto names = first.block_identities(), others = plain.block_identities();
   EXPECT_FALSE(names[1] == others[1]);
   Session early = session(how());
@@ -404,7 +405,7 @@ TEST_P(Points, ChangesStayWithTheState) {
   Session replayed = replay(m, s.state(), how());
   EXPECT_TRUE(same_state(replayed, s));
   EXPECT_EQ(digests_of(replayed).id, expected.id);
-  // Rewound to where they were attached they stay; before it they are forgotten.
+  // A rewind keeps interventions attached before its position, and drops those attached after it.
   Session back = s.fork();
   back.rewind(70);
   EXPECT_EQ(back.interventions(), s.interventions());
@@ -419,8 +420,8 @@ TEST_P(Points, ChangesStayWithTheState) {
   EXPECT_EQ(digests_of(back).id, digests_of(plain).id);
 }
 
-// Positions that moved up are no longer those that were said: what had begun goes on, what was over
-// stays over, and what still waits for positions refuses the shift.
+// A shift renumbers positions. An intervention that has begun stays in force, one that has ended
+// stays over, and one that has yet to begin refuses the shift.
 TEST_P(Points, ChangesOutliveShifts) {
   if (m->config().ropes.empty()) return;
   const auto first = std::span(ids).first(80), rest = std::span(ids).subspan(80);
@@ -439,8 +440,9 @@ TEST_P(Points, ChangesOutliveShifts) {
     s.append(rest);
     Session replayed = replay(m, s.state(), how());
     EXPECT_TRUE(same_state(replayed, s));
-    // By a change of the last layer's input, by nothing else: what the head reads of the last token
-    // differs from the same keys and values without it, unless it is over.
+    // Only the change of the last layer's input can make a difference here. The output layer reads
+    // the last token with it or without it, although keys and values are the same; both agree once
+    // it is over.
     State same_past = none.state();
     same_past.interventions.clear();
     Session without(m, same_past, how());
@@ -484,8 +486,8 @@ TEST_P(Points, ChangesThatChangeNothingChangeNoBit) {
   }
 }
 
-// A function of the program does what a declared change does, to the bit, and the state says that
-// no tokens give it.
+// Returns a callback that adds x, as a declared intervention does to the bit. The state records
+// that its tokens alone no longer reproduce it.
 std::shared_ptr<const Callback> adding(const PointAt& at, float x) {
   return std::make_shared<const Callback>(Callback{{at}, [x](const PointAt&, int64_t, Rows rows) {
                                                      for (size_t i = 0; i < rows.count; ++i) {
@@ -495,7 +497,8 @@ std::shared_ptr<const Callback> adding(const PointAt& at, float x) {
                                                    }});
 }
 
-// A head whose input is changed is computed again; what a callback at ln1 did to the others stays.
+// A head whose input is changed is computed again. The other heads keep the result of a callback at
+// ln1.
 TEST_P(Points, InputsOfHeadsChangeTheirHeadAlone) {
   const ModelConfig& c = m->config();
   if (!has_point(c, Point::ln1)) GTEST_SKIP() << "attention reads the residual stream itself";
@@ -543,7 +546,7 @@ TEST_P(Points, CallbacksChangeWhatTheySay) {
     s.append(first);
     s.attach(adding(at, 0.25f));
     std::vector<float> before(s.logits().begin(), s.logits().end());
-    EXPECT_TRUE(s.edits().empty());  // nothing has happened yet
+    EXPECT_TRUE(s.edits().empty());  // no callback has run yet
     s.append(rest);
     EXPECT_EQ(kv_bytes(s.kv()), kv_bytes(expected.kv()));
     EXPECT_TRUE(same_bytes(s.logits(), expected.logits()));
@@ -556,7 +559,8 @@ TEST_P(Points, CallbacksChangeWhatTheySay) {
       EXPECT_FALSE(names[b].replayable);
       EXPECT_EQ(names[b].id, block_content(s.kv().shape(), s.kv().block(static_cast<int64_t>(b))));
     }
-    // A fork goes on under it, until it is detached; a rewind to before it forgets the mark.
+    // A fork continues under the callback until it is detached. Rewinding to before it removes the
+    // record.
     Session fork = s.fork(), other = expected.fork();
     const int32_t next[] = {ids[3]};
     fork.append(next);
@@ -640,7 +644,8 @@ TEST_P(Points, CallbacksThatFailLeaveAllAsItWas) {
   EXPECT_EQ(s.callbacks(), 0u);
 }
 
-// Each change of a sweep, from its layer and position on, gives what the long way gives.
+// Each change of a sweep, starting from its layer and position, gives the bits of a full
+// computation.
 TEST_P(Points, TracesGiveTheSameBits) {
   const ModelConfig& c = m->config();
   const auto prompt = std::span(ids).subspan(20, 90);
@@ -663,7 +668,7 @@ TEST_P(Points, TracesGiveTheSameBits) {
     }
     some.push_back(changes()[0]);  // all layers
     some.back().layers.clear();
-    some.push_back(changes()[0]);  // of what comes later
+    some.push_back(changes()[0]);  // begins after the prompt
     some.back().begin = 110;
     std::vector<std::vector<float>> found(some.size());
     trace.run(some, [&](size_t i, std::span<const float> logits) {
@@ -682,8 +687,8 @@ TEST_P(Points, TracesGiveTheSameBits) {
   }
 }
 
-// Changes of scores and patterns do not depend on chunks, threads, batches and files; one that
-// changes nothing changes no bit; and what is captured is what they leave.
+// Changes of scores and patterns do not depend on chunks, threads, batches and files. A change
+// without effect changes no bit. Captured values include the changes.
 TEST_P(Points, ChangesOfAttentionKeepTheBits) {
   const ModelConfig& c = m->config();
   using Op = Intervention::Op;
@@ -717,7 +722,7 @@ TEST_P(Points, ChangesOfAttentionKeepTheBits) {
     Session plain(m, as), nothing(m, as);
     plain.append(ids);
     EXPECT_FALSE(same_bytes(plain.logits(), whole.logits()));
-    for (Intervention w : all) {  // nothing is added, nothing is scaled
+    for (Intervention w : all) {  // adds nothing, scales by one
       w.op = w.op == Op::set ? Op::add : w.op;
       w.amount = w.op == Op::scale ? 1 : 0;
       if (w.values) w.values = std::make_shared<const std::vector<float>>(1, 0.5f);
@@ -764,13 +769,13 @@ TEST_P(Points, WhatIsNotThereIsRefused) {
   refused([&](Intervention& w) { w.layers = {c.layers}; });
   refused([&](Intervention& w) { w.layers = {0, 0}; });
   refused([&](Intervention& w) { w.heads = {0}; });
-  refused([&](Intervention& w) { w.point = Point::pattern; });  // as many values as keys
-  refused([&](Intervention& w) { w.key_begin = 1; });           // of a point without keys
+  refused([&](Intervention& w) { w.point = Point::pattern; });  // needs as many values as keys
+  refused([&](Intervention& w) { w.key_begin = 1; });           // this point has no keys
   refused([&](Intervention& w) { w.point = Point::scores, w.op = Intervention::Op::clamp; });
   refused([&](Intervention& w) { w.point = Point::ln1_scale; });
   refused([&](Intervention& w) { w.point = Point::z, w.heads = {c.heads}; });
   refused([&](Intervention& w) { w.begin = 5, w.end = 5; });
-  refused([&](Intervention& w) { w.begin = 5, w.end = 20; });  // processed already
+  refused([&](Intervention& w) { w.begin = 5, w.end = 20; });  // already processed
   refused([&](Intervention& w) { w.values = nullptr; });
   refused([&](Intervention& w) { w.amount = std::nanf(""); });
   refused([&](Intervention& w) {

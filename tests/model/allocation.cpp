@@ -1,4 +1,4 @@
-// What the token path takes from the heap, counted and made to fail through operator new.
+// Heap allocations of the token path, counted and made to fail through operator new.
 #include "src/blas/openblas.hpp"
 #include "stet/model/product.hpp"
 #include "tests/support/heap.hpp"
@@ -21,8 +21,8 @@ class Allocation : public testing::TestWithParam<int> {
   const std::vector<int32_t> ids = random_tokens(*m, 300);
 };
 
-// After the first token of a session the only allocations are the bookkeeping of a new block, once
-// in 64 tokens.
+// After a session's first token, the only allocations are the bookkeeping of a new block, once in
+// 64 tokens.
 TEST_P(Allocation, ATokenAllocatesNothing) {
   Session s(m, options(GetParam()));
   s.append(std::span(ids).first(60));
@@ -58,7 +58,7 @@ TEST_P(Allocation, ATokenOfABatchAllocatesNothing) {
 INSTANTIATE_TEST_SUITE_P(Threads, Allocation, testing::Values(1, 2),
                          testing::PrintToStringParamName());
 
-// Every allocation of every call is made to fail in turn: the session is what it was, and works
+// Makes every allocation of every call fail in turn. The session must be unchanged and must work
 // afterwards.
 class FailingAllocation : public Allocation {
  protected:
@@ -74,7 +74,7 @@ class FailingAllocation : public Allocation {
       } catch (const std::bad_alloc&) {
         failed = true;
       } catch (const Error&) {
-        failed = true;  // the arena of a fork, reported as what did not fit
+        failed = true;  // a fork's arena, reported with the size that did not fit
       }
       allocations_left = -1;
       if (!failed) {
@@ -118,7 +118,7 @@ TEST_P(FailingAllocation, OfABatchChangesNoneOfIt) {
   });
 }
 
-// Inside the team nothing may fail: there bad_alloc would end the process.
+// Nothing may fail inside the team, where bad_alloc would end the process.
 TEST_P(FailingAllocation, OfAppendThroughBlasChangesNothing) {
   SessionOptions blas = options(2, STET_DEFAULT_ISA, 50);
   if (have_blas()) blas.compute.contract = Contract::f32_blas;
@@ -136,7 +136,7 @@ TEST_P(FailingAllocation, OfRewindChangesNothing) {
   sweep(start, whole, [&](Session& s) { s.rewind(290); });
 }
 
-// The last token is worked out again: a failure must not leave the session without it.
+// The last token is computed again. A failure must not leave the session without it.
 TEST_P(FailingAllocation, OfLogitsChangesNothing) {
   for (int64_t size : {64, 65, 130}) {
     Session start(m, options(1)), whole(m, options(1));

@@ -1,4 +1,4 @@
-// The promise: the same bits whatever the chunking, the threads, the instruction set, the history.
+// Chunking, threads, instruction set and history never change a bit.
 #include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
@@ -13,10 +13,10 @@
 namespace stet::test::bits_tests {
 namespace {
 
-// Three windows (or three blocks, where the window is wider or there is none) and two positions.
+// Three windows, or three blocks if the window is wider or there is none, and two positions.
 constexpr size_t kLength = 3 * 64 + 2;
 
-// As many as a session of `m` can hold, up to n.
+// Returns n, or the number of positions that a session of `m` can hold if that is less.
 size_t at_most(const Model& m, size_t n) {
   return std::min(n, static_cast<size_t>(m.config().max_positions));
 }
@@ -46,7 +46,7 @@ class Bits : public testing::TestWithParam<Subject> {
     EXPECT_TRUE(same_state(a.session, b.session)) << what;
   }
 
-  // Lengths on and around the boundaries of blocks and of this model's windows.
+  // Returns lengths at and around the boundaries of blocks and of this model's windows.
   std::vector<int64_t> boundaries() const {
     std::vector<int64_t> steps = {kBlockPositions};
     for (int64_t window : m->config().window) {
@@ -90,8 +90,8 @@ TEST_P(Bits, RandomChunkingDoesNotMatter) {
   }
 }
 
-// More threads than processors are slow where every token waits for all of them: fewer tokens one
-// by one.
+// With more threads than processors every token waits for all threads, so fewer tokens are taken
+// one by one.
 TEST_P(Bits, ThreadsDoNotMatter) {
   Run one = run(ids, options(1));
   const auto few = std::span(ids).first(20);
@@ -111,7 +111,7 @@ TEST_P(Bits, ThreadsDoNotMatter) {
   }
 }
 
-// Members one after the other, the last first.
+// Runs the members one after the other, the last first.
 TEST_P(Bits, AnExecutorDoesNotMatter) {
   struct Backwards : Executor {
     void run(int size, const std::function<void(int rank)>& member) override {
@@ -127,7 +127,7 @@ TEST_P(Bits, AnExecutorDoesNotMatter) {
   EXPECT_GE(executor.runs, 2);
 }
 
-// The split of a single query's blocks among threads, with several blocks to split.
+// A single query's blocks are split among threads; here it has several.
 TEST_P(Bits, ThreadsDoNotMatterToADeepToken) {
   Run one = run(ids, options(1));
   for (int threads : {2, 3, 5}) {
@@ -150,8 +150,8 @@ TEST_P(Bits, InstructionSetDoesNotMatter) {
   }
 }
 
-// Every prompt length up to a few tokens of a second block, or with STET_ALL_WAYS up to the end
-// (else every seventh), against a session that takes one token at a time.
+// Compares every prompt length with a session that takes one token at a time: all lengths up to a
+// few tokens of a second block, then every seventh, or all of them with STET_ALL_WAYS.
 TEST_P(Bits, EveryPromptLengthEqualsTokenByToken) {
   Session stepping(m, options(1));
   for (size_t n = 1; n <= length; ++n) {
@@ -183,7 +183,7 @@ TEST_P(Bits, RewoundAndContinuedEqualsUnbroken) {
   }
 }
 
-// Asking for the logits after a rewind computes them and nothing else.
+// Asking for the logits after a rewind computes only the logits.
 TEST_P(Bits, LogitsAfterRewindLeaveKeysAndValuesAlone) {
   Session s(m, options(1));
   s.append(ids);
@@ -215,13 +215,13 @@ TEST_P(Bits, ForkEqualsUnbrokenWhicheverSideGoesOn) {
     with_other.append(head);
     with_other.append(other);
 
-    Session changed = original.fork();  // the fork is changed, the original goes on
+    Session changed = original.fork();  // the fork is changed, the original continues
     Session kept = original.fork();
     changed.append(other);
     changed.rewind(at / 2);
     original.append(tail);
     ASSERT_TRUE(same_state(original, unbroken)) << "fork at " << at;
-    original.rewind(at / 2);  // the original is changed, a fork goes on
+    original.rewind(at / 2);  // the original is changed, a fork continues
     original.append(other);
     kept.append(other);
     ASSERT_TRUE(same_state(kept, with_other)) << "fork at " << at;
@@ -230,7 +230,7 @@ TEST_P(Bits, ForkEqualsUnbrokenWhicheverSideGoesOn) {
 
 class BitsOfKvType : public testing::TestWithParam<std::tuple<Subject, KvType>> {};
 
-// Chunks, threads, instruction sets and history under a narrower type of keys and values.
+// Chunks, threads, instruction sets and history with a narrower type of keys and values.
 TEST_P(BitsOfKvType, NothingMatters) {
   const auto m = model(std::get<0>(GetParam()).directory);
   const auto ids = random_tokens(*m, at_most(*m, 150));
@@ -258,7 +258,7 @@ TEST_P(BitsOfKvType, NothingMatters) {
   }
 }
 
-// Of q8, every key and value by the formula of kv_block.hpp.
+// Checks every q8 key and value against the formula of kv_block.hpp.
 void quantized_once(const Session& wide, const Session& narrow) {
   const KvShape &from = wide.kv().shape(), &to = narrow.kv().shape();
   const auto dim = static_cast<size_t>(from.head_dim);
@@ -280,7 +280,7 @@ void quantized_once(const Session& wide, const Session& narrow) {
   }
 }
 
-// Keys and values of the first layer do not depend on attention: they are those of the f32 cache,
+// Keys and values of the first layer do not depend on attention, so they are those of the f32 cache
 // rounded once.
 TEST_P(BitsOfKvType, RoundedOnceWhenWritten) {
   const auto m = model(std::get<0>(GetParam()).directory);

@@ -1,5 +1,5 @@
-// The contract of a session: its name, which weights and options it takes, and that a state keeps
-// to one.
+// The contract of a session: its name, the weights and options that it accepts, and its fixed place
+// in a state.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -76,7 +76,7 @@ TEST(Contract, Bf16TakesBfloat16WeightsAlone) {
   }
 }
 
-// Whether a library of that name is in the address space.
+// Returns true if a library of this name is mapped into the process.
 bool is_mapped(const std::string& name) {
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
@@ -85,7 +85,7 @@ bool is_mapped(const std::string& name) {
   return false;
 }
 
-// In a process of its own, which has not loaded it yet. The system can refuse to.
+// Loads BLAS in a process that has not used it yet. The system can refuse to load it.
 int load_blas_late() {
   const auto m = model(asset_path("pocket-llama3"));
   Session(m, under(Contract::f32)).append(std::vector<int32_t>{1, 2, 3});
@@ -120,7 +120,7 @@ TEST(Contract, BlasIsLoadedWhenItIsFirstAskedFor) {
   EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
-// Tokens that BLAS has processed are of another contract: its name goes with them wherever they go.
+// Tokens processed through BLAS belong to another contract, whose name stays with them.
 TEST(Contract, BlasIsAContractOfItsOwn) {
   if (!have_blas()) GTEST_SKIP() << "built without OpenBLAS";
   const auto m = model(asset_path("pocket-llama3"));
@@ -145,7 +145,7 @@ TEST(Contract, BlasIsAContractOfItsOwn) {
             "argument: batch[1]: contract: expected f32, as of the first session, found f32-blas");
 }
 
-// The same shape, one weight other.
+// A model of the same shape in which one weight differs.
 TEST(Contract, AStateKnowsItsModel) {
   const TemporaryDirectory scratch;
   std::filesystem::copy(data_path("models/llama31-tiny"), scratch / "other");

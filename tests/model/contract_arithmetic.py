@@ -1,7 +1,7 @@
-"""The arithmetic of docs/contracts, written from these pages alone: nothing here is shared with stet.
+"""The arithmetic of docs/contracts, written from those pages alone. It shares no code with stet.
 
-Functions take and return numpy arrays of float32 unless they say otherwise. Each operation of numpy on float32 or float64 is one
-operation of IEEE 754; fma() is exact by rounding to odd.
+Functions take and return numpy arrays of float32 unless they say otherwise. Each numpy operation
+on float32 or float64 is one operation of IEEE 754. fma() is exact because it rounds to odd.
 """
 
 import math
@@ -24,7 +24,8 @@ def from_bits32(bits):
 
 
 def to_odd(p, c):
-    """p + c in float64, rounded to odd wherever rounding to nearest could round twice on the way to float32."""
+    """Returns p + c in float64, rounded to odd wherever rounding to nearest could round twice on
+    the way to float32."""
     s = np.add(p, c)
     bits = s.view(np.int64)
     doubtful = ((bits & 0x1FFFFFFF) == 0x10000000) | ((bits & 0x7FFFFFFFFFFFFFFF) < 0x3810000000000000)
@@ -32,16 +33,16 @@ def to_odd(p, c):
         at = np.nonzero(doubtful)
         some, one, other = s[at], np.broadcast_to(p, s.shape)[at], np.broadcast_to(c, s.shape)[at]
         back = some - one
-        error = (one - (some - back)) + (other - back)  # Knuth: exact
+        error = (one - (some - back)) + (other - back)  # Knuth's two-sum, exact
         fix = (error != 0) & ((some.view(np.int64) & 1) == 0)
-        # One step in the direction of the error: away from zero where both have one sign.
+        # Steps by one in the direction of the error: away from zero if both have the same sign.
         step = np.where((error > 0) == (some > 0), 1, -1)
         s[at] = (some.view(np.int64) + np.where(fix, step, 0)).view(F64)
     return s
 
 
 def fma64(p, c):
-    """The float32 nearest to p + c, as float64: p is an exact product of two float32."""
+    """Returns the float32 nearest to p + c, as float64. p is an exact product of two float32."""
     return to_odd(p, c).astype(F32).astype(F64)
 
 
@@ -52,7 +53,8 @@ def fma(a, b, c):
 
 
 def fma64_flushed(p, c):
-    """The same, where results are zeros of their sign that are below 2^-126 when rounded to 24 bits."""
+    """Returns fma64(p, c), with results that round to less than 2^-126 in 24 bits flushed to
+    zeros of their sign."""
     s = to_odd(p, c)
     tiny = np.abs(s) < LEAST * (1 - 2.0**-25)
     return np.where(tiny, np.copysign(0.0, s), s.astype(F32).astype(F64))
@@ -63,7 +65,7 @@ def flush(x):
 
 
 def round_bf16(x):
-    """The bits of the nearest bfloat16, ties to even."""
+    """Returns the bits of the nearest bfloat16, ties to even."""
     bits = np.asarray(x, F32).view(np.uint32)
     nan = (bits & 0x7FFFFFFF) > 0x7F800000
     rounded = (bits.astype(np.uint64) + 0x7FFF + (bits >> 16 & 1)) >> 16
@@ -84,12 +86,12 @@ def widen_f16(bits):
 
 
 def nearest(x):
-    """Integers as float32, ties to even; zero is +0."""
+    """Rounds to integers as float32, ties to even; zero is +0."""
     return np.rint(np.asarray(x, F32)) + F32(0)
 
 
 def vector(n, s):
-    """The vectors v(n, s) of the examples."""
+    """Returns the vector v(n, s) of the examples."""
     return ((np.arange(n) * 37 + s * 11) % 101 - 50).astype(F32) / F32(47)
 
 
@@ -301,7 +303,7 @@ def softcap(x, cap):
 
 
 def lanes(x, f, pad=0.0):
-    """Sums of rows [..., n]: element i is taken by f into lane i mod 16; then the tree."""
+    """Sums rows [..., n]: f adds element i to lane i mod 16, and a tree adds the lanes."""
     n = x.shape[-1]
     x = np.concatenate([x, np.broadcast_to(np.asarray(pad, F32), x.shape[:-1] + (-n % 16,))], axis=-1)
     sums = np.zeros(x.shape[:-1] + (16,), F32)
@@ -333,7 +335,7 @@ def layer_norm(x, w, b, eps):
 # ---------------------------------------------------------------- docs/contracts/attention.md: RoPE
 
 def frequencies(rope, dim):
-    """`rope`: theta, and scaling with its numbers."""
+    """Returns the frequencies of the pairs. `rope` holds theta, and a scaling with its numbers."""
     kind, theta = rope.get("scaling", "none"), float(rope["theta"])
     result = []
     for i in range(0, dim, 2):
@@ -379,7 +381,7 @@ def _yarn(rope, dim, pair, f):
 
 
 def angles(positions, freq, magnitude=1.0):
-    """cos and sin, [positions][pairs]."""
+    """Returns cos and sin, [positions][pairs]."""
     turned = [[sincos64(float(F32(p) * f)) for f in freq] for p in positions]
     both = np.array(turned, F64).astype(F32).reshape(len(positions), len(freq), 2)
     sin, cos = both[..., 0], both[..., 1]
@@ -389,7 +391,7 @@ def angles(positions, freq, magnitude=1.0):
 
 
 def rotate(x, cos, sin):
-    """x [..., head_dim]; cos, sin [..., pairs]."""
+    """Rotates x [..., head_dim] by cos and sin [..., pairs]."""
     half = cos.shape[-1]
     a, b = x[..., :half], x[..., half:2 * half]
     y = x.copy()

@@ -1,4 +1,5 @@
-"""What config.json says, by the tables of docs/contracts/models.md, and the canonical form of names.md."""
+"""Reads config.json by the tables of docs/contracts/models.md. Writes the canonical form of
+names.md."""
 
 import json
 import math

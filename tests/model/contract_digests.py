@@ -1,4 +1,5 @@
-"""Names of docs/contracts/names.md, written from that page alone: digests of bytes, fingerprints of models."""
+"""The names of docs/contracts/names.md, written from that page alone: digests of bytes,
+fingerprints of models."""
 
 import hashlib
 import os
@@ -17,7 +18,7 @@ _STRIPE, _BLOCK = 64, 1024
 
 
 def digest(data):
-    """XXH3-128 of bytes; long ones many stripes at a time."""
+    """Returns the XXH3-128 of bytes. Long inputs are hashed many stripes at a time."""
     if len(data) <= _BLOCK:
         return xxh3.xxh3_128(data)
     full = (len(data) - 1) // _BLOCK
@@ -50,7 +51,8 @@ def sha256(data):
 # ---------------------------------------------------------------- a model's fingerprint
 
 def leaf(dtype, x):
-    """u8 type and digest of some rows, in the first type that holds all of them."""
+    """Returns a u8 type and the digest of some rows, in the first type that holds all their
+    values."""
     if dtype == "BF16":
         return b"\0" + digest(x.tobytes())
     bits = x.astype(np.float32).view(np.uint32)
@@ -83,7 +85,7 @@ def group_of(name):
 
 
 def used(c, names):
-    """The tensors that the model reads, of all of a checkpoint."""
+    """Returns those tensors of a checkpoint that the model reads."""
     kept = [n for n in names if not (n in ("lm_head.weight", "embed_out.weight") and c.tied_head)]
     return [n for n in kept if not n.startswith(("vision_tower", "multi_modal_projector")) and not n.endswith(
         ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", "attention.bias", "attention.masked_bias"))]

@@ -1,8 +1,10 @@
-"""Computes every example of docs/contracts from these pages alone and compares it with what stands there.
+"""Computes every example of docs/contracts from those pages alone and compares it with the
+printed result.
 
-    contract_examples.py ROOT [STET]      with the command: fingerprints and identities by stet, too
+    contract_examples.py ROOT [STET]
 
-stet's kernels are compared with the same examples by tests/kernels/contract_examples.cpp.
+With STET, the command checks fingerprints and identities, too.
+tests/kernels/contract_examples.cpp compares stet's kernels with the same examples.
 """
 
 import glob
@@ -25,7 +27,7 @@ from contract_model import attention, store_row
 
 
 def read_examples(root):
-    """(page, line number, name, arguments, results) of each example."""
+    """Returns (page, line number, name, arguments, results) of each example."""
     for path in sorted(glob.glob(os.path.join(root, "docs/contracts/*.md"))):
         name = None
         with open(path, encoding="utf-8") as file:
@@ -102,7 +104,7 @@ def product(kind):
 
 
 def thirty_two(values):
-    """v(32, s), or the numbers themselves and zeros behind them."""
+    """Returns v(32, s), or the given numbers padded with zeros."""
     if len(values) == 1:
         return vector(32, int(values[0]))[None]
     return np.array([[float(v) for v in values] + [0.0] * (32 - len(values))], F32)
@@ -127,7 +129,8 @@ def six_bits(s, t):
 
 
 def nibbles(u, distance):
-    """Weights in groups of twice `distance`: the second half in the upper four bits."""
+    """Packs weights in groups of twice `distance`, the second half of a group in the upper four
+    bits."""
     u = u.reshape(-1, 2, distance) & 15
     return (u[:, 0] | u[:, 1] << 4).astype(np.uint8).tobytes()
 
@@ -252,15 +255,15 @@ def constants(path):
         return {float.fromhex(x) for x in re.findall(r"0x1(?:\.[0-9a-f]*)?p[+-]?\d+", file.read())}
 
 
-# ---------------------------------------------------------------- what the command says
+# ---------------------------------------------------------------- results of the command
 
 def run(*arguments):
     return subprocess.run(arguments, check=True, capture_output=True, text=True).stdout
 
 
 def by_command(stet, name, arguments):
-    """The results by stet, of the examples that its kernels have no part in."""
-    if name == "config" and len(arguments) > 1:  # a file beside the one that the command reads
+    """Returns the command's results for the examples that need no kernel."""
+    if name == "config" and len(arguments) > 1:  # needs a second file beside the one that the command reads
         return by_command(stet, name, arguments[:1])
     if name == "config":
         config = json.loads(run(stet, "inspect", os.path.join(ROOT, arguments[0]), "--json"))["config"]

@@ -1,4 +1,5 @@
-"""Checkpoints and forward passes of docs/contracts/models.md and attention.md, written from these pages alone."""
+"""Checkpoints and forward passes of docs/contracts/models.md and attention.md, written from those
+pages alone."""
 
 import json
 import os
@@ -35,7 +36,7 @@ class Checkpoint:
         return next((name[len(p):] for p in self.PREFIXES if name.startswith(p)), name)
 
     def raw(self, name):
-        """dtype and elements as they are stored."""
+        """Returns the dtype and the elements as stored."""
         entry = self.header[self.short[name]]
         begin, end = entry["data_offsets"]
         kind = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U8": np.uint8}[entry["dtype"]]
@@ -82,7 +83,8 @@ class Cache:
         self.c, self.kind, self.layers, self.size, self.hidden = c, kind, [None] * c.layers, 0, set()
 
     def store(self, layer, k, v):
-        """Appends [T][kv_heads][head_dim] each: what is stored of all, with scales [P][kv_heads] or None."""
+        """Appends k and v, [T][kv_heads][head_dim] each. Returns all stored keys and values, each
+        with scales [P][kv_heads] or None."""
         new, old = [store_row(x, self.kind) for x in (k, v)], self.layers[layer]
         if old is not None:
             new = [tuple(None if y is None else np.concatenate([x, y]) for x, y in zip(*pair)) for pair in zip(old, new)]
@@ -90,7 +92,8 @@ class Cache:
         return new
 
     def prune(self, begin, end, shift, ropes):
-        """Takes positions out: they are hidden and zero, or those behind move up."""
+        """Removes positions. With `shift` the later ones move up; otherwise they are hidden and
+        zeroed."""
         for layer, (keys, values) in enumerate(self.layers):
             if not shift:
                 for x in (*keys, *values):
@@ -151,7 +154,8 @@ def widened(x, kind):
 
 
 def attention(q, keys, values, scale, softcap, window, kind="f32", first=0, hidden=(), sink=None):
-    """Queries [T][D] of positions first, first + 1, ... of one head, over keys and values (x [P][D], scales [P] or None)."""
+    """Computes attention of one head. q [T][D] holds the queries of positions first, first + 1,
+    ...; keys and values are (x [P][D], scales [P] or None)."""
     (k, k_scale), (v, v_scale) = keys, values
     k, v = widened(k, kind), widened(v, kind)
     rows = len(q)
@@ -227,7 +231,8 @@ class Model:
         return Linear(w, self.kind, group, b)
 
     def layer(self, i):
-        """q, k and v in one, output, gate and up (or up alone), down."""
+        """Returns the layer's matrices: q, k and v in one, output, gate and up (or up alone),
+        down."""
         c, at = self.c, self.names[2] + str(i) + "."
         if c.family == "gpt2":
             return [self.linear([at + n], g, True, "transposed") for n, g in
@@ -312,7 +317,7 @@ class Model:
         return np.concatenate(z, axis=1)
 
     def forward(self, ids, kv="f32", cache=None):
-        """Logits [T][vocab] of tokens behind those of the cache, and the cache."""
+        """Appends tokens to the cache. Returns their logits [T][vocab] and the cache."""
         c, t = self.c, self.t
         cache = cache or Cache(c, kv)
         positions = range(cache.size, cache.size + len(ids))

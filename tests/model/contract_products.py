@@ -1,10 +1,11 @@
-"""Linear layers of docs/contracts/products.md, written from that page alone: weights rounded to few bits, activations, products."""
+"""Linear layers of docs/contracts/products.md, written from that page alone: weights rounded to
+few bits, activations, products."""
 
 import numpy as np
 
 from contract_arithmetic import (F32, F64, fma64, fma64_flushed, flush, nearest, round_bf16, round_f16, widen_bf16, widen_f16)
 
-COLUMNS = 128  # outputs that are computed at once, so that they stay in a cache
+COLUMNS = 128  # outputs computed at once, so that they stay in a cache
 
 
 def padded(x, unit):
@@ -14,7 +15,8 @@ def padded(x, unit):
 # ---------------------------------------------------------------- floats
 
 def chain(x, w, step=fma64):
-    """y [rows][n] of x [rows][k] and w [n][k], float64 arrays of float32: the odd input of a pair first."""
+    """Returns y [rows][n] of x [rows][k] and w [n][k], float64 arrays of float32 values. The odd
+    input of a pair comes first."""
     x, w = padded(x, 2), padded(w, 2)
     y = np.zeros((len(x), len(w)))
     order = [i ^ 1 for i in range(x.shape[1])]
@@ -28,7 +30,7 @@ def chain(x, w, step=fma64):
 
 
 class Floats:
-    """Float32 weights, [n][k]; `name` is the contract, f32 or bf16."""
+    """Float32 weights, [n][k]. `name` is the contract, f32 or bf16."""
 
     def __init__(self, w, name="f32"):
         self.w, self.name = w, name
@@ -46,7 +48,8 @@ class Floats:
 # ---------------------------------------------------------------- activations
 
 def quantize(x):
-    """x [rows][k], k a multiple of 32: int8 as float64 [rows][k/32][32], and scales [rows][k/32]."""
+    """Rounds x [rows][k], k a multiple of 32, to int8. Returns the integers as float64
+    [rows][k/32][32], and scales [rows][k/32]."""
     x = x.reshape(len(x), -1, 32)
     a = np.abs(x).max(axis=-1)
     finite = np.isfinite(x).all(axis=-1)
@@ -60,14 +63,14 @@ def quantize(x):
 
 
 def sums(q, u):
-    """Exact integer dot products of blocks: [blocks][rows][n]."""
+    """Returns exact integer dot products of blocks, [blocks][rows][n]."""
     return np.matmul(q.transpose(1, 0, 2), u.transpose(1, 2, 0))
 
 
 # ---------------------------------------------------------------- q8 and q4
 
 def round_q8(w):
-    """Blocks [..., 32] -> float16 bits d [...], integers [..., 32]."""
+    """Rounds blocks [..., 32]. Returns d as float16 bits [...], and integers [..., 32]."""
     top = np.abs(w).max(axis=-1)
     d = round_f16(top / F32(127))
     d = np.where(top > F32(127.5) * widen_f16(d), d + 1, d).astype(np.uint16)
@@ -81,7 +84,7 @@ def _inverse(d):
 
 def round_q4(w):
     at = np.abs(w).argmax(axis=-1)  # the first of equal magnitudes
-    top = np.take_along_axis(w, at[..., None], axis=-1)[..., 0] + F32(0)  # a zero is +0
+    top = np.take_along_axis(w, at[..., None], axis=-1)[..., 0] + F32(0)  # turns -0 into +0
     tried = []
     for divisor in (-8, 7):
         d = round_f16(top / F32(divisor))
@@ -119,7 +122,7 @@ class Mxfp4:
 
 
 class Blocks:
-    """Weights in blocks of 32: integers u and a float16 scale for each."""
+    """Weights in blocks of 32: integers u, and a float16 scale for each block."""
 
     def __init__(self, w, round_block):
         self.columns = w.shape[1]
@@ -143,7 +146,8 @@ class Blocks:
 # ---------------------------------------------------------------- K types
 
 def round_super(x, top, first, steps):
-    """Q4_K (15, -1, 20) and Q5_K (31, -0.5, 15) of x [rows][256]: d, m, scales, minimums, integers."""
+    """Rounds x [rows][256] to Q4_K (15, -1, 20) or Q5_K (31, -0.5, 15). Returns d, m, scales,
+    minimums, integers."""
     part = x.reshape(-1, 32)
     scale, minimum, u = _search(part, F32(top), F32(first), steps)
     scale, minimum, u = scale.reshape(-1, 8), minimum.reshape(-1, 8), u.reshape(-1, 8, 32)
@@ -208,7 +212,7 @@ def _least_squares(x, w, u):
 
 
 def round_six(x):
-    """Q6_K of x [rows][256]: d, scales [16], integers less 32."""
+    """Rounds x [rows][256] to Q6_K. Returns d, scales [16], and integers minus 32."""
     part = x.reshape(-1, 16)
     scale = _search_six(part).reshape(-1, 16)
     at = np.abs(scale).argmax(axis=1)
@@ -263,7 +267,7 @@ def _search_six(x):
 
 
 class Supers:
-    """Weights of q4k and q5k: super-blocks of 256, (d s) u - m t."""
+    """Weights of q4k and q5k in super-blocks of 256, (d s) u - m t."""
 
     def __init__(self, w, top, first, steps):
         n, k = w.shape
@@ -285,7 +289,7 @@ class Supers:
 
 
 class Sixes:
-    """Weights of q6k: (d s) (u - 32), a scale for each 16."""
+    """Weights of q6k, (d s) (u - 32), with a scale for each 16."""
 
     def __init__(self, w):
         n, k = w.shape
@@ -307,7 +311,8 @@ class Sixes:
 
 
 def make(w, kind, group):
-    """The matrix of float32 weights [n][k] in `kind`: a contract, or a K type; `group` as fingerprints name it."""
+    """Returns the matrix of float32 weights [n][k] in `kind`, a contract or a K type. `group` is
+    the group's name in fingerprints."""
     sensitive = group in ("embeddings", "head")
     if kind in ("f32", "bf16"):
         return Floats(w, kind)

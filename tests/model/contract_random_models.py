@@ -1,4 +1,5 @@
-"""Random models of odd shapes and extreme weights: the second implementation and the command have the same digests.
+"""Compares the digests of the second implementation and the command on random models of odd
+shapes and extreme weights.
 
     contract_random_models.py STET SEED COUNT
 """
@@ -38,7 +39,8 @@ def weights(rng, dtype, extreme, *shape):
 
 
 def write_model(directory, rng, dtype):
-    """A Llama with biases; returns its vocabulary's size and what it is, for errors."""
+    """Writes a Llama with biases. Returns the size of its vocabulary, and a description for
+    errors."""
     heads, head_dim = int(rng.choice([1, 2, 3, 4, 6])), int(rng.choice([2, 6, 10, 16, 20, 34]))
     kv = int(rng.choice([h for h in range(1, heads + 1) if heads % h == 0]))
     hidden, inter, vocab, layers = (int(rng.integers(*r)) for r in ((3, 90), (3, 120), (20, 150), (1, 3)))

@@ -1,5 +1,5 @@
-// What each family's config means; Gemma 1 and Qwen 2 against an independent float64
-// implementation, which the goldens of transformers vouch for.
+// The meaning of each family's config. Compares families with an independent float64
+// implementation, which transformers' goldens validate.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 #include "tests/support/models.hpp"
 #include "tests/support/reference_model.hpp"
 
-#define main own_architecture  // the example's program, as a function
+#define main own_architecture  // turns the example's program into a function
 #include "examples/own_architecture.cpp"
 #undef main
 
@@ -37,7 +37,7 @@ ModelConfig parsed(
   return parse_model_config(json.dump(), "config.json");
 }
 
-// A checkpoint that is a copy of another but for its config.
+// Copies a checkpoint with a changed config. Returns its directory.
 std::string changed_copy(const TemporaryDirectory& dir, const std::string& name,
                          const std::function<void(Json&)>& config) {
   fs::copy(tiny(name), dir.path(),
@@ -51,7 +51,7 @@ std::string changed_copy(const TemporaryDirectory& dir, const std::string& name,
 
 // ---------------------------------------------------------------- the float64 implementation
 
-// As tests/model/golden_logits.cpp bounds it.
+// Uses the bound of tests/model/golden_logits.cpp.
 template <class A, class B>
 void expect_close(const std::vector<A>& got, const std::vector<B>& expected,
                   const std::string& what) {
@@ -86,7 +86,8 @@ INSTANTIATE_TEST_SUITE_P(Families, Reference,
                                          "qwen3-tiny"),
                          [](const auto& info) { return fmt::format("{}", info.index); });
 
-// Logits, hidden states, keys and values of `directory` after 60 tokens.
+// Compares logits, hidden states, keys and values of `directory` after 60 tokens with the
+// reference.
 void expect_reference(const std::string& directory) {
   const auto m = Model::load(directory, 1);
   const std::vector<int32_t> ids = random_tokens(*m, 60);
@@ -135,7 +136,7 @@ TEST(Families, Qwen2AgreesWithTheReference) {
 
 class NewerFamily : public testing::TestWithParam<const char*> {};
 
-// Their greedy tokens, too, of which each is computed again from all before it.
+// Also compares greedy tokens, each of which the reference computes from all tokens before it.
 TEST_P(NewerFamily, AgreesWithTheReference) {
   expect_reference(tiny(GetParam()));
   const auto m = model(tiny(GetParam()));
@@ -158,7 +159,7 @@ INSTANTIATE_TEST_SUITE_P(Families, NewerFamily,
                                          "pythia-tiny", "phi3-tiny", "phi4-tiny"),
                          [](const auto& info) { return fmt::format("{}", info.index); });
 
-// One after the other, and without a part that does not turn.
+// Attention and MLP in sequence, and rotation of all dimensions.
 TEST(Families, OtherGptNeoXAgreeWithTheReference) {
   const TemporaryDirectory dir;
   expect_reference(
@@ -166,7 +167,7 @@ TEST(Families, OtherGptNeoXAgreeWithTheReference) {
   expect_reference(changed_copy(dir, "pythia-tiny", [](Json& j) { j["rotary_pct"] = 1.0; }));
 }
 
-// The short factors up to the positions that a model was first trained with, the long ones beyond.
+// LongRoPE uses short factors up to the positions of the original training, long factors beyond.
 TEST(Families, LongRopeIsShortOrLongByTheModelsPositions) {
   const ModelConfig c = parsed("phi3-tiny");
   EXPECT_TRUE(c.ropes[0].is_long);
@@ -200,7 +201,7 @@ TEST(Families, LongRopeIsShortOrLongByTheModelsPositions) {
   EXPECT_EQ(parsed("pythia-tiny").rotated(), 4);
 }
 
-// Positions far beyond those that YaRN stretches, and a factor and borders of its own.
+// Positions far beyond the range that YaRN stretches, with a custom factor and ramp.
 TEST(Families, YarnAgreesWithTheReference) {
   const TemporaryDirectory dir;
   expect_reference(changed_copy(dir, "olmo3-tiny", [](Json& j) {
@@ -227,7 +228,7 @@ TEST(Families, TheExamplesOwnFamilyAgreesWithTheReference) {
   expect_reference(model);
 }
 
-// Goldens have none of these: Qwen 3 with windows, Mistral without, Gemma 2 without caps.
+// Settings that no golden covers: Qwen 3 with windows, Mistral without, Gemma 2 without caps.
 TEST(Families, OtherSettingsAgreeWithTheReference) {
   const TemporaryDirectory dir;
   expect_reference(changed_copy(dir, "qwen3-tiny", [](Json& j) {
@@ -244,7 +245,7 @@ TEST(Families, OtherSettingsAgreeWithTheReference) {
   }));
   expect_reference(changed_copy(dir, "gemma2-tiny", [](Json& j) {
     j["attn_logit_softcapping"] = 0.5;
-  }));  // which bends scores much
+  }));  // bends scores strongly
 }
 
 // ---------------------------------------------------------------- configs
@@ -343,7 +344,7 @@ TEST(Families, FactorsOfGranite) {
 
 TEST(Families, HeadDimOfItsOwn) {
   EXPECT_EQ(parsed("mistral-tiny", [](Json& j) { j["head_dim"] = 40; }).head_dim,
-            40);  // Nemo: unlike hidden / heads
+            40);  // Nemo: differs from hidden / heads
   EXPECT_EQ(parsed("mistral-tiny", [](Json& j) { j.erase("head_dim"); }).head_dim, 16);
   EXPECT_EQ(parsed("qwen3-tiny", [](Json& j) { j.erase("head_dim"); }).head_dim, 128);
   EXPECT_EQ(parsed("gemma-tiny", [](Json& j) { j.erase("head_dim"); }).head_dim, 256);
@@ -366,7 +367,7 @@ TEST(Families, SizesOfGpt2) {
             1);
 }
 
-// rope_parameters and layer_types, as newer transformers writes them.
+// rope_parameters and layer_types as newer versions of transformers write them.
 TEST(Families, NewerConfigsAreTheSameModels) {
   for (const char* name :
        {"gemma-tiny", "gemma2-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny"}) {
@@ -382,7 +383,7 @@ TEST(Families, NewerConfigsAreTheSameModels) {
   }
 }
 
-// What a snapshot holds of a config gives the config back.
+// The config in a snapshot is read back unchanged.
 TEST(Families, CanonicalConfigsAreReadBack) {
   for (const Subject& subject : subjects()) {
     const std::string canonical = model(subject.directory)->config().canonical();
@@ -393,8 +394,8 @@ TEST(Families, CanonicalConfigsAreReadBack) {
 
 // ---------------------------------------------------------------- GPT-2
 
-// transformers writes "transformer." before the names, the published checkpoints do not. Some hold
-// the causal mask.
+// transformers writes "transformer." before the names; published checkpoints do not, and some
+// contain the causal mask.
 TEST(Gpt2, NamesWithAndWithoutPrefixAreOneModel) {
   const TemporaryDirectory dir;
   changed_copy(dir, "gpt2-tiny", [](Json&) {});
@@ -463,7 +464,7 @@ TEST(Gpt2, PruneKeepsPositionsAndCannotShiftThem) {
   EXPECT_TRUE(same_state(back, s));
   Session whole(m, options(1));
   whole.append(ids);
-  EXPECT_FALSE(same_bytes(whole.logits(), s.logits()));  // the pruned positions are not seen
+  EXPECT_FALSE(same_bytes(whole.logits(), s.logits()));  // the pruned positions are invisible
 }
 
 // ---------------------------------------------------------------- snapshots

@@ -1,9 +1,10 @@
 // Golden bits: digests, committed in tests/data/golden_bits, that every compiler, instruction set,
 // number of threads and chunking must reproduce. For each checkpoint NAME, NAME.ids.json is an
-// array of token ids, and digests.txt has two lines, "NAME logits DIGEST" and "NAME kv DIGEST":
-// XXH3-128 of the logits of all positions ([T][vocab], little-endian float32) and of the bytes of
-// all blocks of keys and values, in order. "NAME@bf16" is the same under the contract bf16; "@q8"
-// and "@q4" likewise; "+q8" with keys and values of that type.
+// array of token ids, and digests.txt has two lines, "NAME logits DIGEST" and "NAME kv DIGEST".
+//
+// Both are XXH3-128. The first covers the logits of all positions ([T][vocab], little-endian
+// float32), the second the bytes of all blocks of keys and values in order. "NAME@bf16" is the same
+// under contract bf16, likewise "@q8" and "@q4". "+q8" stores keys and values as q8.
 #include <fmt/format.h>
 
 #include <cstdlib>
@@ -25,11 +26,11 @@ std::map<std::string, std::string> committed() {
   return digests;
 }
 
-// Returns whether all combinations are checked, as tools/check --full asks for.
+// Returns true if all combinations are tested, as tools/check --full does.
 bool all_ways() { return std::getenv("STET_ALL_WAYS") != nullptr; }
 
-// Calls check(instruction set, threads, chunk) so that each pair of two of these occurs, or for all
-// combinations of the three, which take three times as long.
+// Calls check(instruction set, threads, chunk) so that each pair of values of two of these occurs,
+// or with all combinations, which takes three times as long.
 void for_each_way(const std::function<void(const char*, int, int64_t)>& check) {
   constexpr int kThreads[] = {1, 2, 3};
   constexpr int64_t kChunks[] = {1, 7, 64, 512};
@@ -50,8 +51,8 @@ void reproduce(const Subject& subject, const std::string& name, KvType kv) {
       data_path("golden_bits/" + name.substr(0, name.find_first_of("@+")) + ".ids.json"));
   const auto ids = nlohmann::json::parse(file).get<std::vector<int32_t>>();
   const auto check = [&](const char* isa, int threads, int64_t chunk) {
-    // The larger checkpoints take their small chunks on one thread: a token costs the same, its
-    // barriers not.
+    // Large checkpoints take small chunks on one thread only: many threads would spend their time
+    // at the barriers of each token.
     if (ids.size() > 100 && chunk < 64 && threads > 1) {
       if (all_ways()) return;
       threads = 1;

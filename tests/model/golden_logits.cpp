@@ -1,4 +1,4 @@
-// Logits, hidden states, keys, values and greedy continuations against transformers
+// Logits, hidden states, keys, values and greedy continuations compared with transformers
 // (tests/data/models).
 #include <algorithm>
 #include <cmath>
@@ -99,7 +99,7 @@ TEST_P(GoldenModel, GreedyContinuation) {
   EXPECT_EQ(greedy, golden.ids("greedy"));
 }
 
-// The experts that each row is given to, best first.
+// The chosen experts of each row, best first.
 TEST_P(GoldenModel, RouterChoices) {
   const Golden golden(directory() + "/golden.safetensors");
   Session session(model(directory()));
@@ -120,8 +120,8 @@ TEST_P(GoldenModel, RouterChoices) {
     EXPECT_EQ(chosen, golden.ids("router_topk." + std::to_string(layer))) << "layer " << layer;
 }
 
-// Left padding moves the same tokens to later positions, where RoPE gives the same relative angles:
-// the logits of the real tokens are those of the unpadded run up to rounding.
+// Left padding moves the tokens to later positions, where RoPE gives the same relative angles. Up
+// to rounding the logits of the real tokens equal those of the unpadded run.
 TEST_P(GoldenModel, PaddedReferenceAgrees) {
   const Golden golden(directory() + "/golden.safetensors");
   if (!golden.has("padded.logits")) GTEST_SKIP() << "no padded reference";
@@ -130,7 +130,7 @@ TEST_P(GoldenModel, PaddedReferenceAgrees) {
   expect_close(logits, golden.floats("padded.logits"), "padded.logits");
 }
 
-// The same model as newer transformers writes its config.
+// The same model with the config that newer versions of transformers write.
 TEST_P(GoldenModel, NewerConfigIsTheSameModel) {
   const std::string newer = directory() + "/config.v5.json";
   if (!std::filesystem::exists(newer)) GTEST_SKIP() << "no config.v5.json";

@@ -1,5 +1,5 @@
-// A model whose weights are rounded to ggml's K types: the same bits on every instruction set, with
-// every number of threads and chunking, and those committed in tests/data/golden_bits/blocks.txt.
+// A model rounded to ggml's K types gives the same bits on every instruction set, with every number
+// of threads and chunking. They are the bits committed in tests/data/golden_bits/blocks.txt.
 #include <fmt/format.h>
 
 #include <fstream>

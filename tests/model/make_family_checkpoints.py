@@ -1,5 +1,6 @@
-"""Random weights for the small checkpoints of families that have no goldens (tests/data/models): bfloat16, large enough that every part of a
-layer shows in the logits. The config.json of each is there already.
+"""Makes random weights for the small checkpoints of families without goldens (tests/data/models).
+They are bfloat16, and large enough that every part of a layer affects the logits. The config.json
+of each must exist.
 
     make_family_checkpoints.py tests/data/models/NAME...
 """

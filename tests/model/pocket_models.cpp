@@ -1,5 +1,5 @@
-// The bundled trained checkpoints against transformers: whole conversations, greedy replies, the
-// scripted conversation (tests/data/pocket).
+// The bundled trained checkpoints compared with transformers: whole conversations, greedy replies,
+// the scripted conversation (tests/data/pocket).
 #include <algorithm>
 #include <cmath>
 #include <fstream>
@@ -15,7 +15,7 @@ nlohmann::json read_json(const std::string& path) {
   return nlohmann::json::parse(file);
 }
 
-// Greedy tokens from where the session stands, up to and with a stop token.
+// Generates greedily up to and including a stop token. Returns the tokens.
 std::vector<int32_t> reply(Session& session) {
   std::vector<int32_t> ids;
   const std::vector<int32_t>& stops = session.model().generation().eos_ids;
@@ -27,7 +27,7 @@ std::vector<int32_t> reply(Session& session) {
   return ids;
 }
 
-// -log softmax(logits)[id], in double.
+// Returns -log softmax(logits)[id], computed in double.
 double surprise(std::span<const float> logits, int32_t id) {
   double most = -INFINITY, sum = 0;
   for (float x : logits) most = std::max(most, static_cast<double>(x));
@@ -35,7 +35,7 @@ double surprise(std::span<const float> logits, int32_t id) {
   return most + std::log(sum) - static_cast<double>(logits[static_cast<size_t>(id)]);
 }
 
-// Of ids[1 ..], each given those before it.
+// Returns the sum over ids[1 ..] of the negative log-likelihood given the tokens before.
 double negative_log_likelihood(Session& session, const std::vector<int32_t>& ids) {
   double nll = 0;
   session.append(ids, [&](int64_t first, Rows rows) {
@@ -108,8 +108,8 @@ TEST_P(Pocket, LikelihoodsOfWholeConversations) {
   }
 }
 
-// The other contracts beside f32, over 40 conversations. What rounding costs for a token, up or
-// down, in nats: over all conversations, and in any one of them.
+// The other contracts compared with f32 over 40 conversations. The limits bound the change of the
+// likelihood of a token, in nats: over all conversations, and in any one of them.
 TEST_P(Pocket, LikelihoodsUnderTheOtherContracts) {
   struct Case {
     Contract contract;
@@ -143,7 +143,7 @@ INSTANTIATE_TEST_SUITE_P(Models, Pocket, testing::Values("gemma3", "llama3"),
 struct Script {
   std::vector<int32_t> ids;
   struct Turn {
-    size_t begin, end;  // of the reply, the stop token included
+    size_t begin, end;  // of the reply, including the stop token
   };
   std::vector<Turn> turns;
 };
@@ -164,7 +164,7 @@ INSTANTIATE_TEST_SUITE_P(Contracts, PocketScript, testing::Values(Contract::f32,
                            return info.param == Contract::bf16 ? "bf16" : "f32";
                          });
 
-// One session through all eight turns: only what is new is processed.
+// One session runs all eight turns and processes only new tokens.
 TEST_P(PocketScript, EveryReplyIsExpected) {
   const Script script = read_script();
   ASSERT_EQ(script.turns.size(), 8u);
@@ -180,7 +180,7 @@ TEST_P(PocketScript, EveryReplyIsExpected) {
   EXPECT_EQ(session.tokens(), script.ids);
 }
 
-// The checkpoint is trained so that lost state is seen: without the turns before it, no later
+// The checkpoint is trained so that lost state shows: without the turns before it, no later
 // question that depends on them is answered as in the script.
 TEST(PocketScriptCut, Insight08_LostStateGivesVisiblyWrongAnswers) {
   const Script script = read_script();

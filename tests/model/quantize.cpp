@@ -1,5 +1,5 @@
-// Weights rounded to q8 and q4: how far they are off, and the packed bytes, with the layout
-// restated from kernels.hpp.
+// Weights rounded to q8 and q4: their errors, and the packed bytes with the layout restated from
+// kernels.hpp.
 #include "kernels/quantize.hpp"
 
 #include <algorithm>
@@ -33,8 +33,8 @@ double squared_error(WeightType type, const Weights& w, const QuantizedBlock& b)
   return sum;
 }
 
-// Blocks of every kind: normal weights of many magnitudes, outliers, constants, few values,
-// denormals, one weight alone.
+// Returns blocks of every kind: normal weights of many magnitudes, outliers, constants, few
+// distinct values, denormals, a single nonzero weight.
 std::vector<Weights> many_blocks() {
   std::mt19937 random(7);
   std::normal_distribution<float> normal;
@@ -67,7 +67,7 @@ TEST(RoundBlock, Q8IsOffByHalfAStepAtMost) {
     const double d = static_cast<double>(widen_f16(b.scale));
     ASSERT_LT(b.scale, 0x7C00u);  // positive and finite
     for (size_t i = 0; i < 32; ++i) {
-      // w times the inverse of d is rounded twice.
+      // The product of w and the inverse of d is rounded twice.
       const double x = static_cast<double>(w[i]), rounding = std::abs(x) * 0x1p-22;
       ASSERT_LE(std::abs(x - value(WeightType::q8, b, i)), d / 2 + rounding)
           << x << " in steps of " << d;
@@ -76,7 +76,7 @@ TEST(RoundBlock, Q8IsOffByHalfAStepAtMost) {
   }
 }
 
-// The scale is max / 127 where float16 has its full precision: rounded, no more.
+// Where float16 has its full precision, the scale is max / 127 rounded.
 TEST(RoundBlock, Q8HasTheScaleOfTheLargestWeight) {
   for (const Weights& w : many_blocks()) {
     float top = 0;
@@ -86,8 +86,8 @@ TEST(RoundBlock, Q8HasTheScaleOfTheLargestWeight) {
   }
 }
 
-// d = max / -8, u = floor(w / d + 8.5): what Q4_0 is usually made with; or, with other `steps`, the
-// same at the other end.
+// Rounds with d = max / -8 and u = floor(w / d + 8.5), the usual way to make Q4_0. With another
+// `steps` the grid's other end meets the maximum.
 QuantizedBlock plain_q4(const Weights& w, double steps = -8) {
   double top = 0;
   for (const float x : w) {
@@ -111,7 +111,7 @@ TEST(RoundBlock, Q4HasTheLesserErrorOfBothEnds) {
     const double error = squared_error(WeightType::q4, w, b),
                  other = squared_error(WeightType::q4, w, p);
     const double high = squared_error(WeightType::q4, w, plain_q4(w, 7));
-    // Sums of 32 squares of float32 are what is compared: 2^-24 of each, and of each sum.
+    // The comparison uses sums of 32 squares in float32: each square and each sum is off by 2^-24.
     ASSERT_LE(error, std::min(other, high) * (1 + 0x1p-16));
     double size = 0;
     for (const float x : w) size += static_cast<double>(x) * static_cast<double>(x);
@@ -119,7 +119,7 @@ TEST(RoundBlock, Q4HasTheLesserErrorOfBothEnds) {
     ours += error / size;
     plain += other / size;
   }
-  EXPECT_LT(ours, 0.98 * plain);  // half of the blocks gain
+  EXPECT_LT(ours, 0.98 * plain);  // half of the blocks improve
 }
 
 TEST(RoundBlock, ZerosAndConstantsAreExact) {
@@ -160,7 +160,7 @@ TEST(RoundBlock, WhatHasNoScaleIsNotFinite) {
 
 // ---------------------------------------------------------------- matrices
 
-// Float32 weights; the tensor's bytes are those of `w`.
+// Float32 weights. The tensor's bytes are those of `w`.
 struct Tensor {
   size_t rows, columns;
   std::vector<float> w;
@@ -186,9 +186,10 @@ Tensor random_tensor(size_t rows, size_t columns, uint32_t seed = 1) {
 
 std::vector<std::byte> bytes_of(const Matrix& m) { return {m.all().begin(), m.all().end()}; }
 
-// Strips of 64 columns of 16 rows. First the scales: [2][16] of 2 bytes. Then u. q8: [2][8][16][4]:
-// byte 4c + i of a row's part of a line is column 4 line + i. q4: [2][4][16][4]: the same of the
-// first 16 columns of 32 in the low halves, and of the others in the high ones.
+// The packed layout: strips of 64 columns of 16 rows. A strip begins with the scales, [2][16] of 2
+// bytes, then has u. q8: [2][8][16][4], where byte 4c + i of a row's part of a line is column 4
+// line + i. q4: [2][4][16][4], where low halves hold the first 16 columns of 32 in that order, high
+// halves the rest.
 struct Layout {
   WeightType type;
   size_t columns;
@@ -258,7 +259,7 @@ TEST(Quantized, GatherGivesWhatTheBytesSay) {
         for (size_t row = 0; row < rows; ++row) {
           std::vector<float> out(columns + 1, 77.0f);
           m.gather(row, out.data());
-          ASSERT_EQ(out[columns], 77.0f);  // no more than the columns
+          ASSERT_EQ(out[columns], 77.0f);  // only `columns` values were written
           for (size_t begin = 0; begin < columns; begin += 32) {
             Weights w{};
             const size_t n = std::min<size_t>(32, columns - begin);
@@ -293,16 +294,16 @@ TEST(Quantized, ABadWeightIsNamedWhateverTheThreads) {
         error_of([&] { t.matrix().quantized(WeightType::q8, threads); }),
         "unsupported: [39, 69]: expected less than 8.32104e+06 in magnitude for q8, found 1e+30");
   }
-  t.w[39 * 70 + 69] = 524159.0f;  // below 8 times 65520
+  t.w[39 * 70 + 69] = 524159.0f;  // less than 8 times 65520
   for (const int threads : {1, 2, 5}) {
     EXPECT_EQ(error_of([&] { t.matrix().quantized(WeightType::q4, threads); }),
               "unsupported: [40, 69]: expected less than 524160 in magnitude for q4, found nan");
   }
 }
 
-// GGUF's blocks, of a float16 d and 32 integers, each a weight q d: Q8_0 has q of -128 .. 127, Q4_0
-// of -8 .. 7. Both have a place here, bit for bit, so that files of that format could be taken over
-// without rounding again.
+// GGUF's blocks have a float16 d and 32 integers q, with weights q d. Q8_0 has q of -128 .. 127,
+// Q4_0 of -8 .. 7. Both can be represented here bit for bit, so files of that format need no second
+// rounding.
 TEST(Quantized, BlocksOfGgufHaveAnExactPlace) {
   std::mt19937 random(3);
   for (const WeightType type : kTypes) {
@@ -319,7 +320,7 @@ TEST(Quantized, BlocksOfGgufHaveAnExactPlace) {
       for (size_t column = 0; column < columns; ++column) {
         if (column % 32 == 0) {
           do d = static_cast<uint16_t>(random());
-          while ((d & 0x7C00) == 0x7C00);  // any finite one, of both signs
+          while ((d & 0x7C00) == 0x7C00);  // any finite number of either sign
           layout.put_scale(packed, row, column, d);
         }
         const int q = low + next++ % count;
@@ -340,7 +341,7 @@ TEST(Quantized, BlocksOfGgufHaveAnExactPlace) {
 
 // ---------------------------------------------------------------- checkpoints
 
-// A copy of a checkpoint in which one weight is another.
+// Returns a copy of a checkpoint in which one weight is changed.
 std::shared_ptr<const FileSource> with_weight(const std::string& name, const std::string& tensor,
                                               size_t row, size_t column, float weight) {
   const std::string directory = data_path("models/" + name);
@@ -366,10 +367,10 @@ TEST(QuantizedModel, ABadWeightIsNamed) {
                     q4 = ": expected less than 524160 in magnitude for q4, found ";
   const std::string k = "model.layers.1.self_attn.k_proj.weight",
                     embeddings = "model.embed_tokens.weight", mlp = "h.2.mlp.c_fc.weight";
-  const auto k_nan = with_weight("llama31-tiny", k, 3, 5, nan);  // it is stacked below q_proj
+  const auto k_nan = with_weight("llama31-tiny", k, 3, 5, nan);  // stacked below q_proj
   EXPECT_EQ(load_error(k_nan, Contract::q8), in + k + "[3, 5]" + q8 + "nan");
   EXPECT_EQ(load_error(k_nan, Contract::q4), in + k + "[3, 5]" + q4 + "nan");
-  EXPECT_EQ(load_error(k_nan, Contract::f32), "no error");  // which takes weights as they are
+  EXPECT_EQ(load_error(k_nan, Contract::f32), "no error");  // f32 accepts any weights
   EXPECT_EQ(load_error(with_weight("llama31-tiny", k, 0, 0, 1e6f), Contract::q8), "no error");
   EXPECT_EQ(load_error(with_weight("llama31-tiny", k, 0, 0, 1e6f), Contract::q4),
             in + k + "[0, 0]" + q4 + "1e+06");
@@ -378,7 +379,7 @@ TEST(QuantizedModel, ABadWeightIsNamed) {
   const std::string head = "lm_head.weight";
   EXPECT_EQ(load_error(with_weight("llama31-tiny", head, 16, 0, inf), Contract::q4),
             in + head + "[16, 0]" + q8 + "inf");
-  // GPT-2 stores the transpose: the place is that in the file.
+  // GPT-2 stores the transpose, so the error gives the place in the file.
   const Golden gpt2(data_path("models/gpt2-tiny/model.safetensors"));
   const std::string name = gpt2.has(mlp) ? mlp : "transformer." + mlp;
   EXPECT_EQ(load_error(with_weight("gpt2-tiny", name, 7, 200, nan), Contract::q8),

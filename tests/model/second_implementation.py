@@ -1,8 +1,8 @@
-"""A second implementation of the contracts, made from docs/contracts.md and the pages below it alone, reaches the golden bits.
+"""A second implementation of the contracts, made from docs/contracts.md and the pages below it
+alone, must reach the golden bits.
 
     second_implementation.py ROOT PATTERN...      of names as in tests/data/golden_bits: "*-tiny*"
     second_implementation.py ROOT --command STET  digests of other tokens, contracts and types, by the command
-
 """
 
 import fnmatch
@@ -26,7 +26,7 @@ def lines(path):
 
 
 def subjects(root):
-    """Name -> directory, kind, kv type, ids."""
+    """Returns name -> (directory, kind, kv type, ids)."""
     golden = os.path.join(root, "tests/data/golden_bits")
     found = {}
     for name, directory in lines(os.path.join(golden, "models.txt")):
@@ -40,9 +40,9 @@ def subjects(root):
     return found
 
 
-# Model, contract, keys and values; none of them has a golden line.
+# (model, contract, keys and values) that have no golden line.
 COMBINATIONS = (("gpt2-tiny", "f32", "f16"), ("pythia-tiny", "q4", "bf16"), ("gemma2-tiny", "q8", "q8"))
-# The same, with positions 10 .. 89 of 130 taken out, and how; tokens follow.
+# The same with positions 10 .. 89 of 130 pruned, and the way of pruning. Tokens follow.
 PRUNED = (("phi4-tiny", "f32", "f32", "shift"), ("gemma3-tiny", "f32", "q8", "shift"), ("qwen2-tiny", "bf16", "q8", "keep"))
 
 
@@ -51,7 +51,7 @@ def run(*arguments):
 
 
 def differs(what, logits, cache, said):
-    """How many digests the command did not print; says which."""
+    """Returns how many digests the command did not print, and prints which."""
     failed = 0
     for part, data in (("logits", np.ascontiguousarray(logits).tobytes()), ("keys and values", cache.bytes())):
         if digest_text(data) not in said:

@@ -1,4 +1,4 @@
-"""What the tests of the Python package share: where things are, and a model.
+"""Paths, the package and a model that the tests of the Python package share.
 
     TEST.py STET LIBRARY ROOT [unittest's arguments]
 """
@@ -20,7 +20,7 @@ def tiny(name):
 
 
 def files(directory):
-    """The files of a checkpoint, by their names."""
+    """Returns the files of a checkpoint by name."""
     found = {}
     for name in os.listdir(directory):
         with open(os.path.join(directory, name), "rb") as file:
@@ -40,7 +40,7 @@ class Case(unittest.TestCase):
         return s
 
     def refused(self, call, field, *words):
-        """The call raises an Error of this argument, on one line."""
+        """Asserts that the call raises an Error of one line about this argument."""
         with self.assertRaises(stet.Error) as caught:
             call()
         self.assertEqual((caught.exception.kind, caught.exception.field), ("argument", field), str(caught.exception))

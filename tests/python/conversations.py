@@ -37,7 +37,7 @@ class Texts(common.Case):
         self.assertEqual(ids.tolist().count(t.bos), 1)
         self.assertEqual(t.decode(ids), rendered.text)
         end = t.id("<end_of_turn>")
-        self.assertEqual(ids.tolist().count(end), 3)  # the one that was said is text
+        self.assertEqual(ids.tolist().count(end), 3)  # the end mark in the message is text
         self.assertLess(len(t.apply_chat_template(messages, add_generation_prompt=False)), len(ids))
         shout = "{{ bos_token }}{% for m in messages %}{{ m.content | upper }}{{ more }}{% endfor %}"
         self.assertEqual(t.decode(t.apply_chat_template(messages[1:2], variables={"more": "!"}, template=shout), skip_special=True), "A IS 3.!")
@@ -60,14 +60,14 @@ class Chats(common.Case):
         self.assertEqual([(m.role, m.drawn) for m in messages], [("user", False), ("assistant", True)] * 2)
         self.assertEqual(messages[1].content, reply.text)
         self.assertEqual([m.content for m in chat.session.messages], [m.content for m in messages])
-        # The same messages in a chat of its own are the same state.
+        # The same messages in another chat give the same state.
         other = self.chat()
         other.prompt([{"role": "user", "content": messages[0].content}])
         other.reply()
         other.prompt(list(other.messages) + [{"role": "user", "content": messages[2].content}])
         other.reply()
         self.assertEqual(other.session.digests(), chat.session.digests())
-        # A changed message keeps what stands before it.
+        # A changed message keeps the tokens before it.
         edited = [messages[0], messages[1], stet.Message("user", "What is a?")]
         plan = chat.plan(edited)
         self.assertEqual((plan.kept > 20, plan.recomputed), (True, 0))
@@ -108,7 +108,7 @@ class Chats(common.Case):
         self.assertTrue(expected.text.startswith(cut.text + rest))
 
     def test_a_chat_owns_its_session(self):
-        session = self.chat().session  # which keeps its chat alive
+        session = self.chat().session  # the session keeps its chat alive
         session.append(self.ids[:10])
         session.close()
         self.assertEqual(len(session), 10)

@@ -1,4 +1,5 @@
-"""The adapter for lm-evaluation-harness (examples/evaluation/harness.py), and scoring, beside the pocket models in float64.
+"""Compares the adapter for lm-evaluation-harness (examples/evaluation/harness.py), and scoring,
+with the pocket models in float64.
 
     evaluation.py STET LIBRARY ROOT [DIALOGUES]
 """
@@ -26,7 +27,7 @@ def request(*args):
 
 
 def dialogues(lm, count):
-    """(context, continuation) of conversations through the chat template: right replies and wrong ones."""
+    """Returns (context, continuation) pairs from the chat template, with right and wrong replies."""
     made = []
     for i in range(count):
         a, b, name = 3 + i % 17, 2 + i % 11, "kmxyz"[i % 5]

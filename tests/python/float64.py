@@ -1,4 +1,5 @@
-"""The pocket models in float64 by numpy, written from transformers' modeling_gemma3.py and modeling_llama.py: a whole text at once, no cache, none of stet."""
+"""The pocket models in float64 with numpy, written from transformers' modeling_gemma3.py and
+modeling_llama.py. A whole text is computed at once, without a cache and without stet."""
 import json
 import os
 
@@ -39,7 +40,7 @@ class Float64:
         scaling = self.c["rope_scaling"]
         if scaling is None:
             return speed
-        length = scaling["original_max_position_embeddings"] * speed / (2 * np.pi)  # turns
+        length = scaling["original_max_position_embeddings"] * speed / (2 * np.pi)  # in turns
         smooth = (length - scaling["low_freq_factor"]) / (scaling["high_freq_factor"] - scaling["low_freq_factor"])
         return speed / scaling["factor"] * (1 - np.clip(smooth, 0, 1)) + speed * np.clip(smooth, 0, 1)
 
@@ -72,7 +73,7 @@ class Float64:
         return gate * up @ self.w[at + "down_proj.weight"].T
 
     def log_probabilities(self, ids):
-        """[len(ids), vocab]: of what follows each token."""
+        """Returns the log-probabilities of the token after each position, [len(ids), vocab]."""
         x = self.w["embed_tokens.weight"][ids]
         if self.gemma:
             x = x * np.float64(np.float32(np.sqrt(self.c["hidden_size"])))

@@ -1,4 +1,4 @@
-"""Handles and arguments: copies, pickles, what is closed, and ids that are none."""
+"""Handles and arguments: copies, pickles, closed handles, and invalid ids."""
 import copy
 import gc
 import pickle
@@ -85,7 +85,7 @@ class Handles(common.Case):
         model.close()
         self.refused(model.session, "model")
         self.refused(lambda: model.points(), "model")
-        session.append([5, 6])  # which keeps what it needs
+        session.append([5, 6])  # the session keeps its model alive
         self.assertEqual(session.logits().size, model.vocab_size)
 
     def test_everything_says_what_it_is(self):
@@ -133,7 +133,7 @@ class Arguments(common.Case):
                              ("5", "ids"), (5, "ids"), (None, "ids"), (np.array([[1, 2]]), "ids"), ([[1, 2]], "ids[0]"), ([None], "ids[0]"), ([np.float32(3)], "ids[0]"), ([np.bool_(True)], "ids[0]"),
                              (np.array([2 ** 63 + 5], np.uint64), "ids"), ([self.model.vocab_size], "ids[0]"), ([-1], "ids[0]")):
             for call in (s.append, s.append_prompt, s.trace, lambda ids: s.append(ids, logits=True)):
-                if call != s.trace or repr(wrong) != "[[1, 2]]":  # a prompt, to a trace
+                if call != s.trace or repr(wrong) != "[[1, 2]]":  # a trace accepts this as a prompt
                     self.refused(lambda: call(wrong), field)
         self.refused(lambda: stet.append_batch([(s, [2.7])]), "entries[0].ids[0]")
         self.refused(lambda: self.tokenizer.decode([2.7]), "ids[0]")

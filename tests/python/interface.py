@@ -1,4 +1,4 @@
-"""The package beside stet/c.h, and its types."""
+"""Compares the package with stet/c.h, and checks its types."""
 import os
 import re
 import shutil
@@ -10,7 +10,7 @@ import unittest
 import common
 import stet
 
-# Functions of which others do the same and more, and which the package then need not call.
+# Functions that the package need not call, and those that do the same and more.
 MORE = {"stet_session_verify": "stet_session_verify_with_report"}
 PACKAGE = os.path.join(common.ROOT, "python/stet")
 

@@ -1,4 +1,4 @@
-"""Interventions from Python: what they take, lists of them, and their end."""
+"""Interventions from Python: their arguments, lists of them, and where they end."""
 import json
 import subprocess
 import tempfile
@@ -39,7 +39,7 @@ class Interventions(common.Case):
             self.refused(lambda: s.attach(change), field)
         self.refused(lambda: s.attach(), "changes")
         self.refused(lambda: s.attach("hook_embed"), "changes")
-        with self.assertRaises(stet.Error):  # all or none
+        with self.assertRaises(stet.Error):  # attached together or not at all
             s.attach(Intervention("hook_resid_post", "zero"), Intervention("blocks.2.hook_resid_post", "set", np.full(256, np.nan)))
         self.assertEqual(s.attached(), [])
 

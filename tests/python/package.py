@@ -36,7 +36,7 @@ def run(*command, status=0, **more):
 
 
 def tensors(path):
-    """The tensors of a safetensors file by their names."""
+    """Returns the tensors of a safetensors file by name."""
     raw = read(path)
     begin = 8 + int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8:begin])
@@ -349,7 +349,7 @@ class Examples(unittest.TestCase):
     def test_the_guide_of_the_laboratory_runs(self):
         guide = read(os.path.join(ROOT, "docs/lab.md")).decode()
         (code,) = [part.split("```")[0] for part in guide.split("```python\n")[1:]]
-        said = run(sys.executable, "-c", code)  # from the root, as its paths are
+        said = run(sys.executable, "-c", code)  # from the root, because its paths are relative
         reply, edits = said.rstrip("\n").rsplit("\n", 1)
         self.assertRegex(reply, r"[0-9a-f]{64}$")
         self.assertRegex(edits, r"^[1-9][0-9]* [0-9.e+-]+$")
@@ -383,7 +383,7 @@ class Examples(unittest.TestCase):
         self.assertEqual([row["way"] for row in rows if "edge" in row["way"]],
                          ["cut before, at and behind the window's edge", "saved and restored at the window's edge", "rewound from other tokens to the window's edge"])
         self.assertTrue(all(row["same_bits"] for row in rows), rows)
-        # One that computes otherwise when tokens come one by one, and one that cannot save.
+        # One adapter computes differently when tokens come one by one; another cannot save.
         other = adapter + """ | %s -uc 'import json,sys
 for i, line in enumerate(sys.stdin):
     a = json.loads(line)
@@ -589,7 +589,8 @@ class Commands(unittest.TestCase):
             run(STET, "resume", d + "/t.stet", "-m", POCKET, "-n", "3")
             said = json.loads(edit("--scale", "1", "--json"))
             self.assertEqual((said["key_difference"], said["kl"], said["equal_positions"]), (0, 0, tokens))
-            run(STET, "prune", d + "/a.stet", "--keep-last", "4", "-o", d + "/p.stet")  # nothing before its end can be gone back to
+            # Nothing before its end can be rewound to.
+            run(STET, "prune", d + "/a.stet", "--keep-last", "4", "-o", d + "/p.stet")
             pruned = json.loads(run(STET, "edit", d + "/p.stet", "-m", POCKET, "-o", d + "/t.stet", "--zero", "--layers", "0", "--json"))
             self.assertGreater(pruned["kl"], 0)
             edit("--copy", d + "/b.stet", "--positions", "3..9")

@@ -1,4 +1,4 @@
-"""Replies from Python: settings, stops, streams, batches, and what ends them from outside."""
+"""Replies from Python: settings, stops, streams, batches, and interruption from outside."""
 import asyncio
 import os
 import signal
@@ -212,7 +212,8 @@ class Batches(common.Case):
 
 class Interrupts(common.Case):
     def interrupted(self, s, call):
-        """What the call leaves, where the keyboard interrupts it while it computes: another thread says so as soon as a pass has begun."""
+        """Returns what the call leaves when a keyboard interrupt arrives during a pass. Another
+        thread sends it as soon as a pass has begun."""
         import stet._library as library
         interrupts = library.long_call.__self__
         ask, begun = interrupts._answers, threading.Event()
@@ -238,7 +239,8 @@ class Interrupts(common.Case):
         self.interrupted(r, lambda: r.fork().generate(self.tokenizer, 400, ignore_eos=True))
 
     def test_the_keyboard_ends_a_pass(self):
-        # One long pass: 8192 tokens at once take seconds. The signal comes from the progress of the pass before.
+        # One long pass: 8192 tokens at once take seconds. The previous pass's progress callback
+        # sends the signal.
         code = """
 import os, signal, sys, threading
 sys.path.insert(0, sys.argv[1])
@@ -318,7 +320,7 @@ class Files(common.Case):
             self.assertEqual(delta.restore(self.model, self.tokenizer).digests(), s.digests())
             self.assertEqual([b.replayable for b in s.block_identities()], [True] * 3)
             self.assertEqual(s.take_healed(), [])
-            # Blocks whose bytes went are computed again, and it says so.
+            # Blocks whose bytes are lost are computed again, and a warning reports it.
             mapped = stet.Snapshot(path).restore(self.model)
             os.truncate(path, len(data) // 3)
             mapped.append([5])

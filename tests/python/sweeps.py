@@ -1,4 +1,5 @@
-"""Traces of several prompts, changes and positions, and changes of attention, beside the long way."""
+"""Traces of several prompts, changes and positions, and changes of attention, compared with full
+computations."""
 import unittest
 
 import common

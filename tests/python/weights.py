@@ -1,4 +1,4 @@
-"""Weights by TransformerLens's names: what the points are computed from."""
+"""Weights by TransformerLens's names: the points are computed from them."""
 import tempfile
 
 import common
@@ -7,7 +7,7 @@ import stet
 
 
 def near(a, b, tolerance=2e-4):
-    """Whether two arrays are equal, but for the order of sums in float32."""
+    """Returns True if two arrays are equal up to the order of float32 sums."""
     return np.abs(np.asarray(a, np.float64) - b).max() <= tolerance * max(1, np.abs(b).max())
 
 
@@ -50,7 +50,7 @@ class Weights(common.Case):
                             found = found + model.weight("blocks.%d.mlp.b_%s" % (layer, first))
                         self.assertTrue(near(found, seen["blocks.%d.mlp.hook_pre" % layer]), layer)
                 logits = seen["ln_final.hook_normalized"].astype(np.float64) @ model.W_U
-                if model.family not in ("gemma2", "granite"):  # which change logits afterwards
+                if model.family not in ("gemma2", "granite"):  # these change logits afterwards
                     self.assertTrue(near(logits, seen["logits"]))
 
     def test_names_and_shapes(self):

@@ -1,4 +1,5 @@
-"""stet serve over its socket: what a reply says and the state after it equal what `stet generate` alone gives, whatever else runs.
+"""Runs stet serve over its socket. Replies, and the states after them, equal those of `stet
+generate` alone, whatever other requests run.
 
     api.py STET ROOT
 """
@@ -70,7 +71,7 @@ class Server:
 
 
 def alone(message, seed=None, temperature=None, n=64, system=None, stop=None):
-    """The reply and the state's name, by the command alone."""
+    """Returns the reply and the state's id from the command alone."""
     command = [STET, "generate", "-m", MODEL, "--say", message, "--json", "-n", str(n)]
     for option, value in (("--seed", seed), ("--temperature", temperature), ("--system", system), ("--stop", stop)):
         if value is not None:
@@ -88,7 +89,7 @@ def request_of(message, seed=None, temperature=None, n=64, system=None, stop=Non
 
 
 def mixed(count):
-    """Requests of many lengths, seeds and settings; some of them are prefixes of others."""
+    """Returns requests of many lengths, seeds and settings. Some are prefixes of others."""
     draws = random.Random(7)
     for i in range(count):
         message = " ".join("Let %s = %d." % (draws.choice("abcdxyz"), draws.randrange(20)) for _ in range(draws.choice([1, 1, 2, 5, 20])))
@@ -188,7 +189,7 @@ class Serve(unittest.TestCase):
         self.assertEqual("".join(bytes(t["bytes"]).decode() for t in content[:-1]), answer["choices"][0]["message"]["content"])
         for t in content:
             self.assertEqual(len(t["top_logprobs"]), 3)
-            self.assertEqual(t["top_logprobs"][0]["logprob"], t["logprob"])  # greedy
+            self.assertEqual(t["top_logprobs"][0]["logprob"], t["logprob"])  # sampling is greedy
         state = answer["state_id"]
         tokens = self.get("/v1/states/%s/tokens?logprobs=true" % state)["data"]
         self.assertEqual([t["logprob"] for t in tokens if t["generated"]], [t["logprob"] for t in content[:-1]])
@@ -295,7 +296,8 @@ class Serve(unittest.TestCase):
         self.assertEqual({id: s["continues"] for id, s in listed().items()}, place)
         self.assertEqual([(listed()[id]["question"], listed()[id]["role"]) for id in (asked, more, edit)],
                          [("Let a = 3.", "user"), ("What is a?", "assistant"), ("What is a + a?", "user")])
-        # What continues a state that is deleted keeps its place, and a file finds the same one.
+        # The continuation of a deleted state keeps its place in the tree, and an uploaded file
+        # finds the same place.
         status, file = server.call("GET", "/v1/states/%s/snapshot" % more)
         for id in (reply, more):
             server.call("DELETE", "/v1/states/" + id)
@@ -320,7 +322,8 @@ class Serve(unittest.TestCase):
             self.assertTrue(self.post("/v1/states/%s/verify" % state["id"], {})["same_bits"])
             self.assertEqual(self.metric("prompt_tokens_total"), prompts + 1900)
             self.assertEqual(self.metric("tokens_verified_total"), verified + 1900)
-            self.assertGreaterEqual(self.metric("drawn_tokens_total"), drawn + 3)  # one in each pass, which have at most 512 tokens of prompts
+            # One in each pass of at most 512 prompt tokens.
+            self.assertGreaterEqual(self.metric("drawn_tokens_total"), drawn + 3)
 
     def test_verifying_ends_when_nobody_waits(self):
         state, verified = self.long_state(), self.metric("tokens_verified_total")
@@ -340,7 +343,8 @@ class Serve(unittest.TestCase):
         n = len(tokens)
         short, long = self.get(state + "/attention?layer=3&head=1&last=5"), self.get(state + "/attention?layer=3&head=1&last=2000")
         self.assertEqual((short["first"], long["first"], len(long["values"])), (n - 5, 0, n))
-        self.assertEqual(short["values"], long["values"][-5:])  # to the bit, whatever of it was there already
+        # To the bit, however much was already computed.
+        self.assertEqual(short["values"], long["values"][-5:])
         for i, row in enumerate(long["values"]):
             self.assertEqual(len(row), i + 1)
             self.assertAlmostEqual(sum(row), 1, places=5)
@@ -355,7 +359,7 @@ class Serve(unittest.TestCase):
             self.assertAlmostEqual(norms["values"][2][p], sum(x * x for head in kv for x in head["values"][p]) ** 0.5, places=6)
         for query in ("/attention?layer=99", "/attention?head=-1", "/attention?last=0", "/lens?last=many", "/norms?last=3", "/kv?what=x", "/tokens?logprobs=yes"):
             self.assertEqual(self.server.call("GET", state + query)[0], 400, query)
-        for path in ("/attention?last=30", "/lens", "/norms"):  # what a prune left can be looked at, too
+        for path in ("/attention?last=30", "/lens", "/norms"):  # a pruned state can be inspected, too
             pruned = self.post(state + "/prune", {"sinks": 4, "keep_last": 16})
             self.get("/v1/states/%s" % self.post("/v1/states/%s/continue" % pruned["id"], {"message": {"role": "user", "content": "Hi"}})["state"]["id"] + path)
 
@@ -371,7 +375,8 @@ class Serve(unittest.TestCase):
         self.assertEqual(len(different), 1)
         patch = self.get("/v1/states/%s/patch/%s?last=64" % tuple(s["id"] for s in both))
         self.assertEqual((patch["answer"]["text"], patch["wrong"]["text"], patch["first"]), ("3", "7", 0))
-        self.assertEqual(patch["values"][0][different[0]], 1)  # the same token: the same bits from there on
+        # The tokens are equal from there on, and so are the bits.
+        self.assertEqual(patch["values"][0][different[0]], 1)
         for row in patch["values"]:
             self.assertEqual(row[:different[0]], [0] * different[0])
         self.assertEqual(self.server.call("GET", "/v1/states/%s/patch/%s" % (both[0]["id"], both[0]["id"]))[0], 400)
@@ -416,7 +421,7 @@ class Serve(unittest.TestCase):
         full, delta = self.get(snapshot), self.get(snapshot + "?over=" + start["id"])
         self.assertLess(len(delta), len(full) // 2)
         self.assertEqual(delta, self.get(snapshot + "?form=delta&over=" + start["id"]))
-        with tempfile.TemporaryDirectory() as directory:  # a client puts them together by what they are called
+        with tempfile.TemporaryDirectory() as directory:  # a client joins tensors by their names
             for name, content in (("delta.stet", delta), (start["id"] + ".stet", self.get("/v1/states/%s/snapshot" % start["id"]))):
                 with open(os.path.join(directory, name), "wb") as f:
                     f.write(content)
@@ -443,7 +448,8 @@ class Serve(unittest.TestCase):
         changes = [self.get("/v1/status")["changes"]]
 
         def changed():
-            """Whether a client that knows the number of changes sees that it has to ask for the list again."""
+            """Returns True if a client that knows the number of changes sees that its list is
+            outdated."""
             changes.append(self.get("/v1/status")["changes"])
             return changes[-1] > changes[-2]
 
@@ -728,7 +734,7 @@ class Kept(unittest.TestCase):
             files = {name: os.path.getsize(os.path.join(directory, name)) for name in os.listdir(directory) if name.endswith(".stet")}
             self.assertGreater(len(files), len(chain))
             self.assertLess(files[chain[-1][0] + ".stet"], max(files.values()) // 2)
-            for s in server.get("/v1/states")["data"]:  # all but the last one of the chain
+            for s in server.get("/v1/states")["data"]:  # all but the last of the chain
                 if s["id"] != chain[-1][0]:
                     server.call("DELETE", "/v1/states/" + s["id"])
             server.stop()
@@ -738,7 +744,7 @@ class Kept(unittest.TestCase):
             needed = [name for name in os.listdir(directory) if name.endswith(".stet") and name != chain[-1][0] + ".stet"]
             self.assertGreater(len(needed), 0)
             server.stop()
-            os.unlink(os.path.join(directory, needed[0]))  # a file that is lost costs time, and no bit
+            os.unlink(os.path.join(directory, needed[0]))  # losing a file costs time, but no bit
             server.start()
             more = server.post("/v1/states/%s/continue" % chain[-1][0], {"message": {"role": "user", "content": "What is a?"}})
             self.assertIn("computed again", more["usage"]["reason"])

@@ -1,4 +1,4 @@
-// A browser on the server's page, and what the programs that drive it have in common.
+// A browser on the server's page, shared by the programs that drive it.
 //   node PROGRAM http://127.0.0.1:PORT [FOLDER for screenshots]    needs puppeteer-core and /usr/bin/chromium
 import assert from "node:assert/strict";
 import { join } from "node:path";
@@ -8,7 +8,7 @@ export const [address, folder] = process.argv.slice(2);
 export const browser = await puppeteer.launch({ executablePath: "/usr/bin/chromium", args: ["--no-sandbox"] });
 export const faults = [];
 
-// A page of a browser profile of its own, as at somebody's first visit.
+// Opens the page in a new browser profile, as on a first visit.
 export async function visitor({ width = 1360, height = 820 } = {}) {
   const page = await (await browser.createBrowserContext()).newPage();
   page.on("pageerror", (e) => faults.push(e.message));
@@ -18,7 +18,7 @@ export async function visitor({ width = 1360, height = 820 } = {}) {
   return page;
 }
 
-// The same server by fetch.
+// Access the same server with fetch.
 export const get = async (path) => (await fetch(address + path)).json();
 export const post = async (path, body) => (await fetch(address + path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) })).json();
 export const states = async () => (await get("/v1/states")).data;
@@ -31,7 +31,7 @@ export function hands(page) {
   });
   const told = async (words) => {
     await until((w) => document.getElementById("told").textContent.includes(w), words);
-    await page.$eval("#told", (e) => { e.textContent = ""; }); // so that the next one is seen
+    await page.$eval("#told", (e) => { e.textContent = ""; }); // so that the next message is noticed
   };
   const current = () => page.$eval('.node[aria-selected="true"]', (e) => e.dataset.id);
   const at = (id) => until((i) => document.querySelector('.node[aria-selected="true"]')?.dataset.id === i, id);

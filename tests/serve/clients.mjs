@@ -1,6 +1,8 @@
-// Clients that others wrote: the openai and Anthropic packages and the AI SDK, against a server of pocket-llama3.
+// Runs other projects' clients, the openai and Anthropic packages and the AI SDK, against a server
+// of pocket-llama3.
 //   node clients.mjs http://127.0.0.1:PORT [TRANSCRIPT]     needs openai, @anthropic-ai/sdk, ai, @ai-sdk/openai-compatible
-// What they asked, and what they were told, goes to the file TRANSCRIPT: tests/serve/clients.py asks it again.
+// Writes their requests and the responses to the file TRANSCRIPT, which tests/serve/clients.py
+// replays.
 import assert from "node:assert/strict";
 import { writeFileSync } from "node:fs";
 import Anthropic from "@anthropic-ai/sdk";
@@ -11,7 +13,8 @@ import OpenAI from "openai";
 const [address, file] = process.argv.slice(2), model = "pocket-llama3";
 const transcript = [], read = [];
 
-// One client's fetch, which notes what goes by; what it leaves before the end is noted without an answer.
+// Returns a client's fetch that records requests and responses. A request that the client abandons
+// is recorded without a response.
 const noted = (client) => async (url, options = {}) => {
   const headers = new Headers(options.headers), answer = await fetch(url, options);
   const entry = { client, method: options.method ?? "GET", path: String(url).slice(address.length), accept: headers.get("accept"), body: options.body ? JSON.parse(options.body) : null, status: answer.status };

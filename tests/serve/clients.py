@@ -1,5 +1,6 @@
-"""What clients that others wrote have asked a server (tests/serve/transcript.json, which clients.mjs writes), asked again: the answers
-have the same fields and values, and streams the same events, but for names that the server makes, and for times.
+"""Replays the requests of other projects' clients (tests/serve/transcript.json, which clients.mjs
+writes). The responses must have the same fields and values, and streams the same events, except
+for ids that the server makes, and times.
 
     clients.py STET ROOT
 """
@@ -19,7 +20,8 @@ TIMES = {"created", "created_at", "now"}
 
 class Clients(unittest.TestCase):
     def same(self, told, now, names, where):
-        """`told` is what `now` says; names that stand for one another are added to `names`."""
+        """Asserts that `told` equals `now`. Ids that correspond to each other are added to
+        `names`."""
         self.assertEqual(type(told), type(now), where)
         if isinstance(told, dict):
             self.assertEqual(sorted(told), sorted(now), where)
@@ -37,7 +39,7 @@ class Clients(unittest.TestCase):
             self.assertEqual(told, now, where)
 
     def piece_of(self, data):
-        """Where an event has its piece of text: an object and the name of its field."""
+        """Returns the object that holds an event's piece of text, and the name of its field."""
         if not isinstance(data, dict):
             return None
         if data.get("type") == "response.output_text.delta":
@@ -49,7 +51,8 @@ class Clients(unittest.TestCase):
         return None
 
     def events(self, text):
-        """(event, data) of each. Pieces that follow one another are put together: how many there are is up to the reader's pace."""
+        """Returns (event, data) of each event. Consecutive pieces are joined, because their
+        number depends on timing."""
         found = []
         for part in text.split("\n\n"):
             lines = [line for line in part.split("\n") if line and not line.startswith(":")]

@@ -1,4 +1,5 @@
-"""stet serve as a server of HTTP/1.1: what is one request for it is one for everybody, what is refused is refused before its body is read, and nobody can occupy it.
+"""stet serve as an HTTP/1.1 server: requests are framed unambiguously, refused before their
+bodies are read, and no client can occupy the server.
 
     connections.py STET ROOT
 """
@@ -43,7 +44,8 @@ class Raw(unittest.TestCase):
         return socket.create_connection(("127.0.0.1", self.server.port), timeout=seconds)
 
     def ask(self, data):
-        """All that the server says until it closes; the connection is left open on this side."""
+        """Sends data and returns everything until the server closes. The connection stays open on
+        this side."""
         with self.connect() as s:
             try:
                 s.sendall(data)
@@ -124,7 +126,7 @@ class Framing(Raw):
         chunks = head(b"POST /v1/states", JSON, b"Transfer-Encoding: chunked\r\n") + b"4\r\n" + BODY[:4] + b"\r\n9\r\n" + BODY[4:] + b"\r\n0\r\n\r\n"
         answer = self.ask(post() + b"\r\n" + chunks + post(b"/nowhere") + head(b"HEAD /health") + last)
         kinds = re.findall(rb"HTTP/1\.1 (\d+)", answer)
-        # A body that nobody wants ends the connection: what stands in it is no request.
+        # An unwanted body ends the connection, so that its content is never taken as a request.
         self.assertEqual(kinds, [b"200", b"200", b"404"])
         answer = self.ask(post() + head(b"HEAD /health") + head(b"GET /nowhere") + last)
         kinds = re.findall(rb"HTTP/1\.1 (\d+)", answer)
@@ -184,7 +186,7 @@ class Framing(Raw):
 
 
 class Refusals(unittest.TestCase):
-    """What a head is refused for is said before a byte of its body is sent."""
+    """A request head is refused before any byte of its body is sent."""
 
     def asked(self, server, data):
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as s:
@@ -207,7 +209,7 @@ class Refusals(unittest.TestCase):
                 self.assertIn(b"Connection: close\r\n", answer)
             self.assertTrue(self.asked(server, head(b"POST /v1/states", JSON, long, key, expects)).startswith(b"HTTP/1.1 100 Continue\r\n\r\n"))
             self.assertTrue(self.asked(server, head(b"GET /health", b"X: " + b"y" * 20000 + b"\r\n")).startswith(b"HTTP/1.1 431 "))
-            # Without a key, megabytes are not taken.
+            # Without a key the server does not accept megabytes.
             with socket.create_connection(("127.0.0.1", server.port), timeout=20) as s, self.assertRaises(OSError):
                 s.sendall(head(b"POST /v1/states", JSON, b"Content-Length: 100000000\r\n"))
                 for _ in range(200):
@@ -238,12 +240,12 @@ class Refusals(unittest.TestCase):
 
 class Crowds(Raw):
     def test_slow_connections_occupy_nobody(self):
-        crowd = [self.connect() for _ in range(300)]  # more than one address may have
+        crowd = [self.connect() for _ in range(300)]  # more than one address may open
         for i, s in enumerate(crowd):
             try:
                 s.sendall((b"G", head(b"POST /v1/states", JSON, b"Content-Length: 100\r\n") + b"{", b"")[i % 3])
             except OSError:
-                pass  # the oldest make room for the newest
+                pass  # the server closes the oldest for the newest
         for path in ("/health", "/ready", "/metrics", "/v1/status", "/"):
             self.server.get(path)
         self.assertEqual(self.server.post("/v1/states", {"ids": [1, 2]})["positions"], 2)
@@ -269,7 +271,7 @@ class Crowds(Raw):
         self.assertIn("--port", done.stderr)
         port = self.server.port
         self.server.get("/health")
-        self.server.stop()  # with a connection that has just been used, whose end the system remembers
+        self.server.stop()  # right after using a connection, which stays in TIME_WAIT
         self.server.start()  # on the same port
         self.assertEqual(self.server.port, port)
 

@@ -1,5 +1,6 @@
-// The page as somebody meets it who talks with a model: the tree of conversations, deletions that can be taken back, replies as
-// Markdown, settings, the keyboard, and how it looks at several widths (browser.mjs says how this is run).
+// Uses the page as a person who talks with a model does: the tree of conversations, undoing
+// deletions, Markdown, settings, the keyboard, and the layout at several widths. See browser.mjs
+// for how to run it.
 import assert from "node:assert/strict";
 import { address, browser, end, faults, get, hands, post, states, visitor } from "./browser.mjs";
 
@@ -12,7 +13,7 @@ const rows = () => page.$$eval(".node", (all) => all.map((e) => [e.dataset.id, N
 const level = async (id) => (await rows()).find(([other]) => other === id)?.[1];
 const said = (id) => text(`.node[data-id="${id}"]`);
 
-// ---------------------------------------------------------------- the first visit
+// ---------------------------------------------------------------- first visit
 
 for (const s of await states()) await fetch(`${address}/v1/states/${s.id}`, { method: "DELETE" });
 await page.goto(address);
@@ -24,7 +25,7 @@ await page.reload();
 await page.waitForSelector("#welcome:not([hidden])");
 assert.ok(!await visible("#intro"));
 
-// What does nothing says why, and says it again when it is clicked.
+// A disabled button explains itself, and does so again when it is clicked.
 const why = async (button, words) => {
   assert.equal(await page.$eval(button, (e) => e.getAttribute("aria-disabled")), "true", button);
   await page.click(button);
@@ -46,7 +47,7 @@ const second = await now();
 assert.equal(await level(second.id), 3);
 assert.match(await said(second.id), /^What is a\?.*3/s);
 
-// Another reply stands beside the one that it replaces, and arrows go to and fro.
+// A retried reply stands beside the one that it replaces; arrows switch between them.
 await set("temperature", "3");
 await set("top_k", "50");
 await set("seed", "11");
@@ -61,12 +62,12 @@ await page.click('#messages [aria-label="The one before, beside this"]');
 await at(second.id);
 await go(retried.id);
 
-// What a reply was drawn with, and what is set for the next one.
+// The page shows the settings of a drawn reply, and those of the next one.
 await until((said) => new RegExp(said).test(document.querySelector("#messages li:last-child .drawn")?.textContent), "temperature 3, top-k 50.*seed 11");
 assert.match(await text("#settings-set"), /temperature 3 · top-k 50 · seed 11/);
 const { sampling } = await get("/v1/states/" + retried.id);
 assert.deepEqual([sampling.temperature, sampling.top_k, sampling.seed], [3, 50, 11]);
-await page.click("#retry"); // the seed is the state's: the next one is taken
+await page.click("#retry"); // the seed belongs to the state, so the next draw differs
 await told("ended by");
 assert.equal((await get("/v1/states/" + await current())).sampling.seed, 12);
 await page.click("#settings summary");
@@ -82,7 +83,7 @@ await set("top_k", "");
 await page.$eval("#text", (e) => { e.value = ""; });
 await page.click("#settings summary");
 
-// An edited message stands beside the one that it changes.
+// An edited message stands beside the original.
 await go(second.id);
 await page.$$eval('#messages [aria-label="Edit this message"]', (all) => all[2].click());
 await fill({ content: "What is a + a?" });
@@ -92,7 +93,7 @@ assert.match(await said(edited.id), /^What is a \+ a\?/);
 assert.equal(await level(edited.parent), await level(second.id));
 assert.equal((await states()).find((s) => s.id === edited.parent).continues, first.id);
 
-// Shift and prune: a state stands where its conversation is, whatever was done to it.
+// A shifted or pruned state stays in the place of its conversation.
 await go(second.id);
 await does("prune");
 await fill({ sinks: 4, keep_last: 8, shift: true });
@@ -101,17 +102,17 @@ const pruned = await now();
 assert.equal(await level(pruned.id), 3);
 assert.match(await said(pruned.id), /prune/);
 
-// A file finds its place by its tokens, on a server that has never heard of it.
+// An uploaded file finds its place by its tokens, even if the server does not know its states.
 const file = new Uint8Array(await (await fetch(`${address}/v1/states/${second.id}/snapshot`)).arrayBuffer());
 for (const s of [second, pruned]) await fetch(`${address}/v1/states/${s.id}`, { method: "DELETE" });
 const uploaded = await (await fetch(address + "/v1/states/upload", { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: file })).json();
-await page.waitForSelector(`.node[data-id="${uploaded.id}"]`); // the page sees what others make
+await page.waitForSelector(`.node[data-id="${uploaded.id}"]`); // the page shows states that other clients make
 await until((id) => document.querySelector(`.node[data-id="${id}"] .badge`)?.textContent === "not verified", uploaded.id);
 assert.equal(await level(uploaded.id), 3);
 await go(uploaded.id);
 await picture("tree");
 
-// ---------------------------------------------------------------- deleting asks, and can be undone
+// ---------------------------------------------------------------- deleting and undoing
 
 const known = async (id) => (await states()).some((s) => s.id === id);
 await go(first.id);
@@ -125,7 +126,7 @@ await does("delete");
 await fill({});
 await told("deleted");
 assert.equal(await page.$(`.node[data-id="${first.id}"]`), null);
-assert.equal(await level(uploaded.id), 2); // under what the deleted one continued
+assert.equal(await level(uploaded.id), 2); // under the parent of the deleted state
 assert.ok(await known(first.id));
 await picture("deleted");
 await page.reload(); // within the minute
@@ -144,7 +145,7 @@ await told("there again");
 assert.equal(await level(uploaded.id), 3);
 const [whole, alone] = [await rows(), (await states()).length];
 
-// After its minute it is gone; the page that is loaded then sends what was not sent.
+// After a minute the state is gone. A page that is loaded later sends pending deletions.
 await go(uploaded.id);
 await does("delete");
 await fill({});
@@ -158,7 +159,7 @@ await page.waitForSelector(".node");
 await until(() => localStorage.getItem("deleted") === "[]");
 assert.deepEqual([await known(uploaded.id), (await states()).length, (await rows()).length], [false, alone - 1, whole.length - 1]);
 
-// ---------------------------------------------------------------- search, and the keyboard
+// ---------------------------------------------------------------- search and keyboard
 
 const search = async (words) => {
   await page.keyboard.down("Control");
@@ -167,7 +168,7 @@ const search = async (words) => {
   await page.keyboard.type(words);
 };
 await search("what + a?");
-assert.equal((await rows()).length, 2); // the edited question, and the reply to it
+assert.equal((await rows()).length, 2); // the edited question and its reply
 assert.match(await text("#count"), /2 of \d+ states/);
 assert.deepEqual([...new Set(await page.$$eval("#tree mark", (all) => all.map((e) => e.textContent.toLowerCase())))].sort(), ["+", "a?", "what"]);
 await page.keyboard.press("ArrowDown");
@@ -195,7 +196,7 @@ await page.keyboard.press("Escape");
 await key("/");
 assert.equal(await page.evaluate(() => document.activeElement.id), "text");
 
-// ---------------------------------------------------------------- Markdown, code, and what is hostile
+// ---------------------------------------------------------------- Markdown, code and hostile text
 
 const kHostile = "<img src=x onerror=\"document.title='bad'\"> <script>document.title='bad'</script> [a](javascript:document.title='bad') \u202eevil\u2066 \u200f";
 const kReply = `# Title\n\nSome **bold**, \`code\` and [a link](https://example.org/x).\n\n\`\`\`html\n<b onclick="bad()">\u202e</b>\n\`\`\`\n\n- one\n  - two\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n\n${kHostile}`;
@@ -212,7 +213,7 @@ for (const place of ["#messages li.user .words", "#messages li.assistant .words 
   assert.ok(shown.includes("<script>") || shown.includes("<img"), place);
   assert.ok(shown.includes("U+202E"), place);
 }
-await does("name"); // where a field has to hold the text itself, it is told
+await does("name"); // a field holds the raw text, so the page describes it
 await page.waitForSelector("dialog[open]");
 assert.match(await text("dialog"), /one invisible sign/);
 await page.keyboard.press("Escape");
@@ -236,12 +237,12 @@ assert.equal((await text("#messages li.assistant .words")).replaceAll("U+202E", 
 await page.$eval("#as-markdown", (e) => e.click());
 await picture("markdown");
 
-// ---------------------------------------------------------------- while a reply comes, nothing jumps
+// ---------------------------------------------------------------- nothing jumps during a reply
 
 await go(first.id);
 await set("temperature", "5");
 await set("max_tokens", "400");
-await set("seed", "3"); // whose reply has 268 tokens
+await set("seed", "3"); // this seed's reply has 268 tokens
 await page.evaluate(() => {
   window.shifts = [];
   new PerformanceObserver((list) => window.shifts.push(...list.getEntries().map((e) => [e.value, ...e.sources.map((s) => s.node?.id || s.node?.className || s.node?.nodeName)]))).observe({ type: "layout-shift", buffered: false });
@@ -256,16 +257,16 @@ await told("ended by");
 assert.deepEqual(await page.evaluate(() => window.shifts), []);
 assert.ok(await page.$eval("#messages", (e) => e.scrollHeight - e.scrollTop - e.clientHeight < 40));
 
-// Whoever goes elsewhere meanwhile stays there.
+// A user who moves elsewhere during a reply stays there.
 await page.click("#retry");
 await until(() => document.querySelector("#messages li.running"));
 await go(asked);
 await told("is there");
 assert.equal(await current(), asked);
 
-// ---------------------------------------------------------------- how it looks
+// ---------------------------------------------------------------- appearance
 
-// The contrast of every text with what stands behind it, by WCAG; 4.5 is what small text needs.
+// Returns texts whose contrast with their background is below 4.5, WCAG's minimum for small text.
 const faint = () => page.evaluate(() => {
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   const rgba = (colour) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); const d = canvas.getImageData(0, 0, 1, 1).data; return [d[0], d[1], d[2], d[3] / 255]; };
@@ -300,18 +301,18 @@ for (const theme of ["light", "dark"]) {
     await page.click("#settings summary");
   }
 }
-// On a small screen a row of the tree leads to its conversation.
+// On a small screen a row of the tree opens its conversation.
 await page.click('[data-show="states"]');
 await page.click(`.node[data-id="${asked}"]`);
 await at(asked);
 assert.deepEqual([await visible("#talk"), await visible("#states")], [true, false]);
-// Light and dark can be chosen, and stay chosen.
+// Light or dark can be chosen, and the choice is kept.
 const scheme = () => page.evaluate(() => getComputedStyle(document.documentElement).colorScheme);
 await page.click("#theme");
 assert.equal(await scheme(), "light");
 await page.reload();
 await page.waitForSelector(".node");
-assert.deepEqual([await scheme(), await current()], ["light", asked]); // and so does the state
+assert.deepEqual([await scheme(), await current()], ["light", asked]); // and so is the state
 
 // ---------------------------------------------------------------- a thousand states
 
@@ -323,5 +324,6 @@ await go(first.id);
 await search("message");
 await until(() => document.querySelectorAll(".node").length < 100);
 
-faults.splice(0, faults.length, ...faults.filter((f) => !f.includes("status of 404"))); // what another client has deleted meanwhile
+// Another client has deleted these meanwhile.
+faults.splice(0, faults.length, ...faults.filter((f) => !f.includes("status of 404")));
 await end("conversations: all done");

@@ -1,5 +1,5 @@
-// What can be done to states on the page, and how they are inspected: by clicks and keys, asserted on what stands there and on the bits
-// behind it (browser.mjs says how this is run).
+// Operates on states on the page and inspects them, with clicks and keys. Asserts the page's
+// content and the bits behind it. See browser.mjs for how to run it.
 import assert from "node:assert/strict";
 import { mkdtempSync, readdirSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -113,7 +113,7 @@ await page.select('select[aria-label="picture"]', "norms");
 await until(() => document.querySelectorAll("canvas.map").length === 2);
 await picture("norms");
 
-// Two states of as many tokens: where is the difference kept?
+// Two states of equal length; the page shows the parts in which they differ.
 const twins = [], there = await current();
 for (const a of [3, 7]) {
   const made = await post("/v1/states", { messages: [{ role: "user", content: `Let a = ${a}. What is a?` }] });
@@ -130,7 +130,7 @@ await go(there);
 
 await page.setOfflineMode(true);
 await until(() => !document.getElementById("lost").hidden);
-faults.length = 0; // the browser says that nobody answered
+faults.length = 0; // drops the browser's report of failed requests
 await page.setOfflineMode(false);
 await until(() => document.getElementById("lost").hidden);
 faults.length = 0;
@@ -163,7 +163,7 @@ assert.equal((await now()).digest, saved.digest);
 await does("verify");
 await told("same bits");
 
-// What a state has beyond its parent: a delta, which finds its parent again.
+// Saves only the difference to the parent, as a delta, which finds its parent again.
 await set("max_tokens", "20");
 await set("temperature", "");
 await send("And more?");
@@ -183,6 +183,7 @@ await told("deleted");
 await (await page.$("#file")).uploadFile(join(downloads, file));
 await told("loaded");
 assert.deepEqual([(await now()).digest, (await now()).parent], [more.digest, more.parent]);
-faults.splice(0, faults.length, ...faults.filter((f) => !f.includes("status of 400"))); // by which the server said what it is a delta of
+// A 400 response names the parent of the delta.
+faults.splice(0, faults.length, ...faults.filter((f) => !f.includes("status of 400")));
 
 await end("what is done to states: all done");

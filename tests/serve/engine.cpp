@@ -1,5 +1,4 @@
-// The engine of the server: what fails in it, or in whoever waits for it, ends that work and
-// nothing else.
+// The server's engine: a failure in it, or in a waiting client, ends only that piece of work.
 #include "tools/serve/engine.hpp"
 
 #include <gtest/gtest.h>
@@ -26,14 +25,14 @@ std::vector<int32_t> some_ids(size_t n) {
   return ids;
 }
 
-// The state that these tokens give, by nobody's engine.
+// Compares with a session that appended these tokens without an engine.
 void expect_as_alone(Session& session, std::span<const int32_t> ids) {
   Session alone(small_model(), options(1));
   alone.append(ids);
   EXPECT_EQ(digests_of(session).state, digests_of(alone).state);
 }
 
-// Keeps an engine's thread until somebody has looked whether a client is still there.
+// Blocks an engine's thread until the engine has checked whether a client is still connected.
 class Busy {
  public:
   explicit Busy(Engine& engine)
@@ -118,7 +117,7 @@ TEST(Engine, AJobThatNobodyWaitsForIsItsOwn) {
   EXPECT_TRUE(left.expired());
 }
 
-// What the thread itself throws, as it does where there is no memory left, ends the jobs of that
+// An exception of the thread itself, for instance when memory is exhausted, ends the jobs of that
 // pass.
 TEST(Engine, ItsThreadOutlivesAnException) {
   int passes = 0;
@@ -178,7 +177,7 @@ TEST(Replies, ASinkMayThrow) {
   Server server;
   PreparedPrompt prompted = server.prompt();
   const auto good = draw_replies(server.service, server.caller, prompted, draws(3), nullptr);
-  for (int at = 1; at <= 3; ++at) {  // each reply has a piece at least, however many come at once
+  for (int at = 1; at <= 3; ++at) {  // each reply has at least one piece, however many come at once
     int pieces = 0;
     EXPECT_THROW(draw_replies(server.service, server.caller, prompted, draws(3),
                               [&](const ReplyPiece&) -> bool {

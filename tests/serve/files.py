@@ -1,5 +1,5 @@
-"""What `stet serve` keeps in --state-dir: whose files it touches, what survives the loss of one, what a signal leaves, and which states it
-forgets.
+"""Files that `stet serve` keeps in --state-dir: which files it touches, how it survives a lost
+file or a signal, and which states it discards.
 
     files.py STET ROOT
 """
@@ -15,7 +15,7 @@ import unittest
 from api import MODEL, STET, Server, request_of
 
 LONG = "Let a = 3. Let b = 4. Let c = 5. What is a plus b plus c? " * 3  # more than two blocks
-DOWNLOAD = "st_%032x.stet" % 7  # as the page names what people download
+DOWNLOAD = "st_%032x.stet" % 7  # the name that the page gives to a download
 
 
 def read(path):
@@ -42,14 +42,14 @@ class Directory(unittest.TestCase):
         return server
 
     def refusal(self, *options):
-        """What a server that does not start says, in one line."""
+        """Returns the one-line error of a server that does not start."""
         done = subprocess.run([STET, "serve", "-m", MODEL, "--port", "0", "--state-dir", self.directory, *options], capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertEqual(done.stdout, "")
         return done.stderr
 
     def content(self):
-        """Every name below the directory, with its type, mode and bytes."""
+        """Returns every path below the directory with its type, mode and bytes."""
         found = {}
         for folder, folders, files in os.walk(self.directory):
             for name in folders + files:
@@ -181,7 +181,7 @@ class Ownership(Directory):
         said = self.refusal("--stop-seconds", "0")
         self.assertIn("lock: expected a directory that no other server uses, found one that another server still used after 5 s", said)
         state = self.make(server, "Let a = 3.")["id"]
-        # One that is started before the other has ended waits for it.
+        # A server that starts before the previous one has ended waits for it.
         next_one = subprocess.Popen([STET, "serve", "-m", MODEL, "--port", "0", "--state-dir", self.directory], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.addCleanup(next_one.communicate)
         self.addCleanup(next_one.kill)
@@ -193,7 +193,8 @@ class Ownership(Directory):
 
 
 def edited(directory, server):
-    """A state of which keys and values were changed, so that its tokens do not give it, as the server knows it."""
+    """Edits keys and values of a state, so that its tokens no longer reproduce it. Returns the
+    server's description."""
     path, changed = os.path.join(directory, "before.stet"), os.path.join(directory, "after.stet")
     subprocess.run([STET, "generate", "-m", MODEL, "--prompt", LONG, "-n", "0", "--save", path], check=True, capture_output=True)
     subprocess.run([STET, "edit", path, "-m", MODEL, "--scale", "0.5", "--layers", "0", "-o", changed], check=True, capture_output=True)
@@ -205,7 +206,7 @@ def edited(directory, server):
 
 class Ending(Directory):
     def limited(self, size):
-        """A server whose files may have so many bytes."""
+        """Returns a server whose files are limited to `size` bytes."""
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
         try:
@@ -263,7 +264,7 @@ class Ending(Directory):
     def test_a_base_that_is_lost_keeps_nothing_from_being_saved(self):
         server = self.server("--memory", "1")
         first = self.make(server, LONG * 2)["id"]
-        for i in range(8):  # it leaves memory
+        for i in range(8):  # evicts the state from memory
             self.make(server, "%d %d Let k = %d. %s" % (i, i, i, LONG * 2))
         self.assertIn(first + ".stet", self.files())
         later = [self.make(server, LONG * 2 + "And then?")["id"], self.make(server, "What is the sum of 3 and 5?")["id"]]
@@ -277,7 +278,7 @@ class Ending(Directory):
 
 class Lost(Directory):
     def evicted(self, server):
-        """A state whose keys and values are in a file alone."""
+        """Returns a state whose keys and values are only in a file."""
         state = self.make(server, LONG)
         for i in range(12):
             self.make(server, "%d %d Let k = %d. %s" % (i, i, i, LONG * 2))
@@ -286,7 +287,7 @@ class Lost(Directory):
         return state
 
     def damage(self, state, how):
-        """Files that the loss of which takes time alone."""
+        """Damages files whose loss costs only time."""
         stet, recipe = self.path(state + ".stet"), self.path(state + ".recipe")
         if how == "both":
             os.unlink(recipe)
@@ -308,7 +309,7 @@ class Lost(Directory):
                 server = self.server("--memory", "1")
                 state = self.evicted(server)
                 self.damage(state["id"], how)
-                for text in (LONG + "And then?", LONG + "And now?"):  # begin alike
+                for text in (LONG + "And then?", LONG + "And now?"):  # share a beginning
                     self.assertEqual(server.call("POST", "/v1/chat/completions", request_of(text, n=2))[0], 200)
                 self.assertTrue(server.post("/v1/states/%s/verify" % state["id"], {})["same_bits"])
                 server.stop()
@@ -351,7 +352,7 @@ class Lost(Directory):
     def test_the_same_while_the_server_runs(self):
         server = self.server("--memory", "0")
         state = edited(self.scratch, server)["id"]
-        self.make(server, "Let a = 3.")  # it leaves memory
+        self.make(server, "Let a = 3.")  # evicts the other state from memory
         self.assertFalse(self.states(server)[state]["resident"])
         shutil.move(self.path(state + ".stet"), self.path("aside"))
         status, answer = server.call("GET", "/v1/states/" + state)
@@ -361,7 +362,8 @@ class Lost(Directory):
         server.stop()
 
     def test_what_tokens_do_not_give_is_not_what_the_client_has_uploaded(self):
-        """Keys and values that are not those of the tokens, in a snapshot that says nothing of an edit, are never replaced by a replay."""
+        """A replay never replaces uploaded keys and values that differ from those of the tokens,
+        even if the snapshot records no edit."""
         server = self.server("--memory", "0")
         honest = self.make(server, LONG)
         snapshot = server.call("GET", "/v1/states/%s/snapshot" % honest["id"])[1]
@@ -370,7 +372,8 @@ class Lost(Directory):
         self.assertEqual((status, uploaded["id"], uploaded["origin"]), (200, honest["id"], "uploaded"))
         self.make(server, "Let a = 3.")
         os.unlink(self.path(honest["id"] + ".stet"))
-        self.assertEqual(server.get("/v1/states/" + honest["id"])["digest"], honest["digest"])  # computed again, and the same
+        # Computed again with the same result.
+        self.assertEqual(server.get("/v1/states/" + honest["id"])["digest"], honest["digest"])
         server.stop()
 
 
@@ -491,12 +494,12 @@ class Many(Directory):
             self.assertEqual(server.call("GET", "/v1/states/st_%032x" % 5)[1]["error"]["code"], "no_such_state")
             status, answer = server.call("POST", "/v1/responses", {"input": "?", "previous_response_id": "resp_" + chain[0][3:]})
             self.assertEqual((status, answer["error"]["code"]), (404, "state_expired"))
-            self.assertEqual(server.call("POST", "/v1/chat/completions", request_of("Hi", n=2))[0], 200)  # for ever
+            self.assertEqual(server.call("POST", "/v1/chat/completions", request_of("Hi", n=2))[0], 200)  # without end
             server.stop()
         self.assertEqual(len(self.files(".json")), 4)
         server = Server("--state-dir", self.directory)
         self.assertTrue(self.expired(server, chain[0]))
-        again = server.post("/v1/states", {"ids": ids(20)})["id"]  # made again
+        again = server.post("/v1/states", {"ids": ids(20)})["id"]  # created again
         self.assertEqual((again, server.call("GET", "/v1/states/" + again)[0]), (chain[0], 200))
         server.stop()
 

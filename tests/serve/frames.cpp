@@ -1,6 +1,6 @@
-// How the server takes byte strings apart into requests, without a socket. On standard input
-// strings, each behind its length in 4 bytes; on standard output a line of JSON for each: the
-// requests, and whether what follows them is refused, or is the beginning of another.
+// Splits byte strings into requests as the server does, without a socket. Standard input has
+// strings, each preceded by its length in 4 bytes. Standard output gets a line of JSON for each:
+// the requests, and whether the rest is refused or the beginning of another request.
 #include <cstdint>
 #include <cstdio>
 #include <string>

@@ -1,4 +1,5 @@
-"""Byte strings that may be requests: whatever the server takes for some, Node, nginx and haproxy take for the same, or it refuses them.
+"""Compares request framing on random byte strings. Whatever the server accepts as requests, Node,
+nginx and haproxy must frame in the same way, or the server must refuse it.
 
     framing.py FRAMES [COUNT]    FRAMES: the program of frames.cpp. Needs node, nginx and haproxy.
 """
@@ -79,7 +80,8 @@ def wait_for(port):
 
 
 def send(port, number, text):
-    """From an address of its own, by a connection that stays open until nothing has come for a while."""
+    """Sends text from an address of its own. The connection stays open until nothing arrives for
+    a while."""
     with socket.create_connection(("127.0.0.1", port), timeout=10, source_address=(address(number), 0)) as s:
         try:
             s.sendall(text)
@@ -103,7 +105,7 @@ def recorded(file):
 
 
 def compare(name, texts, mine, theirs):
-    """Requests may be missing there: what the proxy or the recorder refused."""
+    """Compares requests. `theirs` may lack some that the proxy or the recorder refused."""
     wrong = []
     for number, (text, frame) in enumerate(zip(texts, mine)):
         other = theirs.get(address(number), [])

@@ -1,5 +1,5 @@
-// Clang refuses this program if UNGUARDED is defined, since it then touches a guarded member
-// without the mutex (tools/serve/mutex.hpp). It accepts the rest.
+// With UNGUARDED defined, this program touches a guarded member without the mutex
+// (tools/serve/mutex.hpp), and clang must refuse it. Without it clang must accept the program.
 #include "tools/serve/mutex.hpp"
 
 namespace stet::serve {

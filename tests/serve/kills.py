@@ -1,5 +1,5 @@
-"""What a server with --durable has acknowledged is there after kill -9 at any moment: states, names, pins; and what it has deleted is not.
-STET_SERVE_KILLS: how often (default 4).
+"""Kills a --durable server with kill -9 at random moments. Everything it acknowledged must
+survive: states, names, pins and deletions. STET_SERVE_KILLS sets the number of kills (default 4).
 
     kills.py STET ROOT
 """
@@ -18,14 +18,15 @@ TEXTS = ["Let a = %d." % i for i in range(24)] + ["Let a = 3. Let b = 4. Let c =
 
 
 class Known:
-    """What was acknowledged of a state: each part is the last acknowledged value, or any that was asked for since and not answered."""
+    """A state's acknowledged properties. Each set holds the last acknowledged value, and all
+    values requested since without an answer."""
 
     def __init__(self):
         self.exists, self.name, self.pinned, self.digest = {False}, {None}, {False}, None
 
 
 class Answers:
-    """How many there were; somebody may wait for so many."""
+    """Counts answers; a thread can wait until there are n."""
 
     def __init__(self):
         self.count, self.changed = 0, threading.Condition()
@@ -41,7 +42,8 @@ class Answers:
 
 
 class Client(threading.Thread):
-    """Asks for states, names, pins and deletes some that are its own alone, until the server dies. `asked`: the states of texts."""
+    """Makes, names, pins and deletes its own states until the server dies. `asked` maps texts to
+    their states."""
 
     def __init__(self, server, texts, known, asked, draws, answers):
         super().__init__()
@@ -54,8 +56,8 @@ class Client(threading.Thread):
                 self.step()
                 self.answers.add()
         except (OSError, http.client.HTTPException, ValueError):
-            pass  # it was killed
-        except BaseException as error:  # told by the test
+            pass  # the server was killed
+        except BaseException as error:  # the test reports it
             self.fault = error
 
     def step(self):
@@ -68,7 +70,8 @@ class Client(threading.Thread):
             self.change(self.draws.choice(states), what)
 
     def ask(self, text):
-        # The same words give the same id, so that one that was deleted is made again; until it is answered, nobody knows.
+        # The same text gives the same id, so a deleted state may be made again. Until the answer
+        # its existence is unknown.
         before = self.asked.get(text)
         if before:
             self.known[before].exists |= {True}
@@ -78,7 +81,7 @@ class Client(threading.Thread):
         known = self.known.setdefault(state, Known())
         assert known.digest in (None, answer["choices"][0]["state_digest"])
         self.asked[text], known.digest = state, answer["choices"][0]["state_digest"]
-        if known.exists != {True}:  # as new; of one that may have been there, what was known may hold
+        if known.exists != {True}:  # a new state; one that may have existed can keep its properties
             known.name, known.pinned = known.name | {None}, known.pinned | {False}
         known.exists = {True}
 

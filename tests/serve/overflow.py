@@ -1,4 +1,5 @@
-"""Values that float16 keys and values do not hold: the command says so and keeps nothing, the server answers 500 and lives on.
+"""Values that float16 keys and values cannot hold: the command reports them and keeps nothing;
+the server answers 500 and keeps running.
 
     overflow.py STET ROOT
 """
@@ -18,7 +19,8 @@ SAYS = "--kv f16: expected keys and values below 65520 in magnitude (--kv f32, b
 
 
 def write_large(path):
-    """The model with values 2^24 times as large, which the outputs of attention take back: the same function."""
+    """Writes the model with values 2^24 times as large. The attention output divides by the same
+    factor, so that the function is unchanged."""
     shutil.copytree(MODEL, path)
     file = os.path.join(path, "model.safetensors")
     os.chmod(file, 0o644)

@@ -1,4 +1,5 @@
-// The parts of the page that need no browser: Markdown, signs, the layout of the tree, deletions that can be taken back.
+// Tests the parts of the page that need no browser: Markdown, control characters, the layout of the
+// tree, undoing deletions.
 //   node page.mjs FOLDER    (tools/serve/page)
 import assert from "node:assert/strict";
 import { cpSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
@@ -6,7 +7,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, test } from "node:test";
 
-// Node takes a .js file for a module only where a package.json says so.
+// Node loads a .js file as a module only next to a package.json that says so.
 const folder = mkdtempSync(join(tmpdir(), "stet-page-"));
 after(() => rmSync(folder, { recursive: true }));
 cpSync(process.argv[2], folder, { recursive: true });
@@ -19,7 +20,7 @@ const { Trash } = await import(join(folder, "trash.js"));
 
 // ---------------------------------------------------------------- Markdown
 
-// A short form of what was parsed, without places.
+// Returns a short form of a parse without positions.
 const short = (items) => items.map((i) => typeof i === "string" ? i : i.type === "break" ? "/" : `${i.type}(${i.text ?? (i.href ? i.href + " " : "") + short(i.children)})`).join("");
 const inline = (text) => short(parseInline(text));
 const block = (b) => {
@@ -117,7 +118,8 @@ test("no text is lost", () => {
     const parsed = parse(text);
     walk(parsed);
     const count = (t, c) => t.split(c).length;
-    // Cells beyond a table's columns and the words behind a fence's language are left out, as everywhere.
+    // As in other renderers, cells beyond a table's columns and words after a fence's language are
+    // dropped.
     if (!/```|~~~|\|/.test(text)) for (const c of "abc") assert.equal(count(letters(got.join("")), c), count(letters(text), c), JSON.stringify(text));
     assert.ok(parsed.every((b, k) => b.to > b.from && b.from >= (parsed[k - 1]?.to ?? 0)));
   }
@@ -141,7 +143,7 @@ test("nesting is bounded", () => {
   for (const text of [">".repeat(5000) + "a", "- ".repeat(5000) + "a", "*a _b ".repeat(2000) + "_ *".repeat(2000)]) assert.ok(depth(parse(text)) < 100);
 });
 
-// ---------------------------------------------------------------- signs
+// ---------------------------------------------------------------- control characters
 
 test("what nobody sees is shown", () => {
   assert.deepEqual(pieces("a\u202eb"), ["a", { sign: "U+202E", name: "right-to-left override" }, "b"]);
@@ -246,7 +248,7 @@ test("what the server does not have is done, what it does not answer is tried ag
   error = new Error("The server did not answer.");
   await trash.send();
   assert.ok(trash.has("a"));
-  await trash.send(); // not at once
+  await trash.send(); // after a delay
   assert.ok(trash.has("a"));
   clock.now += 5000;
   error = Object.assign(new Error("gone"), { status: 404 });

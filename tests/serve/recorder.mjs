@@ -1,4 +1,4 @@
-// A server that says on standard output which requests it was sent: {"from", "request": [method, target, body]}.
+// A server that prints each request it receives: {"from", "request": [method, target, body]}.
 //   recorder.mjs   prints its port first
 import { createServer } from "node:http";
 

@@ -1,4 +1,5 @@
-"""Replies as the clients of OpenAI's and Anthropic's servers expect them: settings, seeds, beginnings of replies, held-back text, streams, fields.
+"""Replies as clients of OpenAI's and Anthropic's servers expect them: settings, seeds, prefilled
+replies, held-back text, streams, fields.
 
     replies.py STET ROOT
 """
@@ -32,7 +33,7 @@ def said(answer):
 
 
 def events(content):
-    """(event name or None, data) of a stream; that it ends with [DONE] is another matter."""
+    """Returns (event name or None, data) for each event of a stream, without checking for [DONE]."""
     found = []
     for block in content.decode().split("\n\n"):
         lines = dict(line.split(": ", 1) for line in block.split("\n") if ": " in line and not line.startswith(":"))
@@ -73,7 +74,8 @@ class WithServer(unittest.TestCase):
         return self.post("/v1/chat/completions", {"messages": messages, **fields})
 
     def ways(self):
-        """The addresses that reply to messages: a body of the question, where the id for the next one is, and how that is asked."""
+        """Returns, for each address that replies to messages, a body with the question, the field
+        of the id, and the way to continue."""
         return (("/v1/chat/completions", lambda text, **f: {"messages": user(text), **f}, "resume_from", lambda a: a["state_id"]),
                 ("/v1/messages", lambda text, **f: {"messages": user(text), "max_tokens": 12, **f}, "resume_from", lambda a: a["state_id"]),
                 ("/v1/responses", lambda text, **f: {"input": text, **f}, "previous_response_id", lambda a: a["id"]))
@@ -158,7 +160,7 @@ class Seeds(WithServer):
 
 
 class Beginnings(WithServer):
-    """A last message of the assistant is the beginning of the reply."""
+    """A last message of the assistant prefills the reply."""
     MODEL = GEMMA
 
     def asked(self, path, messages, **fields):
@@ -246,7 +248,8 @@ class Beginnings(WithServer):
         self.assertTrue(self.post("/v1/states/%s/verify" % answer["state_id"], {})["same_bits"])
         more = self.post("/v1/states/%s/continue" % answer["state_id"], {"message": {"role": "user", "content": "What is a?"}})
         self.assertIn("3", more["text"])
-        self.assertGreater(more["usage"]["reused"], len(prompt["tokens"]) - 2)  # the reply with its beginning stays the tokens that it is
+        # The prefilled reply keeps its tokens.
+        self.assertGreater(more["usage"]["reused"], len(prompt["tokens"]) - 2)
         behind = self.post("/v1/states/%s/continue" % self.chat(user("Let a = 3."))["state_id"], {"message": {"role": "user", "content": "What is a?"}, "n": 1})
         self.assertEqual(behind["ids"], self.post("/v1/states/%s/continue" % behind["state"]["parent"], {"message": {"role": "user", "content": "What is a?"}, "n": 1})["ids"])
 
@@ -264,7 +267,7 @@ class Beginnings(WithServer):
 
 
 class Templates(unittest.TestCase):
-    """What a template does to a last message of the assistant."""
+    """Templates treat a last message of the assistant in different ways."""
 
     def test_one_that_writes_more_than_marks_behind_it_is_refused(self):
         begin, end = "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n", "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
@@ -300,11 +303,13 @@ class Templates(unittest.TestCase):
 
 
 class HeldBack(WithServer):
-    """Text that may become a stop string, or a character, when the length ends a reply."""
+    """Text that may become a stop string or a character is held back when the length limit ends a
+    reply."""
     PROMPT = "Let a = 3. What is a?"
 
     def cuts(self):
-        """A stop string that begins where the reply to PROMPT ends after n tokens, and never comes."""
+        """Yields stop strings that begin where the reply to PROMPT ends after n tokens, but never
+        complete."""
         whole = self.chat(user(self.PROMPT), max_tokens=60, logprobs=True)["choices"][0]
         tokens = [t["token"] for t in whole["logprobs"]["content"]]
         for n in range(2, len(tokens) - 1):
@@ -349,11 +354,11 @@ class HeldBack(WithServer):
         second = self.post("/v1/states/%s/continue" % first["state"]["id"], {"n": 60})
         whole = self.chat(user(self.PROMPT), max_tokens=60)["choices"][0]["message"]["content"]
         self.assertEqual(first["text"] + second["text"], whole)
-        # Other stop strings free it at once: that is a piece of the stream, too.
+        # Other stop strings release the text at once, as a piece of the stream.
         freed = self.stream("/v1/states/%s/continue" % first["state"]["id"], {"n": 60, "stop": ["zzz"]})
         self.assertEqual(first["text"] + "".join(d.get("text", "") for _, d in freed[:-1]), whole)
         self.assertEqual(first["text"] + freed[-1][1]["text"], whole)
-        # The state is the same one, but for what of it was told.
+        # The states have equal digests but different ids, because the held-back text differs.
         told = self.chat(user(self.PROMPT), max_tokens=n, stop=[stop])["choices"][0]
         self.assertEqual(told["state_digest"], first["state"]["digest"])
         self.assertNotEqual(told["state_id"], first["state"]["id"])
@@ -471,7 +476,8 @@ class Offsets(WithServer):
                 self.assertEqual(offsets, sorted(offsets))
                 self.assertLessEqual(offsets[-1], len(text))
                 for token, at in zip(tokens, offsets):
-                    if "\ufffd" not in token and text[at:at + len(token)] != token:  # special tokens are not there, and the first space may not be
+                    # Special tokens are left out, and the first space may be.
+                    if "\ufffd" not in token and text[at:at + len(token)] != token:
                         self.assertTrue(token.startswith("<") or token[1:] == text[:len(token) - 1] and at == 0, (token, text[at:at + 9]))
                 if "".join(tokens) == text and "\ufffd" in "".join(tokens[:-1]):
                     halves += 1
@@ -644,7 +650,8 @@ class Fields(WithServer):
             self.assertEqual(count, {"input_tokens": answer["usage"]["input_tokens"] + answer["usage"]["cache_read_input_tokens"]})
         behind = self.post("/v1/messages/count_tokens", {"messages": user("What is a?"), "resume_from": answer["state_id"]})
         self.assertGreater(behind["input_tokens"], count["input_tokens"])
-        self.assertGreater(self.post("/v1/messages/count_tokens", {"messages": user("word " * 3000)})["input_tokens"], 2048)  # whoever counts may have too many
+        # An estimate may exceed the limit.
+        self.assertGreater(self.post("/v1/messages/count_tokens", {"messages": user("word " * 3000)})["input_tokens"], 2048)
         self.assertEqual(self.server.call("POST", "/v1/messages?banana=1", body)[0], 400)
         self.assertEqual(self.server.call("GET", "/v1/models?beta=true")[0], 200)
 

@@ -1,4 +1,5 @@
-"""What a request may ask of its draws and of embeddings, texts that begin with bos, the JSON of bodies, and files of keys.
+"""Sampling and embedding options of requests, texts that begin with bos, JSON bodies, and key
+files.
 
     sampling.py STET ROOT
 """
@@ -26,7 +27,8 @@ def f32(x):
 
 
 def unit_length(x):
-    """x over its length: squares in 16 lanes and a tree, in double, as the kernel's header says."""
+    """Returns x divided by its length. Squares are summed in 16 lanes and a tree in double, as
+    the kernel's header says."""
     lanes = [0.0] * 16
     for i, value in enumerate(x):
         lanes[i % 16] += value * value
@@ -151,7 +153,7 @@ class Sampling(unittest.TestCase):
         self.assertEqual(self.post("/v1/embeddings", {"input": [prompt, prompt]})["usage"]["prompt_tokens"], 2 * count)
         self.assertEqual(command("generate", "-p", prompt, "-n", "1")["prompt_ids"], text["tokens"])
         plain = self.post("/tokenize", {"text": "Let a = 3."})["tokens"]
-        self.assertEqual(plain[0], text["tokens"][0])  # a text without one gets it
+        self.assertEqual(plain[0], text["tokens"][0])  # a text without bos gets one
 
     def refused(self, raw):
         status, answer = self.call("POST", "/v1/completions", raw=raw)
@@ -174,7 +176,7 @@ class Sampling(unittest.TestCase):
         self.assertEqual(self.call("POST", "/tokenize", raw=b'\xef\xbb\xbf {"text" : "a\\u00e9\\"]}" }\r\n')[0], 200)
         self.assertEqual(self.call("POST", "/tokenize", raw=b'{"text": "", "x": ' + b"[" * 31 + b"]" * 31 + b"}")[1]["error"]["param"], "/x")
 
-    # Parsers that compare each value with all before it take minutes for these.
+    # A parser that compares each value with all earlier ones takes minutes for these bodies.
     def test_large_bodies_are_read_in_linear_time(self):
         status, answer = self.call("POST", "/v1/chat/completions", raw=b'{"messages":[' + b"{}," * 60000 + b"{}]}")
         self.assertEqual((status, answer["error"]["param"]), (400, "/messages"), answer)

@@ -1,5 +1,5 @@
-"""Servers that share states through a store: any of them goes on with any state, token for token as one alone, also when one is killed
-in mid-reply, and when the store is gone.
+"""Servers that share states through a store. Any of them continues any state with the tokens of a
+single server, even if one is killed during a reply or the store is gone.
 
     shared_store.py STET ROOT
 """
@@ -18,7 +18,7 @@ from random import Random
 STET, ROOT = sys.argv[1], sys.argv[2]
 MODEL = os.path.join(ROOT, "assets/pocket-llama3")
 SAYINGS = ["Let a = 17. What is a?", "Let b = a + 4. What is b?", "What is a?", "What is b?"]
-ROUNDS = int(os.environ.get("STET_KILLS", "3"))  # of killing a server
+ROUNDS = int(os.environ.get("STET_KILLS", "3"))  # how often a server is killed
 LONG = "Let a = 17. Let b = 4. " * 12 + "What is a?"  # several blocks
 
 
@@ -91,7 +91,7 @@ class SharedStates(unittest.TestCase):
         self.alone = self.server(env={k: v for k, v in os.environ.items() if not k.startswith("STET_STORE")})
 
     def server(self, *options, env=None):
-        # What is stored is fetched, however fast this machine computes it.
+        # Stored blocks are fetched however fast this machine computes.
         if "--store-fetch" not in options:
             options = ("--store-fetch", "always", *options)
         server = Server(*options, env=env or self.env)
@@ -99,7 +99,7 @@ class SharedStates(unittest.TestCase):
         return server
 
     def conversation(self, ports):
-        """Each saying to the next of the servers."""
+        """Sends each message to the next server in turn."""
         previous, said = None, []
         for i, text in enumerate(SAYINGS):
             answer = respond(ports[i % len(ports)], text, previous)
@@ -139,7 +139,8 @@ class SharedStates(unittest.TestCase):
             b.end()
 
     def killed_in_mid_reply(self, rounds):
-        """A conversation on three servers, of which one dies in mid-reply each round; the client asks another, and goes on there."""
+        """Runs a conversation on three servers. Each round kills one during a reply, and the
+        client continues on another."""
         random, servers = Random(1), [self.server() for _ in range(3)]
         previous = expected = None
         for n in range(rounds):
@@ -149,7 +150,7 @@ class SharedStates(unittest.TestCase):
             text = SAYINGS[n % len(SAYINGS)]
             victim = servers.pop(random.randrange(3))
             stream = ask_in_stream(victim.port, text, previous["id"])
-            left = random.randrange(3000)  # a reply's events are about as many bytes
+            left = random.randrange(3000)  # a reply's events have about this many bytes
             while left > 0 and (some := stream.recv(min(left, 512))):
                 left -= len(some)
             victim.end(kill=True)
@@ -159,7 +160,7 @@ class SharedStates(unittest.TestCase):
             answer = respond(other.port, text, previous["id"])
             expected = respond(self.alone.port, text, expected["id"])
             self.assertEqual(what_was_said(answer), what_was_said(expected))
-            # All full blocks of the state were stored: what was processed is after them.
+            # All full blocks of the state were stored, so only tokens after them were processed.
             stored = (previous["usage"]["input_tokens"] + previous["usage"]["output_tokens"]) // 64 * 64
             self.assertGreaterEqual(stored, 64)
             self.assertLessEqual(metric(other.port, "prompt_tokens_total") - before, answer["usage"]["input_tokens"] - stored)
@@ -209,7 +210,7 @@ class SharedStates(unittest.TestCase):
         a, b = self.server("--api-key-file", keys), self.server("--api-key-file", keys)
         first = respond(a.port, LONG, key="alice-secret")
         self.assertEqual(call(b.port, "POST", "/v1/responses", {"input": "x", "previous_response_id": first["id"]}, "bob-secret")[0], 404)
-        # Nor does the time of a reply tell what others have said: their blocks have other names.
+        # Reply times must not reveal other users' messages either: their blocks have other names.
         other = call(b.port, "POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}, "bob-secret")[1]
         self.assertEqual(other["usage"]["reused"], 0)
         self.assertEqual(call(b.port, "POST", "/v1/responses", {"input": "x", "previous_response_id": first["id"]}, "alice-secret")[0], 200)

@@ -1,4 +1,4 @@
-// The tree of conversations (tools/serve/tree.hpp).
+// Tests the tree of conversations (tools/serve/tree.hpp).
 #include "tools/serve/tree.hpp"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ bool continues(const std::vector<int32_t>& longer, const std::vector<int32_t>& s
          std::equal(shorter.begin(), shorter.end(), longer.begin());
 }
 
-// The definition, by comparing each state with each.
+// Finds the parent by the definition, comparing each state with each other one.
 size_t expected(const std::vector<Made>& states, size_t i) {
   size_t best = kTreeRoot;
   for (size_t k = 0; k < states.size(); ++k) {
@@ -112,7 +112,7 @@ TEST(ConversationTree, IsWhatComparingEachWithEachGives) {
   }
 }
 
-// Comparing each with each would be 10^10 comparisons of tokens.
+// Comparing every pair would take 10^10 comparisons of tokens.
 TEST(ConversationTree, TenThousandLongStatesAreNoWork) {
   std::vector<int32_t> ids(200, 5);
   std::vector<Made> states;

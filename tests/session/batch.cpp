@@ -1,5 +1,5 @@
-// Batches: every session of a batch ends with the bytes it would have had alone, and an error
-// changes none of them.
+// Batches: every session ends with the bytes that it would have alone, and an error changes none of
+// them.
 #include <algorithm>
 #include <filesystem>
 #include <list>
@@ -11,7 +11,7 @@
 namespace stet::test::batch_tests {
 namespace {
 
-constexpr int64_t kCapacity = 300;  // less where a model has fewer positions
+constexpr int64_t kCapacity = 300;  // less if a model has fewer positions
 
 using Ids = std::vector<int32_t>;
 
@@ -52,7 +52,7 @@ testing::AssertionResult same_sessions(std::vector<Session>& a, std::vector<Sess
   return testing::AssertionSuccess();
 }
 
-// `count` sessions of different lengths and kv types, and what is to be appended to each.
+// `count` sessions of different lengths and kv types, and the tokens to append to each.
 struct Group {
   std::vector<Session> start;
   std::vector<Ids> single, mixed;
@@ -82,7 +82,7 @@ std::vector<std::string> instruction_sets(const Model& m) {
   if (*STET_DEFAULT_ISA) return {STET_DEFAULT_ISA};
   std::vector<std::string> names;
   for (const char* const* name = kernel_names(); *name != nullptr; ++name) names.push_back(*name);
-  // The portable kernels are slow: the small checkpoints alone.
+  // The portable kernels are slow, so only the small checkpoints use them.
   if (names.size() > 1 && m.weight_bytes() > size_t{4} << 20) names.erase(names.begin());
   return names;
 }
@@ -110,7 +110,7 @@ TEST_P(Batch, EverySessionIsAsIfAlone) {
   }
 }
 
-// However a pass ends: between two sessions, within one, after each token.
+// A pass may end between two sessions, within one, or after each token.
 TEST_P(Batch, PassesMayEndAnywhere) {
   const Group group(m, GetParam().contract, 5);
   std::vector<Session> expected = group.alone();
@@ -147,7 +147,7 @@ class LlamaBatch : public testing::Test {
   TemporaryDirectory scratch;
 };
 
-// More sessions than rows of logits that are computed at a time.
+// More sessions than rows of logits computed at a time.
 TEST_F(LlamaBatch, OfManySessions) {
   const Group group(m, Contract::f32, 50);
   std::vector<Session> expected = group.alone(), together = forks_of(group.start);
@@ -192,7 +192,7 @@ TEST_F(LlamaBatch, OfPrunedSessions) {
 
 class FailingBatch : public LlamaBatch {
  protected:
-  // The batch fails with this text, and every one of its sessions is as it was.
+  // Expects the batch to fail with this text and to leave each of its sessions unchanged.
   void expect_error(const std::vector<BatchEntry>& batch, ErrorKind kind,
                     const std::string& text) const {
     std::vector<Session> before;
@@ -206,8 +206,8 @@ class FailingBatch : public LlamaBatch {
       EXPECT_TRUE(same_state(*e.session, before[i++])) << "after: " << text;
     }
   }
-  // A session mapped from a file whose block 0 is damaged, in the layer that a pass reads last. It
-  // cannot heal: its tokens do not give an edited block.
+  // Returns a session mapped from a file whose block 0 is damaged in the layer that a pass reads
+  // last. It cannot heal, because its tokens do not reproduce an edited block.
   Session damaged(size_t tokens) {
     Session s = session(tokens);
     s.set_value(0, 0, 10, std::vector<float>(static_cast<size_t>(m->config().head_dim), 0.5f));
@@ -256,8 +256,8 @@ TEST_F(FailingBatch, OfWrongEntries) {
   EXPECT_TRUE(same_state(b, d));
 }
 
-// In the second of three sessions; one token at a time, the first is through by then and the third
-// has not begun. The first is pruned: it could not compute its logits again.
+// The fault is in the second of three sessions. Token by token, the first is finished by then and
+// the third has not begun. The first is pruned, so it could not recompute its logits.
 TEST_F(FailingBatch, OfADamagedBlock) {
   for (const int64_t chunk : {1, 512}) {
     Session a = session(150), b = damaged(130), c = session(63);
@@ -284,7 +284,7 @@ TEST_F(FailingBatch, OfADamagedBlock) {
   }
 }
 
-// One of its sessions heals within the batch; none has another bit.
+// One session heals during the batch. No bit of any session changes.
 TEST_F(FailingBatch, NotOfAFileThatWasCutOff) {
   Session a = session(100), saved = session(80), c = session(100);
   Snapshot::save(saved, file);
@@ -298,7 +298,7 @@ TEST_F(FailingBatch, NotOfAFileThatWasCutOff) {
   EXPECT_EQ(b.take_healed().size(), 1u);
 }
 
-// From a sink of one of its sessions, where half a pass is done.
+// Calls the batch from a sink of one of its sessions, in the middle of a pass.
 TEST_F(FailingBatch, OfASessionThatIsAppending) {
   Session a = session(100), b = session(30), before = a.fork(), b_before = b.fork();
   const std::vector<BatchEntry> batch = {{&b, one}, {&a, one}};
@@ -314,8 +314,7 @@ TEST_F(FailingBatch, OfASessionThatIsAppending) {
   EXPECT_TRUE(same_state(b, b_before));
 }
 
-// The last thing that may throw: a pruned session still has the logits that it cannot compute
-// again.
+// The last call that may throw. A pruned session must keep the logits that it cannot recompute.
 TEST_F(FailingBatch, OfOnePrunedSessionInItsProgress) {
   Session a = session(150), b = session(150);
   for (Session* s : {&a, &b}) s->prune({.keep_last = 60, .sinks = 2, .shift = false});
@@ -327,8 +326,8 @@ TEST_F(FailingBatch, OfOnePrunedSessionInItsProgress) {
 
 // ---------------------------------------------------------------- schedules
 
-// Random batches of random sessions, which are forked, rewound and pruned in between; each beside
-// one that runs alone.
+// Random batches of random sessions, which are forked, rewound and pruned in between. Each is
+// compared with a session that runs alone.
 class Crowd {
  public:
   Crowd(std::shared_ptr<const Model> m, Contract contract, uint32_t seed)
@@ -374,7 +373,7 @@ class Crowd {
     Session alone(model_, o);
     const std::vector<std::string> sets = instruction_sets(*model_);
     const int64_t chunks[] = {1, 5, 64, 512};
-    // With small passes two threads cost hundreds of barriers for a token.
+    // With small passes, two threads cost hundreds of barriers for each token.
     const int threads = draw(4) == 0 ? 2 : 1;
     o.compute =
         compute_of(alone, threads, sets[draw(sets.size())], threads == 1 ? chunks[draw(4)] : 64);
@@ -399,7 +398,7 @@ class Crowd {
     m.together.prune(o);
     m.alone.prune(o);
   }
-  // A batch that is to fail has an entry too long for its session, at a random place.
+  // A batch that must fail has an entry too long for its session, at a random place.
   void advance(bool failing) {
     std::vector<Member*> order;
     for (Member& m : members_) order.push_back(&m);
@@ -448,7 +447,7 @@ TEST(BatchSchedules, EqualSessionsThatRunAlone) {
   }
 }
 
-// A sign once a layer, which changes no bit.
+// The layer callback comes once for each layer and changes no bit.
 TEST(Batch, LayersGiveASign) {
   for (const Subject& subject : subjects()) {
     const auto m = model(subject.directory, subject.contract);

@@ -1,5 +1,5 @@
-// Keys and values that are set from outside: shared and mapped blocks stay as they are, and the
-// state says what was done.
+// Keys and values set from outside: shared and mapped blocks keep their bytes, and the state
+// records the edit.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -60,7 +60,7 @@ TEST_P(Edits, CopyFirstAndAreLogged) {
     EXPECT_EQ(element(edited.kv(), true, 1, 0, 70, d), numbers()[static_cast<size_t>(d)]);
     EXPECT_EQ(element(edited.kv(), false, 0, 0, 149, d), numbers()[static_cast<size_t>(d)]);
   }
-  // Nothing else has changed.
+  // All other bytes are unchanged.
   std::vector<std::byte> after = kv_bytes(edited.kv());
   size_t differing = 0;
   for (size_t i = 0; i < after.size(); ++i) differing += after[i] != before[i];
@@ -138,7 +138,7 @@ TEST_F(Edits, RefuseWhatIsNotThere) {
   EXPECT_EQ(digests_of(s).state, before.state);
 }
 
-// Of q8: one position's integers and scale become others, and nothing else.
+// In q8, only one position's integers and scale change.
 TEST_F(Edits, OfQ8RoundToAScaleOfTheirOwn) {
   Session original = session(150, KvType::q8), edited = original.fork();
   edited.set_key(1, 0, 70, numbers());
@@ -164,7 +164,7 @@ TEST_F(Edits, OfQ8RoundToAScaleOfTheirOwn) {
   EXPECT_EQ(narrow.edits.size(), 1u);
 }
 
-// What a range changed, vector by vector; everything else stays.
+// Checks each changed vector of a range, and that everything else is unchanged.
 TEST_P(Edits, RangesAreSetScaledAndCopied) {
   Session s = session(150, GetParam()), other = session(0, GetParam());
   other.append(std::vector<int32_t>(ids.rbegin(), ids.rbegin() + 150));
@@ -229,7 +229,7 @@ TEST_P(Edits, RangesAreSetScaledAndCopied) {
   expect(copied,
          [&](const std::vector<float>&, int64_t p) { return read_key(other.state(), 1, 0, p); });
   EXPECT_EQ(copied.edits[0].source, sha256_text(digests_of(other).id));
-  // From elsewhere: keys turn, as those of a shift do; values go as they are.
+  // Keys from another position are rotated as in a shift; values are copied.
   Session moved = s.fork();
   moved.copy_kv({{}, {}, 62, 72, true, true}, other, 12);
   const State rotated =
@@ -275,13 +275,13 @@ TEST_F(Edits, PrefixesAreSplicedOntoOthers) {
   Session a = session(100), b = session(0);
   b.append(std::vector<int32_t>(ids.rbegin(), ids.rbegin() + 90));
   const ModelConfig& c = m->config();
-  // A whole front alone is no edit: it is the state rewound.
+  // A prefix alone is not an edit but a rewound state.
   const State front = splice(c, std::vector<Cut>{{&a.state(), 0, 70}});
   Session rewound = a.fork();
   rewound.rewind(70);
   EXPECT_TRUE(front.edits.empty());
   EXPECT_EQ(kv_bytes(front.kv), kv_bytes(rewound.kv()));
-  // What stays where it was is as it was; what moves is what a shift makes of it.
+  // Positions that stay keep their bytes. Positions that move are rotated as in a shift.
   const State joined = splice(c, std::vector<Cut>{{&a.state(), 0, 70}, {&b.state(), 20, 90}});
   EXPECT_EQ(joined.size(), 140);
   EXPECT_EQ(joined.tokens[69], ids[69]);
@@ -297,7 +297,7 @@ TEST_F(Edits, PrefixesAreSplicedOntoOthers) {
   const auto names = block_identities(joined);
   EXPECT_EQ(names[0], a.block_identities()[0]);
   EXPECT_FALSE(names[1].replayable);
-  // How far it is from the truth: nothing before the seam, something behind it.
+  // Deviations from the true state are zero before the seam and nonzero after it.
   Session s(m, joined, options(1));
   EXPECT_EQ(s.logits().size(), static_cast<size_t>(c.vocab_size));
   Session truth = truth_of(m, joined, options(1));
@@ -305,17 +305,18 @@ TEST_F(Edits, PrefixesAreSplicedOntoOthers) {
   EXPECT_EQ(beside.equal_positions, 70);
   EXPECT_GT(beside.layers.back().keys.largest, 0);
   EXPECT_GT(*beside.a_from_b, 0);
-  // First layers see nothing but their own token: only the rotation's rounding is left.
+  // The first layer's values depend only on their own token; its keys differ by the rotation's
+  // rounding.
   EXPECT_LT(beside.layers[0].keys.largest, 1e-4);
   EXPECT_EQ(beside.layers[0].values.largest, 0);
-  // It goes on, is saved, and comes back.
+  // The spliced state continues, and survives saving and restoring.
   Snapshot::save(s, file);
   const Snapshot snapshot = Snapshot::open(file);
   EXPECT_EQ(snapshot.meta().edits, joined.edits);
   Session back = snapshot.restore(m, {.session = options(1)});
   EXPECT_EQ(digests_of(back).id, digests_of(s).id);
   EXPECT_FALSE(verify(snapshot, m, options(1), false, nullptr));
-  // A bit of a key before the edit, and one behind it, which the tokens do not give.
+  // Flips a bit of a key before the edit, and one after it, which the tokens do not reproduce.
   const std::string whole = read_text(file);
   for (const size_t block : {size_t{0}, size_t{1}}) {
     std::string damaged = whole;

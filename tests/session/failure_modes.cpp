@@ -1,6 +1,5 @@
-// One test for each failure mode of saved key/value caches that a session alone can show; the
-// number and the name tell which. Those of snapshots, templates and tokenizers are tested where
-// those live.
+// One test for each failure mode of saved key/value caches that a session alone can show, with its
+// number and name. Modes of snapshots, templates and tokenizers are tested in their rooms.
 #include <cstring>
 #include <functional>
 #include <thread>
@@ -19,7 +18,7 @@ Session fresh(std::span<const int32_t> ids) {
   return s;
 }
 
-// A cache is a session's own: another session of the same model, used in between, leaves no trace.
+// A cache belongs to one session. Using another session of the same model in between has no effect.
 TEST(FailureModes, Mode01_ASessionOwnsItsCache) {
   const auto a = random_tokens(*gemma(), 90, 1), b = random_tokens(*gemma(), 90, 2);
   Session first(gemma(), options(1)), second(gemma(), options(1));
@@ -37,7 +36,7 @@ concept TakesAPosition = requires(S& s, std::span<const int32_t> ids, int64_t po
   s.append(ids, position);
 };
 
-// Positions are counted by the session, from 0, over all appends; nobody passes one.
+// The session counts positions from 0 over all appends. No call takes a position.
 TEST(FailureModes, Mode02_And15_PositionsAreNotArguments) {
   struct WithPositions {
     void append(std::span<const int32_t> ids, int64_t first);
@@ -69,7 +68,7 @@ TEST(FailureModes, Mode03_TheCursorCountsTokens) {
   EXPECT_EQ(s.tokens(), ids);
 }
 
-// Nothing to take anew after a pass: what was obtained before it shows what came after.
+// References obtained before a pass show the state after it.
 TEST(FailureModes, Mode04_TheSessionChangesInPlace) {
   Session s(gemma(), options(1));
   const KvCache& kv = s.kv();
@@ -80,7 +79,7 @@ TEST(FailureModes, Mode04_TheSessionChangesInPlace) {
   EXPECT_EQ(&kv, &s.kv());
 }
 
-// Tokens sampled one by one stand at the positions at which one prompt of all of them puts them.
+// Tokens sampled one by one get the positions that they have in a single prompt.
 TEST(FailureModes, Mode06_EverySampledTokenAdvancesTheCursor) {
   Session s = fresh(random_tokens(*gemma(), 20));
   for (int i = 0; i < 60; ++i) {
@@ -104,7 +103,7 @@ TEST(FailureModes, Mode07_CapacityIsANamedErrorThatChangesNothing) {
             "tokens: expected at most 70 positions (--ctx), found 66 + 5");
   EXPECT_TRUE(same_state(s, before));
   EXPECT_EQ(s.kv().block(1), tail);
-  s.append(std::span(ids).subspan(66, 4));  // usable up to its last position
+  s.append(std::span(ids).subspan(66, 4));  // usable up to the last position
   EXPECT_EQ(s.size(), s.capacity());
   Session whole = fresh(std::span(ids).first(70));
   EXPECT_TRUE(same_state(s, whole));
@@ -112,7 +111,7 @@ TEST(FailureModes, Mode07_CapacityIsANamedErrorThatChangesNothing) {
             "tokens: expected at most 70 positions (--ctx), found 70 + 1");
 }
 
-// Reserved, not primed: memory of the cache that no token has reached is zero.
+// Cache memory is reserved but not filled: bytes that no token has reached are zero.
 TEST(FailureModes, Mode07_NothingIsPrimed) {
   Session s(gemma(), options(1));
   EXPECT_EQ(s.kv().blocks(), 0);
@@ -129,8 +128,8 @@ TEST(FailureModes, Mode07_NothingIsPrimed) {
   }
 }
 
-// Whatever dtype the weights have, keys and values are of the type that was asked for and the
-// contract is named.
+// Whatever the dtype of the weights, keys and values have the requested type, and the contract is
+// named.
 TEST(FailureModes, Mode10_And16_OneContractOneType) {
   for (const Subject& subject : subjects()) {
     Session s(model(subject.directory), options(1));
@@ -174,15 +173,14 @@ TEST(FailureModes, Mode13_OnlyTheTokensAskedForAreFed) {
   for (const Subject& subject : subjects()) {
     Session s(model(subject.directory), options(1));
     EXPECT_EQ(s.size(), 0);
-    EXPECT_TRUE(s.logits().empty());  // no token, nothing to continue: none is made up
+    EXPECT_TRUE(s.logits().empty());  // without tokens nothing is invented to continue from
     const std::vector<int32_t> one = {7};
     s.append(one);
     EXPECT_EQ(s.tokens(), one);
   }
 }
 
-// Sliding layers keep every position: a rewind past the window brings back what had fallen out of
-// it.
+// Sliding layers keep every position: rewinding past the window restores what had left it.
 TEST(FailureModes, Mode17_OlderEntriesAreKeptAndTheWindowIsStated) {
   EXPECT_EQ(gemma()->config().window, (std::vector<int64_t>{8, 8, 8, 8, 8, 0, 8}));
   const auto ids = random_tokens(*gemma(), 60);
@@ -209,7 +207,7 @@ TEST(FailureModes, Mode18_RewindIsExact) {
   EXPECT_TRUE(same_state(s, alone));
 }
 
-// Full blocks are the very same memory in a fork; the tail is a copy of equal bytes.
+// A fork shares the memory of full blocks and copies the bytes of the last one.
 TEST(FailureModes, Mode21_BlocksAreCopiedAsBytes) {
   Session s = fresh(random_tokens(*gemma(), 100));
   Session copy = s.fork();
@@ -247,7 +245,7 @@ TEST(FailureModes, Mode27_NoTokenIsFedTwice) {
   const auto ids = random_tokens(*gemma(), 66);
   Session s = fresh(std::span(ids).first(65));
   s.rewind(64);
-  s.logits();  // works the last token out again, and must not leave it there twice
+  s.logits();  // computes the last token again, which must not appear twice
   s.logits();
   EXPECT_EQ(s.size(), 64);
   s.append(std::span(ids).subspan(64));
@@ -255,7 +253,7 @@ TEST(FailureModes, Mode27_NoTokenIsFedTwice) {
   EXPECT_TRUE(same_state(s, whole));
 }
 
-// ---- what else a session must withstand ----
+// ---- other faults that a session must withstand ----
 
 TEST(Session, BadTokenIdChangesNothing) {
   const auto ids = random_tokens(*gemma(), 66);
@@ -304,7 +302,7 @@ TEST(Session, OptionsOutOfRangeAreNamed) {
   EXPECT_EQ(s.compute().chunk, 512);
 }
 
-// A sink that throws, in any chunk and at any row: the session is what it was, byte for byte.
+// If a sink throws, in any chunk and at any row, the session is unchanged to the byte.
 TEST(Session, ExceptionOfASinkChangesNothing) {
   const auto ids = random_tokens(*gemma(), 200);
   Session s(gemma(), options(1, STET_DEFAULT_ISA, 40));
@@ -329,7 +327,8 @@ TEST(Session, ExceptionOfASinkChangesNothing) {
   EXPECT_TRUE(same_state(s, whole));
 }
 
-// A call from a sink that would change or copy half a pass is refused; the pass is then undone.
+// A call from a sink that would change or copy a half-finished pass is refused. The pass is then
+// undone.
 TEST(Session, CallsFromASinkAreRefused) {
   const auto ids = random_tokens(*gemma(), 100);
   Session s = fresh(std::span(ids).first(50));
@@ -351,7 +350,7 @@ TEST(Session, CallsFromASinkAreRefused) {
   }
   int64_t seen = -1;
   s.append(std::span(ids).subspan(50),
-           [&](int64_t, Rows) { seen = s.size(); });  // reading is no harm
+           [&](int64_t, Rows) { seen = s.size(); });  // reading is allowed
   EXPECT_EQ(seen, 50);
 }
 
@@ -367,7 +366,7 @@ TEST(Session, CanBeMoved) {
   }
 }
 
-// A context whose keys and values no address space holds is an error, not a crash.
+// A context too large for the address space gives an error, not a crash.
 TEST(Session, ContextThatFitsNowhereIsNamed) {
   const KvShape shape{1024, 1024, 1024, KvType::f32};
   EXPECT_EQ(error_of([&] { KvCache(shape, int64_t{1} << 24); }, ErrorKind::capacity),
@@ -376,7 +375,7 @@ TEST(Session, ContextThatFitsNowhereIsNamed) {
             "144115188075855872 bytes");
 }
 
-// Sessions of one model, and forks of one session, run at once on threads of their own.
+// Sessions of one model and forks of one session run concurrently on their own threads.
 TEST(Session, SessionsOfOneModelRunAtOnce) {
   const auto ids = random_tokens(*gemma(), 160);
   Session whole = fresh(ids);
@@ -401,8 +400,7 @@ TEST(Session, SessionsOfOneModelRunAtOnce) {
   for (Session& s : sessions) EXPECT_TRUE(same_state(s, whole));
 }
 
-// Scratch memory handed from pass to pass carries nothing: filled with NaN, the next pass gives the
-// same bits.
+// Scratch memory carries nothing from pass to pass: filled with NaN, it gives the same bits.
 TEST(Session, NothingIsCarriedThroughScratchMemory) {
   for (const Subject& subject : subjects()) {
     const auto m = Model::load(subject.directory, 1);
@@ -432,7 +430,7 @@ TEST(Session, NothingIsCarriedThroughScratchMemory) {
   }
 }
 
-// A pass that needs more rows than any before replaces the scratch memory it outgrew.
+// A pass that needs more rows than any before replaces the scratch memory that is too small.
 TEST(Session, ScratchMemoryDoesNotPileUp) {
   const auto m = Model::load(data_path("models/gemma3-tiny"), 1);
   const auto ids = random_tokens(*m, 60);
@@ -440,8 +438,8 @@ TEST(Session, ScratchMemoryDoesNotPileUp) {
     Session s(m, options(1 + static_cast<int>(n % 2)));
     s.append(std::span(ids).first(n));
   }
-  const auto kept = m->take_workspace(60, 2);  // the one that does for all
-  const auto made = m->take_workspace(1, 1);   // there is no second
+  const auto kept = m->take_workspace(60, 2);  // the only workspace left
+  const auto made = m->take_workspace(1, 1);   // a second one is made
   EXPECT_EQ(kept->rows, 60u);
   EXPECT_EQ(kept->threads, 2);
   EXPECT_EQ(made->rows, 1u);

@@ -1,4 +1,4 @@
-// Replies: where they stop, and that it does not matter where they were cut.
+// Replies: where they stop, and that cutting and resuming them changes nothing.
 #include <algorithm>
 
 #include "stet/base/error.hpp"
@@ -33,7 +33,7 @@ class Generate : public testing::TestWithParam<Pocket> {
     tokenizer = Tokenizer::load(asset_path(GetParam().name));
     m = model(asset_path(GetParam().name));
   }
-  // A session after the prompt, with the checkpoint's settings.
+  // Returns a session after the prompt, with the checkpoint's settings.
   Session asked(int64_t capacity = 256) const {
     SessionOptions o = options(1);
     o.capacity = capacity;
@@ -58,7 +58,7 @@ class Generate : public testing::TestWithParam<Pocket> {
     EXPECT_EQ(a.generation(), b.generation()) << what;
     EXPECT_EQ(digests_of(a).state, digests_of(b).state) << what;
   }
-  // Cuts a reply of n tokens everywhere. Returns how many cuts left text waiting.
+  // Cuts a reply of n tokens at every position. Returns the number of cuts that held back text.
   int expect_cuts_do_not_matter(const SamplingSettings& sampling, int64_t n,
                                 const std::vector<std::string>& stops) const {
     Session whole = asked();
@@ -174,11 +174,11 @@ TEST_P(Generate, AnOpenReplyHoldsBackPartOfAStopString) {
   EXPECT_EQ(second.text, "");
   EXPECT_EQ(second.stop, StopReason::stop_string);
 
-  // Judged by other stop strings, the held text may be shown after all ...
+  // With other stop strings the held-back text may be shown after all ...
   Session other = s.fork();
   other.generation().stop_strings = {"never"};
   EXPECT_EQ(reply(other, 64).text, "= 12.");
-  other = s.fork();  // ... or be at its stop already
+  other = s.fork();  // ... or may already end with the stop string.
   other.generation().stop_strings = {" "};
   const Reply at_once = reply(other, 64);
   EXPECT_EQ(at_once.text, "=");
@@ -195,7 +195,7 @@ TEST_P(Generate, LengthAndCapacity) {
   const Reply none = reply(s, 0);
   EXPECT_EQ(none.stop, StopReason::length);
   EXPECT_TRUE(none.ids.empty());
-  EXPECT_EQ(digests_of(s).state, before);  // nothing drawn, nothing changed
+  EXPECT_EQ(digests_of(s).state, before);  // nothing was drawn or changed
   EXPECT_EQ(reply(s, 3).ids.size(), 3u);
 
   Session full = asked(s.size());
@@ -219,7 +219,7 @@ TEST_P(Generate, TheSinkIsAskedAfterEveryTokenAndCanEndTheReply) {
   const Reply same = reply(t, 5, true);
   EXPECT_EQ(same.text, r.text);
   expect_same(s, t, "interrupted");
-  calls = 0;  // without text, too
+  calls = 0;  // tokens without text count, too
   EXPECT_EQ(
       generate(s, nullptr, {64, true}, [&](std::string_view) { return ++calls < 5; }).ids.size(),
       5u);
@@ -241,8 +241,8 @@ TEST_P(Generate, ACutReplyWithPenaltiesGoesOnAsIfItHadNotBeenCut) {
   expect_cuts_do_not_matter(weighing({}), 24, {});
 }
 
-// A reply is drawn by a sampler that is told what stands in it, and of the other tokens nothing:
-// neither the prompt nor an earlier reply.
+// The sampler's penalties count the tokens of the current reply only, not the prompt or earlier
+// replies.
 TEST_P(Generate, PenaltiesCountTheTokensOfTheReplyAlone) {
   Session s = asked();
   s.generation().sampling = weighing(sampled(1.5, 0, 1, 1, 3));
@@ -274,7 +274,7 @@ TEST_P(Generate, ARewoundReplyWithPenaltiesIsDrawnAgain) {
 }
 
 TEST_P(Generate, ACutInTheMiddleOfACharacterDoesNotMatter) {
-  // Nearly uniform draws: many tokens are bytes that make no character yet.
+  // At nearly uniform sampling many tokens are bytes of incomplete characters.
   EXPECT_GT(expect_cuts_do_not_matter(sampled(1000, 0, 1, 1, 11), 40, {}), 0);
 }
 

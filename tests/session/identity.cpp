@@ -1,5 +1,5 @@
-// What blocks and states are called: equal names mean equal bytes, and names do not depend on how a
-// state came about.
+// Identities of blocks and states: equal ids mean equal bytes, and ids do not depend on the
+// history.
 #include "stet/session/identity.hpp"
 
 #include <algorithm>
@@ -41,7 +41,7 @@ class Identity : public testing::Test {
   const std::string file = scratch / "s.stet";
 };
 
-// The specification, written a second time.
+// A second implementation of the specification.
 struct Bytes {
   std::string text;
   Bytes& put(std::string_view s) {
@@ -234,7 +234,8 @@ TEST_F(Identity, OfAStateIsAllThatWillInfluenceIt) {
   EXPECT_EQ(id(same), id(s));
 }
 
-// ---------------------------------------------------------------- what tokens do not give
+// ---------------------------------------------------------------- states that tokens do not
+// reproduce
 
 TEST_F(Identity, EditedBlocksAndThoseThatSawThemAreNamedByTheirBytes) {
   Session s = session(200), plain = session(330);
@@ -243,7 +244,7 @@ TEST_F(Identity, EditedBlocksAndThoseThatSawThemAreNamedByTheirBytes) {
   s.set_value(1, 0, 70, x);
   EXPECT_EQ(given(s), (std::vector<bool>{true, false, true}));
   EXPECT_EQ(names(s)[0], names(plain)[0]);
-  EXPECT_EQ(names(s)[2], names(plain)[2]);  // computed before
+  EXPECT_EQ(names(s)[2], names(plain)[2]);  // computed before the edit
   EXPECT_EQ(replay_limit(s.state())->position, 70);
   EXPECT_EQ(replay_limit(s.state())->reason, "the value of position 70, layer 1, head 0 was set");
   s.append(std::span(ids).subspan(200, 130));
@@ -277,8 +278,8 @@ TEST_F(Identity, SurvivesSnapshotsWhereTokensDoNotGiveIt) {
   EXPECT_EQ(replayable_blocks(snapshot), (std::vector<bool>{true, false, true, true}));
   EXPECT_FALSE(verify(snapshot, m, options(1), false));
 
-  // Every digest right, other bytes: of a block that is named by them, and of one that its tokens
-  // give.
+  // Changes bytes with correct digests, in a block identified by its bytes and in one identified by
+  // its tokens.
   const size_t block = s.kv().shape().block_bytes(),
                layers = static_cast<size_t>(s.kv().shape().layers);
   for (const size_t b : {size_t{1}, size_t{2}}) {
@@ -305,7 +306,7 @@ TEST_F(Identity, SurvivesSnapshotsWhereTokensDoNotGiveIt) {
   }
 }
 
-// A block of which nothing is visible is in no file, and is proved all the same.
+// A block without a visible position is in no file, and is verified nevertheless.
 TEST_F(Identity, OfPrunedBlocksThatTokensDoNotGiveIsProved) {
   Session s = session(200);
   s.set_key(0, 1, 70, std::vector<float>(static_cast<size_t>(s.kv().shape().head_dim), 0.5f));

@@ -1,5 +1,5 @@
-// Keys and values that float16 does not hold: nothing is kept, and the error names what does hold
-// them.
+// Keys and values too large for float16: nothing is kept, and the error names the types that can
+// hold them.
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -18,8 +18,8 @@ const std::string kExpected =
     ": expected keys and values below 65520 in magnitude (--kv f32, bf16 or q8 holds larger ones), "
     "found a larger one at position ";
 
-// A checkpoint that computes the same with values 2^24 times as large, which attention's outputs
-// take back.
+// A checkpoint that computes the same function with values 2^24 times as large, for which the
+// attention output compensates.
 class Overflow : public testing::Test {
  protected:
   Overflow() {
@@ -84,7 +84,7 @@ TEST_F(Overflow, NothingIsKeptInFloat16) {
   EXPECT_EQ(sound.size(), 70);
 }
 
-// Whichever position of a block, key or value, dimension, layer and head it is.
+// Overflow is detected at any position, dimension, layer and head, in keys and in values.
 TEST_F(Overflow, IsFoundWhereverItIs) {
   Session s = session(model(data_path("models/gemma3-tiny-bf16")), KvType::f16);
   const std::vector<int32_t> ids = random_tokens(s.model(), 130);

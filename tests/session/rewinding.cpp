@@ -1,4 +1,4 @@
-// Rewinding a state whose keys and values were edited gives the logits of before, or says that it
+// Rewinding a state with edited keys and values restores the earlier logits, or reports that it
 // cannot.
 #include <map>
 
@@ -36,14 +36,15 @@ class Rewinding : public testing::Test {
   const std::string file = scratch / "s.stet";
 };
 
-// The logits and the id of a session at some of its sizes, as they were when it had them.
+// A session's logits and id at some of its earlier sizes.
 class Past {
  public:
   void note(Session& s) {
     const std::span<const float> x = s.logits();
     all_[s.size()] = {{x.begin(), x.end()}, digests_of(s).id};
   }
-  // Rewinds to every size that was noted, the last one first. `ids`: nothing else was done since.
+  // Rewinds to every noted size, the last one first, and compares. Compares ids only if `ids`:
+  // nothing else was changed since.
   void expect(Session& s, bool ids, const std::string& what) const {
     for (auto at = all_.rbegin(); at != all_.rend(); ++at) {
       s.rewind(at->first);
@@ -103,7 +104,7 @@ TEST_F(Rewinding, OfAnEditedSessionGivesTheLogitsOfBefore) {
       go_on(after, {1, 2, 30});
       Snapshot::save(s, file);
       Session restored = Snapshot::open(file).restore(m, {.session = options(1)});
-      // Of sizes from before, the second change remains: another state, with the same logits.
+      // At earlier sizes the second change remains, which is another state with the same logits.
       const bool rounded = &first == &changes[0] && second.name == std::string("with_kv_type");
       for (Session* each : {&s, &restored}) {
         after.expect(*each, true, what);
@@ -113,7 +114,7 @@ TEST_F(Rewinding, OfAnEditedSessionGivesTheLogitsOfBefore) {
   }
 }
 
-// Logits of sizes before the edit are those that the tokens give.
+// Logits of sizes before the edit are those of the tokens alone.
 TEST_F(Rewinding, ToBeforeTheEditGivesTheLogitsOfTheTokens) {
   for (const bool pruned : {false, true}) {
     Session s(m, options(1)), plain(m, options(1));
@@ -174,7 +175,7 @@ TEST_F(Rewinding, OfPartsPutTogetherGivesTheLogitsThatTheyGive) {
   EXPECT_TRUE(error_of([&] { s.logits(); }).starts_with("argument: logits: expected "));
 }
 
-// ---------------------------------------------------------------- sessions with windows alone
+// ---------------------------------------------------------------- sessions that keep only windows
 
 TEST_F(Rewinding, OfWindowsAloneIsThatOfAllKeysAndValues) {
   SessionOptions windows = options(1);
@@ -224,7 +225,7 @@ TEST_F(Rewinding, OfWindowsAloneRoundsKeysAndValuesThatWereLetGo) {
               }).starts_with("argument: window-only: expected "));
 }
 
-// Rows of another size than the model's come from a damaged file, or from another model.
+// Rows of a wrong size come from a damaged file or from another model.
 TEST_F(Rewinding, KeptLogitsHaveTheSizesOfTheModel) {
   Session edited = session(20);
   edited.set_key(0, 0, 3, vector(0.5f));

@@ -60,13 +60,14 @@ Ids kept(const Floats& p) {
   return ids;
 }
 
-// The text of the argument Error that a call throws.
+// Returns the text of the argument Error that a call throws.
 template <class Call>
 std::string refusal(const Call& call) {
   return error_of(call, stet::ErrorKind::argument);
 }
 
-// Logits with the spread of a real model's: normal by the sum of twelve uniforms, times `scale`.
+// Returns logits distributed like a real model's: sums of twelve uniforms, close to normal, times
+// `scale`.
 Floats noise(size_t n, double scale, uint64_t seed) {
   Floats x(n);
   for (size_t i = 0; i < n; ++i) {
@@ -86,7 +87,7 @@ std::vector<T> values_of(const stet::SafeTensors& file, const std::string& name)
   return values;
 }
 
-// Reference values of transformers 5.17 for each of its processors, alone and together.
+// Reference values of transformers 5.17 for each of its processors, alone and combined.
 TEST(Sampler, GivesTheProbabilitiesOfTransformers) {
   const std::string directory = STET_ROOT "/tests/data/models/sampling/";
   const std::vector<std::byte> bytes = stet::read_file(directory + "golden.safetensors", 1 << 20);
@@ -134,7 +135,7 @@ TEST(Sampler, GreedyTakesTheBestAndOfEqualsTheLowestId) {
   late[262143] = -0.5f;
   EXPECT_EQ(sample(s, late), 262143);
   EXPECT_EQ(probabilities(s, {1, 3, 2, 3}), (Floats{0, 1, 0, 0}));
-  s.temperature = 1e6;  // does not matter
+  s.temperature = 1e6;  // has no effect
   s.top_k = 1;
   EXPECT_EQ(sample(s, {1, 3, 2, 3}), 1);
 }
@@ -156,7 +157,7 @@ TEST(Sampler, PenaltyAppliesOnceToEachPreviousId) {
   EXPECT_EQ(probabilities(s, {-1e30f, -1e30f}, {0, 1}), (Floats{0.5f, 0.5f}));
 }
 
-// The header's formulas, one token after the other.
+// Applies the header's formulas one token at a time.
 Floats weighed(const SamplingSettings& s, Floats logits, const Ids& previous, const Ids& drawn) {
   for (size_t i = 0; i < logits.size(); ++i) {
     const auto id = static_cast<int32_t>(i);
@@ -209,20 +210,20 @@ TEST(Sampler, PenaltiesAndBiasesAreThoseOfAPlainReference) {
 TEST(Sampler, DrawnTokensCountEachTimeAndPresenceOnce) {
   SamplingSettings s;
   s.frequency_penalty = 0.5;
-  EXPECT_EQ(sample(s, {4, 3, 1}, {0, 0, 0}), 0);  // previous ones are not counted
+  EXPECT_EQ(sample(s, {4, 3, 1}, {0, 0, 0}), 0);  // previous tokens do not count
   Sampler sampler(3);
   const Floats logits = {4, 3.25f, 1};
   EXPECT_EQ(sampler.sample(s, logits, {}, 0, Ids{0}), 0);     // 3.5
   EXPECT_EQ(sampler.sample(s, logits, {}, 0, Ids{0, 0}), 1);  // 3
-  EXPECT_EQ(sampler.sample(s, logits, {}, 0, Ids{0}), 0);     // nothing is left of the count
+  EXPECT_EQ(sampler.sample(s, logits, {}, 0, Ids{0}), 0);     // the count is back to one
   s.frequency_penalty = 0;
   s.presence_penalty = 0.5;
   EXPECT_EQ(sampler.sample(s, logits, {}, 0, Ids(9, 0)), 0);
-  s.presence_penalty = -2;  // favours what is there
+  s.presence_penalty = -2;  // favours tokens that are present
   EXPECT_EQ(sampler.sample(s, logits, {}, 0, Ids{1}), 1);
 }
 
-// The bias comes first, so the repetition penalty divides or multiplies what it gives; the
+// The bias comes first, so the repetition penalty divides or multiplies the biased logit. The
 // temperature comes last.
 TEST(Sampler, BiasThenRepetitionThenPresenceThenTemperature) {
   SamplingSettings s = random_settings();
@@ -272,7 +273,7 @@ TEST(Sampler, TopKKeepsAllTokensThatTieWithTheLast) {
   EXPECT_EQ(kept(probabilities(s, {-0.0f, 0.0f, -1, 0.0f})), (Ids{0, 1, 3}));
 }
 
-// Against sorting everything, with sizes around the grouping of the search and many ties.
+// Compares with a full sort, for sizes around the search's groups and with many ties.
 TEST(Sampler, TopKEqualsSorting) {
   for (const size_t vocab : {1, 2, 63, 2047, 2048, 2049, 5000, 20000}) {
     Floats logits = noise(vocab, 3, vocab);
@@ -295,7 +296,7 @@ TEST(Sampler, TopKEqualsSorting) {
 TEST(Sampler, TopPDropsTheLowestAndOfEqualsTheLowerIds) {
   SamplingSettings s = random_settings();
   const Floats equal(8, 0);
-  s.top_p = 0.25;  // exactly: dropped while the sum is at most 0.75
+  s.top_p = 0.25;  // exactly: tokens are dropped while the sum is at most 0.75
   EXPECT_EQ(kept(probabilities(s, equal)), (Ids{6, 7}));
   s.top_p = 0.26;
   EXPECT_EQ(kept(probabilities(s, equal)), (Ids{5, 6, 7}));
@@ -306,11 +307,11 @@ TEST(Sampler, TopPDropsTheLowestAndOfEqualsTheLowerIds) {
     EXPECT_EQ(kept(probabilities(s, {5, 9, -kInf})), (Ids{1}));
     EXPECT_EQ(kept(probabilities(s, Floats(262144, 3))), (Ids{262143}));
   }
-  s.top_p = 1 - 1e-12;  // e^-35 goes, e^-25 stays
+  s.top_p = 1 - 1e-12;  // e^-35 is dropped, e^-25 stays
   EXPECT_EQ(kept(probabilities(s, {0, -30, -20, 5})), (Ids{0, 2, 3}));
 }
 
-// Against sorting by (score, id) and summing from the bottom in long double.
+// Compares with sorting by (score, id) and summing from the bottom in long double.
 TEST(Sampler, TopPEqualsSorting) {
   int compared = 0;
   for (const size_t vocab : {1, 2, 300, 5000, 20000}) {
@@ -326,7 +327,7 @@ TEST(Sampler, TopPEqualsSorting) {
       for (const float x : logits) total += std::exp(x - best);
       for (const double p : {0.07, 0.5, 0.9, 0.95, 0.999}) {
         long double sum = 0;
-        bool undecided = false;  // by rounding
+        bool undecided = false;  // rounding decides
         Ids want;
         for (size_t i = 0; i < vocab; ++i) {
           sum += std::exp(logits[order[i]] - best);
@@ -345,8 +346,8 @@ TEST(Sampler, TopPEqualsSorting) {
   EXPECT_GT(compared, 90);
 }
 
-// What the header says, written down without regard to speed: everything is sorted, and every
-// exponential computed. Empty when rounding decides what top-p drops.
+// Implements the header's definition without regard to speed: sorts everything and computes every
+// exponential. Returns nothing if rounding decides what top-p drops.
 Ids kept_by_sorting(const SamplingSettings& s, const Floats& scores,
                     const std::vector<double>& weights) {
   Ids order(scores.size());
@@ -373,8 +374,8 @@ Ids kept_by_sorting(const SamplingSettings& s, const Floats& scores,
   return order;
 }
 
-// Every probability's bits and every token, for vocabularies up to 262,144: noise with and without
-// ties, tokens at -inf, all equal, one that stands out.
+// Compares every probability's bits and every token for vocabularies up to 262,144: noise with and
+// without ties, tokens at -inf, equal logits, a single outlier.
 TEST(Sampler, EqualsSortingEverything) {
   int compared = 0;
   for (const size_t vocab : {1, 3, 2048, 2049, 6000, 262144}) {
@@ -394,7 +395,7 @@ TEST(Sampler, EqualsSortingEverything) {
         for (const double top_p : {1.0, 0.95, 0.3}) {
           for (const double min_p : {0.0, 0.05, 1.0, 1e-300}) {
             if (vocab == 262144 && (top_k == 2048 || top_p == 0.3))
-              continue;  // takes long, and shows no more
+              continue;  // slow, and shows nothing more
             SamplingSettings s = random_settings();
             s.top_k = top_k;
             s.top_p = top_p;
@@ -435,7 +436,7 @@ TEST(Sampler, MinPIsRelativeToTheBest) {
 TEST(Sampler, TypicalKeepsTheTokensNearestToTheEntropy) {
   SamplingSettings s = random_settings();
   s.typical_p = 0.2;
-  EXPECT_EQ(kept(probabilities(s, Floats(10, 1))).size(), 10u);  // all equally typical
+  EXPECT_EQ(kept(probabilities(s, Floats(10, 1))).size(), 10u);  // all are equally typical
   // 0.5, 0.25, 0.125, 0.125: entropy 1.75 bits, distances 0.75, 0.25, 1.25, 1.25
   const float bit = std::log(2.0f);
   const Floats logits = {3 * bit, 2 * bit, bit, bit, -kInf};
@@ -459,7 +460,7 @@ TEST(Sampler, TemperatureExtremes) {
   const Floats flat = probabilities(s, {10, -10, 0, -kInf});
   EXPECT_EQ(flat[3], 0);
   for (int i = 0; i < 3; ++i) EXPECT_NEAR(flat[i], 1.0 / 3, 1e-5);
-  s.temperature = 1e-30;  // saturates: still a distribution
+  s.temperature = 1e-30;  // saturates but stays a distribution
   EXPECT_EQ(probabilities(s, {3e38f, -3e38f, 1}), (Floats{1, 0, 0}));
   EXPECT_EQ(probabilities(s, {-3e38f, -3e38f}), (Floats{0.5f, 0.5f}));
   s.temperature = 1e30;
@@ -588,8 +589,7 @@ TEST(Sampler, RefusesSettingsOutOfRange) {
             "drawn_ids: expected ids in 0..1, found 2");
 }
 
-// The draw as the header defines it: the first token in id order whose cumulated probability
-// exceeds u.
+// The header defines the draw: the first token in id order whose cumulative probability exceeds u.
 TEST(Sampler, DrawsByInversionInTheOrderOfIds) {
   SamplingSettings s = random_settings();
   s.seed = 99;
@@ -614,9 +614,9 @@ TEST(Sampler, ATokenDependsOnItsPositionAndNotOnTheDrawsBefore) {
   EXPECT_NE(a, b);
 }
 
-// Pearson's statistic X of n draws has about a chi-square distribution with d = bins - 1 degrees of
-// freedom; by Laurent and Massart (2000), lemma 1, P(X >= d + 2 sqrt(d t) + 2 t) <= e^-t. t = 14:
-// one in a million.
+// Pearson's statistic X of n draws is close to chi-square with d = bins - 1 degrees of freedom. By
+// Laurent and Massart (2000), lemma 1, P(X >= d + 2 sqrt(d t) + 2 t) <= e^-t. t = 14 means one in a
+// million.
 void expect_drawn_as_stated(const SamplingSettings& s, const Floats& logits, int draws) {
   Sampler sampler(static_cast<int>(logits.size()));
   Floats p(logits.size());
@@ -645,7 +645,7 @@ void expect_drawn_as_stated(const SamplingSettings& s, const Floats& logits, int
   ASSERT_GT(bins, 4);
   const double d = bins - 1, t = 14;
   EXPECT_LT(x, d + 2 * std::sqrt(d * t) + 2 * t);
-  EXPECT_GT(x, d - 2 * std::sqrt(d * t));  // the lemma's other side: not too good to be random
+  EXPECT_GT(x, d - 2 * std::sqrt(d * t));  // the lemma's other side: too uniform to be random
 }
 
 TEST(Sampler, DrawsFollowTheProbabilities) {
@@ -664,7 +664,7 @@ TEST(Sampler, DrawsFollowTheProbabilities) {
   expect_drawn_as_stated(s, logits, 50000);
 }
 
-// Every compiler and architecture must draw these.
+// Every compiler and architecture must draw these tokens.
 TEST(Sampler, BitsAreTheSameEverywhere) {
   const Floats logits = noise(20000, 3, 8);
   SamplingSettings s = random_settings();

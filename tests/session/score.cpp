@@ -1,5 +1,5 @@
-// Scores are the log-probabilities of the logits that append() gives, whatever stands beside a
-// request, and those of the float64 reference.
+// Scores are the log-probabilities from append()'s logits, whatever other requests run, and those
+// of the float64 reference.
 #include "stet/generate/score.hpp"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ std::vector<int32_t> joined(std::vector<int32_t> a, std::span<const int32_t> b) 
   return a;
 }
 
-// What each request asks for, from the logits of all positions of a session of its own.
+// Returns the result of a request, computed from all logits of a separate session.
 Score alone(const Session& before, const ScoreRequest& r) {
   Session s = before.fork();
   Score score;
@@ -41,7 +41,7 @@ class Scores : public testing::TestWithParam<Subject> {
   std::shared_ptr<const Model> m = model(GetParam().directory, GetParam().contract);
   std::vector<int32_t> text(size_t n, uint32_t seed) const { return random_tokens(*m, n, seed); }
 
-  // Those of a harness, and those that share what they begin with in every way.
+  // Returns requests like a harness's, and requests with all kinds of shared prefixes.
   std::vector<ScoreRequest> requests(const Session& before) const {
     const std::vector<int32_t> few_shot = text(50, 1), other = text(33, 2);
     std::vector<ScoreRequest> all;
@@ -50,11 +50,11 @@ class Scores : public testing::TestWithParam<Subject> {
       for (uint32_t choice = 0; choice < 3; ++choice)
         all.push_back({joined(context, text(1 + choice, 20 + choice)), context.size()});
     }
-    all.push_back({few_shot, 1});                 // the beginning of others, rolling
-    all.push_back({joined(few_shot, other), 1});  // beyond what is shared
+    all.push_back({few_shot, 1});                 // the prefix of others, rolling
+    all.push_back({joined(few_shot, other), 1});  // extends the shared prefix
     all.push_back({other, 30});
-    all.push_back(all.back());       // twice
-    all.push_back({text(1, 9), 1});  // nothing is scored
+    all.push_back(all.back());       // a duplicate
+    all.push_back({text(1, 9), 1});  // scores nothing
     all.push_back({text(5, 9), 5});
     all.push_back({{}, 0});
     all.push_back({text(2, 10), 1});
@@ -111,7 +111,7 @@ TEST(Score, IsThatOfTheReference) {
   }
 }
 
-// Interventions that go on and edits are part of what is scored behind.
+// Interventions still in force, and edits, affect scores of the tokens after them.
 TEST(Score, IsOfWhatStandsBefore) {
   const auto m = model(data_path("models/gemma3-tiny"));
   Session before(m);
@@ -128,7 +128,7 @@ TEST(Score, IsOfWhatStandsBefore) {
   for (size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(found[i] == alone(before, all[i])) << i;
 }
 
-// Contexts go first where what is scored is a small part.
+// Contexts are processed first if the scored part is small.
 TEST(Score, IsTheSameBehindLongContexts) {
   const auto m = model(data_path("models/gemma3-tiny"));
   const Session before(m);

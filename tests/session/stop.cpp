@@ -14,7 +14,7 @@ namespace {
 
 using stet::StopMatcher;
 
-// The text of the argument Error that a call throws.
+// Returns the text of the argument Error that a call throws.
 template <class Call>
 std::string refusal(const Call& call) {
   return error_of(call, stet::ErrorKind::argument);
@@ -41,7 +41,7 @@ TEST(Stop, HoldsBackWhatCouldBeABeginning) {
   EXPECT_EQ(r.stop, 0);
   EXPECT_EQ(r.consumed, 4u);
   EXPECT_EQ(m.pending(), "");
-  EXPECT_EQ(m.push("x").text, "x");  // afresh
+  EXPECT_EQ(m.push("x").text, "x");  // starts anew
 }
 
 TEST(Stop, FirstCompletedWinsThenTheLongest) {
@@ -74,7 +74,7 @@ TEST(Stop, FlushShowsWhatWasHeldBack) {
   EXPECT_EQ(m.push("a ST").text, "a ");
   EXPECT_EQ(m.flush(), "ST");
   EXPECT_EQ(m.pending(), "");
-  EXPECT_EQ(m.push("OP").stop, -1);  // the beginning is forgotten
+  EXPECT_EQ(m.push("OP").stop, -1);  // the partial match is discarded
 }
 
 TEST(Stop, KeepsUtf8CharactersWhole) {
@@ -114,7 +114,7 @@ TEST(Stop, RestoreRefusesTextThatWasNotHeldBack) {
   EXPECT_EQ(m.push("ab!").stop, 0);
 }
 
-// What the definition says, looked for in the plainest way.
+// Implements the definition in the most direct way.
 StopMatcher::Result expected(const std::vector<std::string>& strings, const std::string& text) {
   for (size_t end = 1; end <= text.size(); ++end) {
     StopMatcher::Result best;
@@ -131,7 +131,7 @@ StopMatcher::Result expected(const std::vector<std::string>& strings, const std:
   return {text, -1, text.size()};
 }
 
-// The longest end of the text that is a beginning of a stop string.
+// Returns the longest suffix of the text that is a prefix of a stop string.
 std::string held(const std::vector<std::string>& strings, const std::string& text) {
   std::string longest;
   for (const std::string& s : strings) {
@@ -188,7 +188,7 @@ TEST(Stop, AnyCuttingAndAnySavingGivesTheSameOutcome) {
   EXPECT_LT(stops, 19000);
 }
 
-// 16 MiB against a string that almost matches everywhere; a quadratic matcher would take hours.
+// 16 MiB against a string that almost matches everywhere. A quadratic matcher would take hours.
 TEST(Stop, TakesLinearTime) {
   StopMatcher m({std::string(60000, 'a') + "b"});
   const std::string piece(4096, 'a');

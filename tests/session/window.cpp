@@ -1,5 +1,5 @@
-// Sessions that keep windows alone compute the bits of those that keep everything, are the same
-// state under the same names, and say what it costs to go back.
+// Sessions that keep only windows compute the bits and ids of those that keep everything, and state
+// the cost of rewinding.
 #include <algorithm>
 #include <cstring>
 #include <random>
@@ -25,7 +25,7 @@ size_t let_go(const Session& s) {
   return n;
 }
 
-// Names and logits; and the bytes of every layer that both hold.
+// Compares ids, logits, and the bytes of every layer that both hold.
 testing::AssertionResult same(Session& a, Session& b) {
   if (a.tokens() != b.tokens()) return testing::AssertionFailure() << "tokens differ";
   if (!same_bytes(a.logits(), b.logits())) return testing::AssertionFailure() << "logits differ";
@@ -151,7 +151,7 @@ TEST_P(Window, PrunesAreThoseOfAWholeSession) {
   }
 }
 
-// A proof processes all tokens again, also those that a prune in the middle of a window asks for.
+// Verification processes all tokens again, including those that a prune inside a window needs.
 TEST_P(Window, APrunedStateIsProvedAndReplayedWithoutLeaveToRecall) {
   Session s(m, windowed());
   s.append(some(0, 490));
@@ -227,7 +227,7 @@ TEST_P(Window, SnapshotsOfEveryFormAreTheSameState) {
   EXPECT_TRUE(compare(a, b).equal());
 }
 
-// One that is held is damaged: found before it is used, and computed again.
+// Damage in a held block is detected before use, and the block is computed again.
 TEST_P(Window, DamageInWhatIsHeldIsFound) {
   TemporaryDirectory scratch;
   Session s(m, windowed()), straight = whole(508);
@@ -246,7 +246,8 @@ TEST_P(Window, DamageInWhatIsHeldIsFound) {
   ASSERT_TRUE(same(back, straight));
 }
 
-// Appends, rewinds, forks, prunes and files in any order, beside a session that keeps everything.
+// Appends, rewinds, forks, prunes and files in random order, compared with a session that keeps
+// everything.
 TEST_P(Window, Schedules) {
   TemporaryDirectory scratch;
   std::mt19937 random(7);
@@ -316,8 +317,8 @@ TEST(WindowOptions, AreRefusedWhereTheyMeanNothing) {
             "found 100");
 }
 
-// Keys that were set are not to be computed again: nothing is let go from then on. What was let go
-// before the edit can be.
+// Edited keys cannot be recomputed, so nothing is evicted from then on. Blocks evicted before the
+// edit can be recomputed.
 TEST(WindowOptions, AnEditedStateKeepsWhatItHas) {
   const auto m = model(data_path("models/gemma3-tiny"));
   const std::vector<int32_t> ids = random_tokens(*m, 508);

@@ -1,4 +1,4 @@
-// Snapshots of every form, as they were written by the stet of their time.
+// Snapshots of every form, written by earlier versions of stet.
 #include <algorithm>
 #include <fstream>
 
@@ -29,7 +29,7 @@ TEST_P(CommittedSnapshot, IsWhatItWasAndGoesOn) {
   EXPECT_EQ(test::opened(STET_ROOT, GetParam()), expected);
 }
 
-// Converted, which needs no model, it is the same state.
+// Converting needs no model and gives the same state.
 TEST_P(CommittedSnapshot, IsConverted) {
   const Snapshot old = Snapshot::open(path_of(GetParam()));
   if (old.meta().form == SnapshotForm::recipe ||

@@ -106,7 +106,7 @@ TEST_F(Compare, OfAnotherTypeNumbersAreCompared) {
     EXPECT_GT(layer.keys.largest, 0);
     EXPECT_LE(layer.keys.rms, layer.keys.largest);
   }
-  // What was rounded once is not rounded again.
+  // Rounded values are not rounded again.
   const Comparison same = compare(rounded, with_kv_type(rounded, KvType::f32));
   EXPECT_FALSE(part(same, "keys").difference);
   EXPECT_FALSE(part(same, "values").difference);

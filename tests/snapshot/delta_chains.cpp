@@ -1,5 +1,5 @@
-// Deltas of deltas: their files are found once, before anything is read, and one snapshot serves
-// any number of threads.
+// Chains of deltas: their files are found once, before anything is read, and any number of threads
+// can use one snapshot.
 #include <algorithm>
 #include <filesystem>
 #include <functional>
@@ -16,8 +16,8 @@ class DeltaChains : public testing::TestWithParam<int> {
  protected:
   std::string name(int i) const { return scratch / (std::to_string(i) + ".stet"); }
 
-  // Files 0 .. length-1, each but the first a delta of the one before, `step` tokens longer; every
-  // third is compressed.
+  // Writes files 0 .. length-1. Each but the first is a delta of the previous one, `step` tokens
+  // longer. Every third is compressed.
   Session make(int length, size_t step) const {
     SessionOptions o = options(1);
     o.capacity = 512;
@@ -64,7 +64,7 @@ TEST_P(DeltaChains, AreRestoredByManyThreadsAtOnce) {
 INSTANTIATE_TEST_SUITE_P(Lengths, DeltaChains, testing::Values(2, 3, 257),
                          [](const auto& info) { return std::to_string(info.param); });
 
-// The largest team that was asked for.
+// Records the largest team size requested.
 class Largest : public Executor {
  public:
   void run(int size, const std::function<void(int rank)>& member) override {
@@ -74,7 +74,7 @@ class Largest : public Executor {
   int largest = 1;
 };
 
-// Of the session that is restored, no more and no fewer.
+// Restoring uses exactly the threads of the restored session.
 TEST_F(DeltaChains, RestoringUsesTheThreadsOfItsSession) {
   if (!have_zlib()) GTEST_SKIP() << "built without zlib";
   make(2, 200);  // the second is compressed
@@ -97,7 +97,7 @@ TEST_F(DeltaChains, ALongerOneIsRefused) {
       "format: " + name(257) + ": parent: expected at most 256 deltas in a chain, found more");
 }
 
-// The parent's file lost, and a delta of that state put in its place: a circle.
+// The parent's file is replaced with a delta of the child's state, which makes a cycle.
 TEST_F(DeltaChains, ACircleIsRefused) {
   Session s = make(2, 90);
   const Snapshot last = Snapshot::open_with_parents(name(1));
@@ -110,7 +110,7 @@ TEST_F(DeltaChains, ACircleIsRefused) {
   }
 }
 
-// By any name: its own, a link's, another hard link's.
+// A parent is recognized by its own name, a symbolic link and a hard link.
 TEST_F(DeltaChains, ADeltaIsNotWrittenOverWhatItNeeds) {
   Session s = make(3, 90);
   const Snapshot parent = Snapshot::open(name(2));
@@ -139,7 +139,7 @@ TEST_F(DeltaChains, ADeltaIsNotWrittenOverWhatItNeeds) {
   Session next =
       Snapshot::open_with_parents(scratch / "next.stet").restore(m, {.session = options(1)});
   EXPECT_TRUE(same_state(next, s));
-  Snapshot::save(s, name(2));  // whole: it needs nothing
+  Snapshot::save(s, name(2));  // a whole snapshot needs no parent
   Session whole = Snapshot::open(name(2)).restore(m, {.session = options(1)});
   EXPECT_TRUE(same_state(whole, s));
 }

@@ -1,4 +1,4 @@
-// The worked examples of docs/snapshot-format.md and docs/packed-format.md are what is written.
+// The worked examples of docs/snapshot-format.md and docs/packed-format.md equal the written files.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <regex>
@@ -13,8 +13,8 @@
 namespace stet::test::format_documents_tests {
 namespace {
 
-// The lines "OFFSET  BYTES  words" of a document, all in hexadecimal, against the file; and its
-//                           size, which stands there too.
+// Compares the lines "OFFSET  BYTES  words" of a document, in hexadecimal, with the file, and the
+// stated size with its size.
 void expect_lines(const std::string& document, const std::string& file, size_t at_least) {
   const std::string text = read_text(std::string(STET_ROOT) + "/docs/" + document);
   const std::regex row("    ([0-9a-f]{5})  ((?:[0-9a-f]{2} ?)+?)(?:  .*)?");
@@ -47,7 +47,7 @@ TEST(FormatDocument, EveryLineIsInTheSnapshot) {
   expect_lines("snapshot-format.md", read_text(scratch / "example.stet"), 500);
 }
 
-// As that page says, written a second time.
+// A second implementation of that page.
 TEST(FormatDocument, TheStateDigestIsCombinedAsItSays) {
   using Json = nlohmann::json;
   for (const char* name :

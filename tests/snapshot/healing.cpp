@@ -1,5 +1,5 @@
-// Mapped files that are cut off, overwritten, touched or replaced under sessions that run: nothing
-// is lost, every bit is that of a session that never saw a file, and nobody dies of SIGBUS.
+// Mapped files are truncated, overwritten, touched or replaced under running sessions. Nothing is
+// lost, every bit equals that of a session without a file, and SIGBUS never ends the process.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -21,7 +21,7 @@
 namespace stet::test::healing_tests {
 namespace {
 
-constexpr off_t kKv = 65536;  // where KV begins in the files of these tests
+constexpr off_t kKv = 65536;  // offset of KV in the files of these tests
 
 void overwrite(const std::string& path, off_t at, const std::string& bytes) {
   const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
@@ -52,13 +52,13 @@ class Healing : public testing::Test {
     how.session = options(1);
     return Snapshot::open(file).restore(m, how);
   }
-  // Cut off in the middle of block `b`.
+  // Truncates the file in the middle of block `b`.
   void cut_off(int64_t b) const {
     std::filesystem::resize_file(file,
                                  static_cast<size_t>(kKv) + block * static_cast<size_t>(b) + 100);
   }
 
-  // Every token sees every block.
+  // In this model every token sees every block.
   std::shared_ptr<const Model> m = model(data_path("models/llama31-tiny"));
   const std::vector<int32_t> ids = random_tokens(*m, 600);
   TemporaryDirectory scratch;
@@ -72,11 +72,11 @@ std::string healed_text(Session& s) {
   return text;
 }
 
-// What may happen to a file of 300 tokens (blocks 0 to 4), and which blocks that costs.
+// Damage to a file of 300 tokens (blocks 0 to 4), and the blocks that it destroys.
 struct Damage {
   const char* name;
   std::function<void(const std::string& file, size_t block)> act;
-  std::vector<int64_t> lost;  // empty where the bytes are what they were
+  std::vector<int64_t> lost;  // empty if the bytes are unchanged
 };
 
 std::vector<Damage> damages() {
@@ -115,7 +115,7 @@ std::vector<Damage> damages() {
   };
 }
 
-// What a session may do next, and the same for one that never saw a file.
+// Returns the operations that a session may perform next.
 using Use = std::function<void(Session& s, std::span<const int32_t> more)>;
 const std::vector<std::pair<const char*, Use>>& uses() {
   static const std::vector<std::pair<const char*, Use>> all = {
@@ -189,12 +189,11 @@ TEST_F(Healing, SaysWhichBlocksWereLostOnce) {
   }
 }
 
-// Size and time of modification are as before: only the time of change, which no program can set,
-// tells.
+// Size and modification time are restored. Only the change time, which no program can set, differs.
 TEST_F(Healing, AFileRewrittenWithItsSizeAndTimeIsNoticed) {
   save(300);
   Session s = restore(), plain = straight(300);
-  s.append({&ids[300], 1}), plain.append({&ids[300], 1});  // all blocks were looked at
+  s.append({&ids[300], 1}), plain.append({&ids[300], 1});  // all blocks were read
   struct stat before = {};
   ASSERT_EQ(::stat(file.c_str(), &before), 0);
   overwrite(file, kKv + 11, "zzzz");
@@ -241,8 +240,7 @@ TEST_F(Healing, APrunedSessionHealsByReplay) {
   EXPECT_NE(healed_text(s), "");
 }
 
-// Sessions restored from one file, some of which looked at their blocks before, on threads of their
-// own.
+// Sessions restored from one file run on their own threads. Some have read their blocks before.
 TEST_F(Healing, SessionsOfOneFileHealApart) {
   save(300);
   const Snapshot snapshot = Snapshot::open(file);
@@ -296,7 +294,7 @@ TEST_F(Healing, DamageBetweenOpeningAndRestoringIsHealedOrRefused) {
   }
 }
 
-// What was read into memory has nothing to do with the file any more.
+// A state read into memory does not depend on the file any more.
 TEST_F(Healing, AFileThatWasReadMayBecomeAnything) {
   save(300);
   Session s = restore({.map = false}), plain = straight(320);
@@ -306,7 +304,7 @@ TEST_F(Healing, AFileThatWasReadMayBecomeAnything) {
   EXPECT_EQ(healed_text(s), "");
 }
 
-// A delta's blocks come from several files; each may be lost.
+// A delta's blocks come from several files, each of which may be lost.
 TEST_F(Healing, AChainOfFilesHeals) {
   save(130);
   Session plain = straight(300);
@@ -326,7 +324,7 @@ TEST_F(Healing, AChainOfFilesHeals) {
   EXPECT_NE(healed_text(s), "");
 }
 
-// Where recomputing cannot give the bytes that were saved, the call fails and the session stays.
+// If recomputing cannot give the saved bytes, the call fails and the session is unchanged.
 TEST_F(Healing, WhatItsTokensDoNotGiveIsAnError) {
   Session s = straight(300);
   const std::vector<float> x(static_cast<size_t>(m->config().head_dim), 0.5f);
@@ -345,7 +343,7 @@ TEST_F(Healing, WhatItsTokensDoNotGiveIsAnError) {
   EXPECT_EQ(back.tokens(), s.tokens());
 }
 
-// Blocks that were computed before the first edit are computed again; and not from what was edited.
+// Blocks computed before the first edit are recomputed, without the edit's values.
 TEST_F(Healing, WhatLiesBeforeAnEditIsComputedAgain) {
   Session s = straight(300);
   block = s.kv().shape().block_bytes();
@@ -420,8 +418,7 @@ TEST(CutMappedFile, ReadsBehindACutAreZerosAndCounted) {
       "io: " + scratch / "a" + ": expected the file as it was opened, found one written to since");
 }
 
-// A handler of the program's own, from before the first mapping, gets what is not about our
-// mappings.
+// A handler that the program installed before the first mapping gets the faults of other mappings.
 void program_handler(int) { _exit(77); }
 
 int fault_of_another(bool handler) {
@@ -437,7 +434,7 @@ int fault_of_another(bool handler) {
     std::filesystem::resize_file(scratch / "a", 0);
     if (ours->bytes()[5000] != std::byte{0}) _exit(1);
     std::filesystem::remove_all(scratch.path());
-    _exit(theirs[5000] == 0 ? 2 : 3);  // dies before
+    _exit(theirs[5000] == 0 ? 2 : 3);  // the process dies before this
   }
   int status = 0;
   EXPECT_EQ(::waitpid(child, &status, 0), child);
@@ -448,7 +445,7 @@ TEST(CutMappedFile, PassesOnSignalsThatAreNotAboutItsMappings) {
 #if defined(STET_SANITIZED)
   GTEST_SKIP() << "the sanitizers' handlers are there first";
 #endif
-  // In processes in which no mapping was made yet.
+  // Runs in processes that have not made a mapping yet.
   const int with = fault_of_another(true), without = fault_of_another(false);
   EXPECT_TRUE(WIFEXITED(with) && WEXITSTATUS(with) == 77) << with;
   EXPECT_TRUE(WIFSIGNALED(without) && WTERMSIG(without) == SIGBUS) << without;

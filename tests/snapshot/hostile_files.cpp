@@ -1,5 +1,5 @@
-// Files and folders that other people made or can look into: what is refused, what is not opened,
-// who may read what is written.
+// Files and folders that other users made or can read: what is refused or not opened, and who may
+// read written files.
 #include <gtest/gtest.h>
 
 #include <fcntl.h>
@@ -64,7 +64,7 @@ class HostileFiles : public testing::Test {
   std::string file = scratch / "s.stet";
 };
 
-// ---------------------------------------------------------------- who may read what is written
+// ---------------------------------------------------------------- permissions of written files
 
 TEST_F(HostileFiles, ASnapshotIsItsOwnersFromItsFirstByte) {
   const Umask open_to_all(0);
@@ -94,7 +94,7 @@ TEST_F(HostileFiles, AFileThatIsReplacedKeepsItsMode) {
     fs::remove(file);
   }
   fs::create_symlink(file, scratch / "link.stet");
-  Snapshot::save(s, scratch / "link.stet");  // through a link to nothing
+  Snapshot::save(s, scratch / "link.stet");  // through a dangling link
   EXPECT_EQ(mode_of(file), 0600u);
   ASSERT_EQ(::chmod(file.c_str(), 0644), 0);
   Snapshot::save(s, scratch / "link.stet");
@@ -135,10 +135,10 @@ TEST_F(HostileFiles, NobodysTemporaryIsWaitedForOrTaken) {
     ASSERT_EQ(::chown(temporary.c_str(), ::geteuid(), ::getegid()), 0);
   }
   Snapshot::save(s, file);
-  EXPECT_FALSE(fs::exists(temporary));  // of one of our own that has died
+  EXPECT_FALSE(fs::exists(temporary));  // left by a dead process of the same user
 }
 
-// ---------------------------------------------------------------- what is no file
+// ---------------------------------------------------------------- pipes, devices, folders
 
 TEST_F(HostileFiles, WhatIsNoRegularFileIsRefusedAtOnce) {
   const std::string pipe = scratch / "pipe", link = scratch / "link", folder = scratch / "model";
@@ -173,7 +173,7 @@ TEST_F(HostileFiles, WhatIsNoRegularFileIsRefusedAtOnce) {
     EXPECT_NE(o.status, 0) << args[0];
     EXPECT_NE(o.err.find("a device or pipe"), std::string::npos) << args[0] << o.err;
   }
-  // What somebody names as the command's own input may be a pipe.
+  // The user's own input to the command may be a pipe.
   EXPECT_EQ(run_stet({"tokenize", "--prompt-file", "-"}, "hello").status, 0);
 }
 
@@ -216,7 +216,7 @@ TEST(HostileJson, TakesMemoryInProportion) {
 
 // ---------------------------------------------------------------- templates
 
-// A template that a snapshot brings is held to the same limits as that of a checkpoint.
+// A template from a snapshot has the same limits as a checkpoint's.
 TEST_F(HostileFiles, ATemplateInASnapshotHasTheLimitsOfAnyOther) {
   ASSERT_EQ(run_stet({"save", "--say", "hello", "-o", file}).status, 0);
   SnapshotImage image = SnapshotImage::parse(read_text(file));
@@ -231,7 +231,8 @@ TEST_F(HostileFiles, ATemplateInASnapshotHasTheLimitsOfAnyOther) {
   EXPECT_NE(o.err.find("expected at most 50000000 steps, found more"), std::string::npos) << o.err;
 }
 
-// ---------------------------------------------------------------- what comes along in a snapshot
+// ---------------------------------------------------------------- files in a self-contained
+// snapshot
 
 TEST_F(HostileFiles, OnlyFilesOfTheCheckpointComeAlong) {
   const std::string folder = scratch / "model", secret = scratch / "secret";
@@ -250,7 +251,7 @@ TEST_F(HostileFiles, OnlyFilesOfTheCheckpointComeAlong) {
   EXPECT_EQ(o.status, 1);
   EXPECT_NE(o.err.find(refused), std::string::npos) << o.err;
   EXPECT_FALSE(fs::exists(file));
-  EXPECT_EQ(run_stet({"save", "-m", folder, "-p", "x", "-o", file}).status, 0);  // it can be used
+  EXPECT_EQ(run_stet({"save", "-m", folder, "-p", "x", "-o", file}).status, 0);  // it works
 
   fs::remove(folder + "/tokenizer_config.json");  // a link inside the folder
   fs::copy_file(secret, folder + "/other.json");
@@ -295,7 +296,7 @@ TEST_F(HostileFiles, AParentIsLookedForAmongFilesOfTheSameOwnerAlone) {
     ASSERT_EQ(::chown(moved.c_str(), ::geteuid(), ::getegid()), 0);
   }
   fs::rename(moved,
-             scratch / "elsewhere");  // found through a link by the name it had, not by any other
+             scratch / "elsewhere");  // found by its original name through a link, by no other name
   fs::create_symlink("elsewhere", moved);
   EXPECT_EQ(error_of([&] { Snapshot::open_with_parents(delta); }), none);
   fs::create_symlink("elsewhere", file);

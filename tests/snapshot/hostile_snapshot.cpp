@@ -1,5 +1,5 @@
-// Snapshots of which every digest is right and something else is not: whatever is done with them,
-// nothing breaks, and memory and time stay within what docs/security.md promises.
+// Snapshots with correct digests and wrong content. No operation breaks, and memory and time stay
+// within the limits of docs/security.md.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ std::vector<int32_t> some_ids(int64_t count) { return stepped_ids(count, 37, 250
 
 class HostileSnapshot : public testing::Test {
  protected:
-  // An honest file with everything that META can hold: turns, messages, prunes.
+  // Writes a valid file with everything that META can hold: turns, messages, prunes.
   void save(const SaveOptions& form = {}, int64_t tokens = 100) const {
     SessionOptions o = options(1);
     o.capacity = 300;
@@ -59,7 +59,7 @@ class HostileSnapshot : public testing::Test {
     const size_t at = error.find(file);
     return at == std::string::npos ? error : error.replace(at, file.size(), "FILE");
   }
-  // In every way, in a process of its own, within the promised memory and time.
+  // Uses the file in every way in a child process, within the promised memory and time.
   void expect_harmless(const std::string& what) const {
     const ProcessCost spent = cost_of([&] {
       for (const auto& [way, error] : use_in_every_way(file, scratch / "out.stet", m)) {
@@ -74,7 +74,7 @@ class HostileSnapshot : public testing::Test {
 #endif
   }
 
-  // A file of so many positions in blocks of this shape, none of which is stored.
+  // Returns a file of `positions` positions in blocks of this shape, none of which is stored.
   SnapshotImage with_shape(int64_t layers, int64_t kv_heads, int64_t head_dim, int64_t positions,
                            uint64_t visible) const {
     save();
@@ -172,7 +172,7 @@ TEST_F(HostileSnapshot, KeysAndValuesHaveTheShapeOfTheConfig) {
                 " values, found " + std::to_string(c.vocab_size));
 }
 
-// Each number of META in turn, at any depth, becomes one that no honest file has.
+// Each number of META in turn, at any depth, gets a value that no valid file has.
 TEST_F(HostileSnapshot, AnyNumberOfMetaMayLie) {
   save();
   const Json honest = Json::parse(image().section("META").content).flatten();
@@ -243,8 +243,8 @@ TEST_F(HostileSnapshot, AnyNumberOfTheLogOfPrunesMayLie) {
   }
 }
 
-// As long a log as a snapshot may hold is used within the promised memory; a longer one is refused
-// when it would come about.
+// The longest allowed log of prunes is used within the promised memory. A longer one is refused
+// before it is made.
 TEST_F(HostileSnapshot, ALogOfPrunesHasALimit) {
   Session s(m, options(1));
   s.append(some_ids(3));
@@ -308,7 +308,7 @@ TEST_F(HostileSnapshot, BlocksThatCouldNotComeOfTheirBytes) {
   write(big);
   EXPECT_EQ(open_error(), "format: FILE: KVINDEX: expected block 0, which is visible, found none");
 
-  // Each block could be, but not all of them.
+  // Each block alone would be plausible, but not all of them together.
   SnapshotImage many = with_shape(2, 8, 128, 64 * 100, ~uint64_t{0});
   const uint64_t least = 2 * 8 * 128 * 64 * 8 / kMaxDeflateRatio;
   many.section("KVINDEX").content.clear();
@@ -320,8 +320,8 @@ TEST_F(HostileSnapshot, BlocksThatCouldNotComeOfTheirBytes) {
             "format: FILE: KVINDEX: expected compressed blocks that become at most 33");
 }
 
-// A gigabyte for each of a thousand blocks, of which nothing is visible: they are one block of
-// zeros that nobody touches.
+// A gigabyte for each of a thousand blocks without visible positions. They share one block of zeros
+// that is never touched.
 TEST_F(HostileSnapshot, BlocksOfWhichNothingIsVisibleCostNothing) {
   write(with_shape(1024, 16, 128, 64 * 100, 0));
   EXPECT_EQ(open_error(), kNoError);
@@ -349,7 +349,7 @@ TEST_F(HostileSnapshot, MetaHasALimit) {
 
 TEST_F(HostileSnapshot, AWriterMakesNothingThatAReaderTakesForABomb) {
   if (!have_zlib()) GTEST_SKIP() << "built without zlib";
-  // It has two blocks of 32 MB, one position in each, all zero.
+  // Two blocks of 32 MB with one position in each, all zero.
   SnapshotImage sparse = with_shape(64, 8, 128, 128, 1);
   sparse.section("KV").content = std::string(size_t{64} << 20, '\0');
   sparse.sections.erase(sparse.sections.end() - 2);
@@ -358,7 +358,7 @@ TEST_F(HostileSnapshot, AWriterMakesNothingThatAReaderTakesForABomb) {
   const Snapshot snapshot = Snapshot::open(file);
   const std::string packed = scratch / "packed.stet";
   Snapshot::save(snapshot.state(), snapshot, packed, {.compress = 1, .threads = 1});
-  EXPECT_GT(std::filesystem::file_size(packed), size_t{32} << 20);  // the second one as it is
+  EXPECT_GT(std::filesystem::file_size(packed), size_t{32} << 20);  // the second is uncompressed
   EXPECT_LT(std::filesystem::file_size(packed), size_t{33} << 20);
   EXPECT_EQ(Snapshot::open(packed).check(1).blocks, size_t{2});
   EXPECT_EQ(Snapshot::open(packed).digests().state, snapshot.digests().state);
@@ -383,8 +383,7 @@ TEST_F(HostileSnapshot, AChainHasALimitOfWhatMustBeParsed) {
           ": parent: expected a chain with META sections of at most 67108864 bytes, found more");
 }
 
-// What was shifted out is put back in time that grows with it, not with every prune times all
-// tokens.
+// Restoring shifted positions takes time proportional to their number, not to prunes times tokens.
 TEST_F(HostileSnapshot, ManyPrunesOfManyTokens) {
   std::mt19937 random(3);
   const auto naive = [](const State& s) {
@@ -420,7 +419,7 @@ TEST_F(HostileSnapshot, ManyPrunesOfManyTokens) {
       throw std::runtime_error("another size");
   });
   EXPECT_EQ(spent.status, 0);
-  EXPECT_LE(spent.seconds, 10);  // 1.7 TB would be moved otherwise
+  EXPECT_LE(spent.seconds, 10);  // otherwise 1.7 TB would be moved
   s.prunes[0].begin = int64_t{1} << 40;
   EXPECT_EQ(error_of([&] { s.transcript(); }),
             "argument: prunes: expected positions of the tokens before each, found 1099511627776");

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""A reader of snapshots that shares no code with stet: written from docs/snapshot-format.md, standard library only.
+"""A reader of snapshots that shares no code with stet, written from docs/snapshot-format.md with
+the standard library only.
 
     read_snapshot.py FILE [--parent FILE] [--key LAYER HEAD POSITION] [--value LAYER HEAD POSITION]
 
-It compares every digest, computes the state digest and the id again, and prints what the file says as JSON. Of a
-delta the parent must be named where --key or --value ask for a block that only it has. Faults are one line on
-stderr, exit status 1.
+It compares every digest, computes the state digest and the id again, and prints the content as
+JSON. For a delta, name the parent if --key or --value need a block that only the parent has. A
+fault gives one line on stderr and exit status 1.
 """
 
 import argparse
@@ -68,19 +69,20 @@ def text(string):
 
 
 def members_as_text(document):
-    """The members of an object, each as it stands in the text: what digests and hashes cover."""
+    """Returns the members of an object as they stand in the text, which is what digests and
+    hashes cover."""
     decoder, at, members = json.JSONDecoder(), 1, {}
     while document[at] != "}":
         at += document[at] == ","
         name, at = decoder.raw_decode(document, at)
-        begin = at + 1  # behind the colon
+        begin = at + 1  # after the colon
         _, at = decoder.raw_decode(document, begin)
         members[name] = document[begin:at]
     return members
 
 
 class Sections:
-    """Header and section table, with all digests but those of blocks compared."""
+    """The header and section table. All digests except those of blocks are compared."""
 
     def __init__(self, data):
         self.data = data
@@ -125,7 +127,7 @@ class Sections:
 
 
 def read_archive(archive):
-    """The size of the index, and the bytes of each file by name."""
+    """Returns the size of the index, and the bytes of each file by name."""
     expect("archive", ARCHIVE_MAGIC, archive[:8])
     size, count, whole = struct.unpack_from("<IIQ", archive, 8)
     expect("archive: size", len(archive), whole)
@@ -175,7 +177,7 @@ class Snapshot:
         kv = self.meta["kv"]
         self.kv_type, self.layers, self.heads, self.head_dim = (kv[k] for k in ("type", "layers", "heads", "head_dim"))
         self.element = {"f32": 4, "q8": 1}.get(self.kv_type, 2)
-        self.scales = self.head_dim * POSITIONS * self.element  # of q8: 64 float32 behind the elements
+        self.scales = self.head_dim * POSITIONS * self.element  # q8 only: 64 float32 after the elements
         self.head_bytes = self.scales + (4 * POSITIONS if self.kv_type == "q8" else 0)
         self.layer_bytes = self.heads * 2 * self.head_bytes
         self.block_bytes = -(-self.layers * self.layer_bytes // PAGE) * PAGE
@@ -189,7 +191,7 @@ class Snapshot:
         self.check()
 
     def find_blocks(self):
-        """Of each block in this file: encoding, offset, bytes."""
+        """Returns encoding, offset and bytes of each block in this file."""
         kv, size = self.sections.table["KV"]
         if "KVINDEX" not in self.sections.table:
             expect("KV: bytes", len(self.visible) * self.block_bytes, size)
@@ -207,7 +209,8 @@ class Snapshot:
         return [digests[i:i + 16] for i in range(block * self.layers * 16, (block + 1) * self.layers * 16, 16)]
 
     def block(self, number, parent=None):
-        """The bytes of a block, compared with their digests; None where they are in no file at hand."""
+        """Returns the bytes of a block after comparing their digests, or None if no file at hand
+        has them."""
         held = range(self.layers)
         if number in self.places:
             data = self.stored(*self.places[number])
@@ -229,7 +232,7 @@ class Snapshot:
         return data
 
     def spread(self, data):
-        """Layers without a window, at their places in a block."""
+        """Puts layers without a window at their places in a block."""
         block = bytearray(self.block_bytes)
         for i, layer in enumerate(self.held):
             block[layer * self.layer_bytes:(layer + 1) * self.layer_bytes] = data[i * self.layer_bytes:(i + 1) * self.layer_bytes]
@@ -251,7 +254,7 @@ class Snapshot:
         return bytes(block)
 
     def elements(self, what, layer, head, position, parent=None):
-        """A key or a value as a list of floats; None where its block is not at hand."""
+        """Returns a key or a value as a list of floats, or None if its block is not at hand."""
         block = self.block(position // POSITIONS, parent)
         if block is None:
             return None
@@ -263,7 +266,8 @@ class Snapshot:
             offsets = [at + (d * POSITIONS + t) * self.element for d in range(self.head_dim)]
         else:
             offsets = [at + (t * self.head_dim + d) * self.element for d in range(self.head_dim)]
-        if scale is not None:  # the product of an int8 and a float32 has 32 bits: rounded once
+        # The product of an int8 and a float32 has 32 bits, so it is rounded once.
+        if scale is not None:
             return [struct.unpack("<f", struct.pack("<f", struct.unpack_from("<b", block, o)[0] * scale))[0] for o in offsets]
         if self.kv_type == "bf16":
             return [struct.unpack("<f", b"\0\0" + block[o:o + 2])[0] for o in offsets]
@@ -301,7 +305,8 @@ class Snapshot:
                        text(self.kv_type), u32(self.meta["kv"]["version"]), text(self.fingerprint))
 
     def chain(self):
-        """Of each full block: its identity, and when it last changed (prunes made, positions there)."""
+        """Returns, for each full block, its identity and its last change (number of prunes,
+        number of positions)."""
         link, size, pending, full, links = self.start(), 0, [], [], []
         rest = iter(self.transcript())
         for prune in self.prunes + [None]:

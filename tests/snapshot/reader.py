@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""docs/snapshot-format.md against stet: what read_snapshot.py, written from that page, makes of a file must be what
-`stet inspect --json` says, and an element that the page's formulas address must be the one that `stet diff` names.
+"""Compares docs/snapshot-format.md with stet. The output of read_snapshot.py, written from that
+page, must equal that of `stet inspect --json`. An element addressed by the page's formulas must
+be the one that `stet diff` names.
 
     reader.py STET        (from the root of the repository)
 """
@@ -27,7 +28,7 @@ def run(stet, *arguments, status=0):
 
 
 def compare(stet, path):
-    """Everything that both of them say."""
+    """Compares everything that both report."""
     ours, theirs = read(path).as_json(), json.loads(run(stet, "inspect", path, "--json"))
     theirs["sections"] = [{k: s[k] for k in ("name", "offset", "bytes")} for s in theirs["sections"]]
     for field in ("format_version", "form", "positions", "tokens", "capacity", "config", "contract", "kv", "id",
@@ -38,7 +39,7 @@ def compare(stet, path):
 
 
 def with_element(snapshot, what, layer, head, position, element, bits):
-    """The same file with one element replaced, and all digests made right again."""
+    """Returns the file with one element replaced and all digests corrected."""
     data, b = bytearray(snapshot.sections.data), position // 64
     at, t = (layer * snapshot.heads + head) * 2 * snapshot.head_bytes, position % 64
     index = element * 64 + t if what == "key" else 64 * snapshot.head_dim + t * snapshot.head_dim + element
@@ -61,7 +62,8 @@ def with_element(snapshot, what, layer, head, position, element, bits):
 
 
 def address(stet, scratch):
-    """Corners of the layout, and some elements between: stet names the one that was replaced, and its value."""
+    """Checks corners of the layout and some elements between: stet must name the replaced element
+    and its value."""
     original, changed = f"{SNAPSHOTS}/v3-full.stet", os.path.join(scratch, "changed.stet")
     for what, *place in [("key", 0, 0, 0, 0), ("key", 2, 3, 99, 15), ("key", 1, 2, 37, 5), ("value", 0, 0, 0, 0),
                          ("value", 2, 3, 99, 15), ("value", 1, 2, 37, 5), ("value", 0, 3, 64, 1), ("key", 2, 0, 63, 14)]:
@@ -77,7 +79,8 @@ def address(stet, scratch):
 
 
 def of_q8(stet, scratch):
-    """Keys and values as integers with scales: as stet says what a file is, and what of it differs from float32."""
+    """Checks integer keys and values with scales: stet's report on the file, and its difference
+    from float32."""
     q8, wide, packed = (os.path.join(scratch, name) for name in ("q8.stet", "wide.stet", "packed.stet"))
     ids = ",".join(str(7 * i % 250) for i in range(100))
     run(stet, "save", "-m", MODEL, "--ids", ids, "--kv", "q8", "-o", q8)
@@ -92,7 +95,8 @@ def of_q8(stet, scratch):
 
 
 def of_windows(stet, scratch):
-    """Blocks without the layers that have a window: the same state, of which the other layers can be read."""
+    """Checks blocks without the layers that have a window: the same state, with the other layers
+    readable."""
     whole, windows, packed = (os.path.join(scratch, name) for name in ("whole.stet", "windows.stet", "windows-z.stet"))
     save = ["save", "-m", "tests/data/models/gemma3-tiny", "--ids", ",".join(str(7 * i % 250) for i in range(300)), "-o"]
     run(stet, *save, whole)
@@ -110,7 +114,7 @@ def of_windows(stet, scratch):
 
 
 def long_logs(stet, scratch):
-    """Prunes and an edit between tokens: what the chain of identities is made for."""
+    """Checks the chain of identities with prunes and an edit between tokens."""
     path = lambda name: os.path.join(scratch, name + ".stet")
     ids = lambda first, count: ",".join(str(3 + (first + i) % 200) for i in range(count))
     run(stet, "save", "-m", MODEL, "--ids", ids(0, 300), "--ctx", "700", "-o", path("a"))
@@ -128,7 +132,7 @@ def long_logs(stet, scratch):
 
 
 def of_penalties(stet, scratch):
-    """Settings that weigh tokens: fields of `generation`, and the bit that says so."""
+    """Checks settings that weigh tokens: fields of `generation`, and the feature bit."""
     plain, weighed = (os.path.join(scratch, name) for name in ("plain.stet", "weighed.stet"))
     generate = ["generate", "-m", MODEL, "--ids", "1,2,3", "-n", "5", "--ignore-eos", "--save"]
     run(stet, *generate, plain, "--frequency-penalty", "0", "--logit-bias", "7=0")
@@ -142,7 +146,7 @@ def of_penalties(stet, scratch):
 
 
 def refuses_damage(scratch):
-    """One changed byte anywhere in the file is found."""
+    """Checks that one changed byte anywhere in the file is found."""
     with open(f"{SNAPSHOTS}/v3-full.stet", "rb") as file:
         data = file.read()
     for at in (0, 9, 60, 80, 100, 180, 200, 600, 2400, 2820, 2900, 3910, 10000, 65536, 120000, len(data) - 1):

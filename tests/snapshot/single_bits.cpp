@@ -1,5 +1,4 @@
-// One bit of a file is another one: check and verify find it, whatever the file and wherever the
-// bit. STET_DAMAGES=N takes N bits of each file.
+// check and verify find any flipped bit of any file. STET_DAMAGES=N flips N bits of each file.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -29,13 +28,13 @@ class SingleBits : public testing::Test {
     s.set_key(1, 0, 150, std::vector<float>(static_cast<size_t>(m->config().head_dim), 0.5f));
     s.append(std::span(ids).first(3));
   }
-  // How many of the bits that a run takes are found by both.
+  // Flips random bits and expects both commands to find each.
   void expect_found(const std::string& path, uint32_t seed) const {
     const char* const asked = std::getenv("STET_DAMAGES");
     const uint64_t count = asked == nullptr ? 24 : std::strtoull(asked, nullptr, 10);
     const std::string sound = read_text(path);
     std::mt19937_64 random(seed);
-    // Half of the bits anywhere, half of them behind the first page, where keys and values are.
+    // Half of the bits are anywhere, half after the first 64 KiB, where keys and values are.
     for (uint64_t i = 0; i < count; ++i) {
       const uint64_t from = i % 2 == 0 || sound.size() < 65536 ? 0 : 65536,
                      bit = from * 8 + random() % ((sound.size() - from) * 8);
@@ -124,7 +123,7 @@ TEST_F(SingleBits, OfADelta) {
     const Snapshot parent = Snapshot::open(scratch / "parent.stet");
     Snapshot::save(s, scratch / "delta.stet", {.form = SnapshotForm::delta, .parent = &parent});
     expect_found(scratch / "delta.stet", 7);
-    // Of the parent's bits, those that the delta needs.
+    // Only those bits of the parent that the delta needs matter.
     const std::string sound = read_text(scratch / "parent.stet");
     std::string damaged = sound;
     damaged[65536 + 100] = static_cast<char>(damaged[65536 + 100] ^ 4);
@@ -138,7 +137,7 @@ TEST_F(SingleBits, OfADelta) {
   }
 }
 
-// A delta without its parent is compared by digests, and its own bytes with them.
+// A delta without its parent is compared by digests, and so are its own bytes.
 TEST_F(SingleBits, OfADeltaWithoutItsParent) {
   Session s = session();
   Snapshot::save(s, scratch / "parent.stet");

@@ -1,4 +1,4 @@
-// Snapshots: everything comes back, the bytes are those of the specification, and no damage goes
+// Snapshots: everything is restored, the bytes follow the specification, and no damage goes
 // unnoticed.
 #include <fcntl.h>
 #include <sys/wait.h>
@@ -19,7 +19,7 @@
 namespace stet::test::snapshot_tests {
 namespace {
 
-// A tokenizer of these words, by id.
+// Returns a tokenizer of these words by id.
 std::shared_ptr<const Tokenizer> tokenizer_of(const std::string& vocab) {
   return Tokenizer::load_from_files(
       {{"tokenizer.json", R"({"model":{"type":"BPE","vocab":)" + vocab + R"(,"merges":[]}})"}});
@@ -27,7 +27,7 @@ std::shared_ptr<const Tokenizer> tokenizer_of(const std::string& vocab) {
 
 std::vector<int32_t> some_ids(int64_t n) { return stepped_ids(n, 97, 300, 5); }
 
-// Every field has a value that is not its default.
+// Returns a state in which no field has its default value.
 GenerationState unusual() {
   GenerationState g;
   g.sampling = {false,
@@ -68,7 +68,7 @@ class SnapshotTest : public testing::Test {
     return error_of(
         [&] { Snapshot::open(file + ".bad").restore(m, {.session = options(1), .check = true}); });
   }
-  // The image of session(5), changed by f, and what opening it says.
+  // Applies f to the image of session(5). Returns the error of opening the result.
   template <class F>
   std::string changed(F f) const {
     Session s = session();
@@ -140,8 +140,8 @@ TEST_F(SnapshotTest, EverythingComesBack) {
   }
 }
 
-// A state without penalties on drawn tokens and biases is what it was before there were any; one
-// with them sets a feature that older readers refuse.
+// A state without biases and penalties on drawn tokens has the format of before they existed. A
+// state with them sets a feature that older readers refuse.
 TEST_F(SnapshotTest, PenaltiesAndBiasesAreARequiredFeature) {
   const auto image_of = [&](const SamplingSettings& sampling, SnapshotForm form) {
     Session s = session(1);
@@ -263,7 +263,7 @@ TEST_F(SnapshotTest, BytesAreThoseOfTheSpecification) {
   EXPECT_EQ(meta["checkpoint"], "llama31-tiny");
 }
 
-// Keeps a file open and spoils it in place: thousands of times.
+// Keeps a file open and damages it in place, thousands of times.
 class Spoiled {
  public:
   explicit Spoiled(const std::string& path)
@@ -328,7 +328,7 @@ TEST_F(SnapshotTest, DamagedKeysAndValuesAreNamedByBlock) {
   const std::string bytes = read_text(file);
   const size_t block = s.kv().shape().block_bytes();
   const Spoiled spoiled(file);
-  const Snapshot snapshot = Snapshot::open(file);  // mapped: it sees the damage
+  const Snapshot snapshot = Snapshot::open(file);  // mapped, so it sees the damage
   Session live = session(7);
   const StateDigests before = digests_of(live);
   std::mt19937 random(1);
@@ -344,7 +344,7 @@ TEST_F(SnapshotTest, DamagedKeysAndValuesAreNamedByBlock) {
             ": expected the bytes that were saved (--heal computes them again), found others");
     spoiled.put(at, bytes[at]);
   }
-  EXPECT_EQ(live.tokens(), some_ids(7));  // a failed load leaves what is there
+  EXPECT_EQ(live.tokens(), some_ids(7));  // a failed load changes nothing
   EXPECT_EQ(digests_of(live).state, before.state);
   EXPECT_EQ(error_of([&] { live = snapshot.restore(m, {.session = options(1)}); }), "no error");
   EXPECT_EQ(live.tokens(), some_ids(130));
@@ -357,7 +357,7 @@ TEST_F(SnapshotTest, SplicedFilesAreRefused) {
   const std::string one = read_text(file), other = read_text(scratch / "b.stet");
   std::mt19937 random(2);
   for (int i = 0; i < 500; ++i) {
-    // Half of the cuts fall into what stands before the keys.
+    // Half of the cuts are before the keys.
     const size_t range = i % 2 == 0 ? 4096 : std::min(one.size(), other.size());
     const size_t at = 1 + random() % (range - 1),
                  from = i % 3 == 0 ? at : 1 + random() % (range - 1);
@@ -367,7 +367,7 @@ TEST_F(SnapshotTest, SplicedFilesAreRefused) {
     expect_one_line(error, file + ".bad", std::to_string(at) + " " + std::to_string(from));
     if (HasFatalFailure()) return;
   }
-  for (int i = 0; i < 300; ++i) {  // and pieces moved about in one file
+  for (int i = 0; i < 300; ++i) {  // moves pieces around in one file
     std::string moved = one;
     const size_t n = 1 + random() % 3000, from = random() % (one.size() - n),
                  to = random() % (i % 2 ? 4096 : one.size() - n);
@@ -390,7 +390,7 @@ TEST_F(SnapshotTest, WhatOtherVersionsMayWrite) {
   EXPECT_EQ(changed([](SnapshotImage& i) { i.optional = ~uint64_t{0}; }), "no error");
   EXPECT_EQ(changed([](SnapshotImage& i) { i.header_size = 128; }),
             "format: FILE: header size: expected 192, found 128");
-  for (const size_t at : {0, 3, 6}) {  // first, between, last
+  for (const size_t at : {0, 3, 6}) {  // first, middle, last
     EXPECT_EQ(changed([&](SnapshotImage& i) {
                 i.sections.insert(i.sections.begin() + at, {"NEWS", "anything", 0, 9});
               }),
@@ -438,7 +438,7 @@ TEST_F(SnapshotTest, SectionsThatDoNotFit) {
   EXPECT_TRUE(state.starts_with("format: FILE: state: expected digest xxh3:")) << state;
 }
 
-// META with digests that are right but contents that are not.
+// META with correct digests and wrong content.
 TEST_F(SnapshotTest, MetaThatDoesNotHold) {
   using Json = nlohmann::json;
   const auto error = [&](auto f) { return changed_meta(f); };
@@ -523,7 +523,7 @@ TEST_F(SnapshotTest, RefusesAnotherModelTokenizerContractAndRoom) {
   EXPECT_EQ(error(m, another, options(1)), "mismatch: " + file + ": tokenizer: expected " +
                                                tokenizer->fingerprint() + ", found " +
                                                another->fingerprint());
-  EXPECT_EQ(error(m, nullptr, options(1)), "no error");  // driven by ids
+  EXPECT_EQ(error(m, nullptr, options(1)), "no error");  // used by token ids
   SessionOptions bf16 = options(1);
   bf16.compute.contract = Contract::bf16;
   EXPECT_EQ(error(m, tokenizer, bf16),
@@ -590,12 +590,12 @@ TEST_F(SnapshotTest, WhatCannotBeWrittenLeavesTheOldFile) {
   EXPECT_EQ(read_text(file), old);
   EXPECT_EQ(scratch.names(), std::vector<std::string>{"s.stet"});
   t.generation() = {};
-  Snapshot::save(t, file);  // over it
+  Snapshot::save(t, file);  // over the same file
   EXPECT_EQ(Snapshot::open(file).tokens(), some_ids(70));
   EXPECT_EQ(scratch.names(), std::vector<std::string>{"s.stet"});
 }
 
-// Whoever opens the path meanwhile reads the old snapshot or the new one, whole.
+// Readers of the path see the whole old snapshot or the whole new one.
 TEST_F(SnapshotTest, SavingOverASnapshotIsAtomic) {
   Session a = session(5), b = session(130);
   const Digest states[] = {Snapshot::save(a, file).state, digests_of(b).state};

@@ -1,5 +1,5 @@
-// Forms of one state, restores of every kind, pruning and proofs: each against the same state
-// computed straight.
+// Forms of one state, restores of every kind, pruning and verification, each compared with the same
+// state computed directly.
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -45,8 +45,8 @@ class SnapshotForms : public testing::Test {
   const std::string file = scratch / "s.stet";
 };
 
-// Sampling, penalties, stop strings and half characters in flight: cut after every token, saved,
-// restored, continued.
+// Cuts a reply with sampling, penalties, stop strings and incomplete characters after every token;
+// saves, restores and continues it.
 class ResumeAnywhere : public testing::TestWithParam<std::string> {};
 
 TEST_P(ResumeAnywhere, ASampledReplyEqualsTheUnbrokenOne) {
@@ -56,7 +56,7 @@ TEST_P(ResumeAnywhere, ASampledReplyEqualsTheUnbrokenOne) {
   TemporaryDirectory scratch;
   GenerationState g = default_generation(*m);
   g.sampling = {false, 3.0, 0,   0.999,
-                0,     1,   1.2, 99};  // hot: bytes of broken characters come up, too
+                0,     1,   1.2, 99};  // hot enough to draw bytes of broken characters
   g.stop_strings = {"qqqqqq", "\n\n\n"};
   const auto start = [&] {
     Session s(m, options(1));
@@ -122,7 +122,7 @@ TEST_F(SnapshotForms, AreOneState) {
     }
     const size_t block = s.kv().shape().block_bytes();
     EXPECT_EQ(Snapshot::open(scratch / "delta.stet").stored_kv_bytes(),
-              2 * block);  // 150 = 2 x 64 + 22: two blocks are new
+              2 * block);  // 150 = 2 x 64 + 22, so two blocks are new
     EXPECT_EQ(Snapshot::open(scratch / "recipe.stet").stored_kv_bytes(), 0u);
   }
 }
@@ -187,8 +187,7 @@ TEST_F(SnapshotForms, UnknownOptionalSectionsAreKept) {
 
 // ---------------------------------------------------------------- mapped files
 
-// Whichever byte of the file is wrong, the session finds out before it uses it, and computes it
-// again.
+// The session detects a wrong byte of the file before using it, and recomputes the block.
 TEST_F(SnapshotForms, AMappedBlockIsCheckedBeforeItsFirstUse) {
   Session s = session(200);
   Snapshot::save(s, file);
@@ -208,7 +207,7 @@ TEST_F(SnapshotForms, AMappedBlockIsCheckedBeforeItsFirstUse) {
     Session back = restore(file), plain = session(200);
     for (Session* one : {&back, &plain}) {
       one->append({&ids[200], 1});
-      // Windows hide early blocks from a token; what is written to is checked, too.
+      // Windows hide early blocks from a token. Blocks that are written to are checked, too.
       one->rewind(10);
       one->append(std::span(ids).subspan(10, 3));
     }
@@ -219,7 +218,7 @@ TEST_F(SnapshotForms, AMappedBlockIsCheckedBeforeItsFirstUse) {
   }
 }
 
-// Replaced by rename, as this library does: the old file lives on under the mapping.
+// Replaced by rename, as this library does: the mapping keeps the old file.
 TEST_F(SnapshotForms, AMappedFileThatIsReplacedLivesOn) {
   Session s = session(200);
   Snapshot::save(s, file);
@@ -269,7 +268,7 @@ TEST_F(SnapshotForms, ThousandsOfForksCostTheirTailsOnly) {
 
 // ---------------------------------------------------------------- pruning
 
-// What is masked is never read: keys and values that are NaN in its place change nothing.
+// Masked positions are never read: NaN in their keys and values changes nothing.
 TEST_F(SnapshotForms, APrunedSessionEqualsOneWithTheSameVisibility) {
   for (const auto& [begin, end] :
        std::vector<std::pair<int64_t, int64_t>>{{4, 90}, {0, 64}, {64, 128}, {1, 199}, {70, 71}}) {
@@ -312,8 +311,8 @@ TEST_F(SnapshotForms, APrunedSessionEqualsOneWithTheSameVisibility) {
   }
 }
 
-// Keys of the first layer are a function of token and position alone: shifted ones must be close to
-// those computed there.
+// Keys of the first layer depend on token and position only. Shifted keys must be close to those
+// computed at their new positions.
 TEST_F(SnapshotForms, ShiftedKeysAreThoseOfTheirNewPositions) {
   for (const std::string name : {"models/gemma3-tiny", "models/llama31-tiny"}) {
     const auto model_of = model(data_path(name));
@@ -390,9 +389,9 @@ TEST_F(SnapshotForms, APrunedStateIsReplayedAndCannotBeRewoundBehindThePrune) {
   EXPECT_FALSE(verify(Snapshot::open(scratch / "p.stet"), m, options(1), false));
 }
 
-// ---------------------------------------------------------------- proofs and healing
+// ---------------------------------------------------------------- verification and healing
 
-// Of q8, a key that moved is what was read, rotated, rounded again; a value moves as it is.
+// In q8 a moved key is decoded, rotated and rounded again. A moved value is copied.
 TEST_F(SnapshotForms, ShiftedKeysOfQ8) {
   Session before = session(200, KvType::q8), s = before.fork();
   s.prune_range(10, 80, true);
@@ -451,7 +450,8 @@ TEST_F(SnapshotForms, VerifyNamesTheFirstDifference) {
   const KvShape& shape = s.kv().shape();
   SnapshotImage image = SnapshotImage::parse(read_text(file));
   EXPECT_FALSE(verify(Snapshot::open(file), m, options(1), false));
-  // Value of position 70, layer 1, last head, element 3; and a later one, which is not the first.
+  // The value of position 70, layer 1, last head, element 3; and a later one, which is not the
+  // first difference.
   const int64_t head = shape.kv_heads - 1;
   for (const auto& [position, layer] : {std::pair<int64_t, int64_t>{70, 1}, {90, 0}}) {
     const size_t at = shape.block_bytes() + shape.v_offset(layer, head) +
@@ -466,12 +466,12 @@ TEST_F(SnapshotForms, VerifyNamesTheFirstDifference) {
   EXPECT_EQ(difference->layer, 1);
   EXPECT_EQ(difference->head, head);
   EXPECT_EQ(difference->element, 3);
-  // Digests are still those of the good bytes, which are not there.
+  // The digests are still those of the undamaged bytes.
   const auto by_digest = verify(Snapshot::open(file), m, options(1), true);
   ASSERT_TRUE(by_digest);
   EXPECT_EQ(by_digest->what, "keys and values of block 1 (positions 64 .. 127)");
   EXPECT_EQ(by_digest->layer, 0);
-  // One changed bit, but with digests that are right: a state that its tokens do not give.
+  // One changed bit with correct digests: a state that its tokens do not reproduce.
   State forged = Snapshot::open(file).state({.trust = true});
   Snapshot::save(forged, Snapshot::open(file), scratch / "forged.stet", {});
   const auto bisected = verify(Snapshot::open(scratch / "forged.stet"), m, options(1), true);
@@ -506,7 +506,7 @@ TEST_F(SnapshotForms, EveryDamagedBlockHeals) {
       EXPECT_LE(report.recomputed, 64 * static_cast<int64_t>(report.healed.size()));
     }
   }
-  // Damage before a prune: what the block's tokens saw is gone, so everything is computed again.
+  // Damage before a prune: tokens that the block saw are gone, so everything is recomputed.
   s.prune({.keep_last = 100, .sinks = 70});
   Snapshot::save(s, file);
   std::string bad = read_text(file);
@@ -531,8 +531,8 @@ TEST_F(SnapshotForms, ReplayMigratesToAnotherKvType) {
   EXPECT_EQ(report.recomputed, 150);
 }
 
-// Random damage of every form: an error, or exactly the state that was saved.
-// STET_DAMAGES: how many of each form, for a longer run.
+// Random damage of every form gives an error or exactly the saved state. STET_DAMAGES sets the
+// number for each form.
 TEST_F(SnapshotForms, DamageOfAnyFormIsNoticedOrHarmless) {
   Session s = session(150), longer = session(230);
   Snapshot::save(s, scratch / "parent.stet");
@@ -560,7 +560,7 @@ TEST_F(SnapshotForms, DamageOfAnyFormIsNoticedOrHarmless) {
           break;
         case 2:
           bad.replace(other, std::min(n, good.size() - other), good, at, n);
-          break;  // a splice of its own bytes
+          break;  // splices the file with itself
         default:
           std::swap(bad[at], bad[other]);
       }

@@ -1,6 +1,5 @@
-// A snapshot file used in every way that needs no more than the file, a model and a folder to write
-// to: for files that mean harm. Each way may refuse with an Error of one line; anything else is a
-// find.
+// Uses a possibly malicious snapshot file in every way that needs only the file, a model and an
+// output folder. Each way may refuse with an Error of one line; any other failure is a finding.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +18,7 @@
 
 namespace stet::test {
 
-// What came of each way: its name, and its Error or "".
+// Pairs of a way's name and its Error or "".
 using Uses = std::vector<std::pair<std::string, std::string>>;
 
 inline Uses use_in_every_way(const std::string& path, const std::string& output,

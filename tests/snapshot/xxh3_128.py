@@ -1,4 +1,5 @@
-"""XXH3-128 with seed 0, from the specification of xxHash (doc/xxhash_spec.md), for readers without the library."""
+"""XXH3-128 with seed 0, written from the specification of xxHash (doc/xxhash_spec.md), for
+readers without the library."""
 
 import struct
 
@@ -135,7 +136,7 @@ def _long(data):
 
 
 def xxh3_128(data):
-    """The digest as 16 bytes, the low half first, each half little-endian."""
+    """Returns the digest as 16 bytes, the low half first, each half little-endian."""
     data = bytes(data)
     n = len(data)
     if n == 0:

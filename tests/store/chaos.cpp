@@ -1,8 +1,8 @@
-// Eight processes that reply and store on real servers of the Redis protocol, alone and as a
-// cluster, while primaries are killed and come back, slots move, connections are cut, servers
-// hang, memory runs out and the processes' clocks jump: every reply equals the one computed alone,
-// bit for bit, and everything that was acknowledged is there afterwards.
-// STET_CHAOS: operations of each process (default 12; each goes on until all of that has happened).
+// Eight processes reply and store on real servers of the Redis protocol, single and as a cluster.
+// Meanwhile primaries are killed and come back, slots move, connections are cut, servers hang,
+// memory runs out and the processes' clocks jump. Every reply must equal the one computed alone bit
+// for bit, and everything acknowledged must be there afterwards. STET_CHAOS sets the operations of
+// each process (default 12). Each continues until all faults have occurred.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@
 
 namespace {
 
-int64_t clock_jump = 0;  // seconds that this process's clock is wrong by
+int64_t clock_jump = 0;  // seconds by which this process's clock is wrong
 
 }  // namespace
 
@@ -66,7 +66,7 @@ std::vector<int32_t> turn_ids(int conversation, int turn) {
   return ids;
 }
 
-// A turn: what somebody says, and the most likely tokens after it.
+// A turn: a message, and the most likely tokens after it.
 void reply(Session& session, std::span<const int32_t> ids) {
   session.append(ids);
   for (int i = 0; i < 5; ++i) {
@@ -76,7 +76,7 @@ void reply(Session& session, std::span<const int32_t> ids) {
   }
 }
 
-// Conversations that everybody knows, as they are computed alone.
+// Conversations that all processes know, computed alone.
 class Alone {
  public:
   Alone() : model(test::model(asset_path("pocket-gemma3"))) {
@@ -99,8 +99,8 @@ class Alone {
   std::vector<Sha256> places_;
 };
 
-// One of the processes. Its log has a line for each thing that was acknowledged to it, and for
-// what may not be.
+// One of the processes. Its log has a line for everything that was acknowledged to it, and for
+// errors that must not occur.
 class Actor {
  public:
   Actor(std::unique_ptr<Store> store, unsigned seed, const std::string& log)
@@ -124,7 +124,7 @@ class Actor {
           converse();
       }
     } catch (const Error& e) {
-      // Not acknowledged. Somebody may have been faster with a name.
+      // Not acknowledged. Another process may have changed the name first.
       if (e.kind != ErrorKind::io && e.kind != ErrorKind::mismatch)
         log_ << "wrong " << e.what() << std::endl;
     }
@@ -133,7 +133,7 @@ class Actor {
  private:
   int pick(int n) { return static_cast<int>(random_() % static_cast<unsigned>(n)); }
 
-  // Goes on from a state that everybody knows, in a way of its own.
+  // Continues a known state in a way of its own.
   void converse() {
     const int c = pick(kConversations), t = pick(kTurns);
     const std::vector<int32_t> said = {3 + static_cast<int32_t>(seed_), 3 + next_ % 500,
@@ -151,7 +151,7 @@ class Actor {
     last_ = put.place;
   }
 
-  // From the store; whoever finds it missing there puts it.
+  // Loads a state from the store; stores it if it is missing.
   Session known(int c, int t) {
     std::optional<StoreSnapshot> from;
     try {
@@ -175,7 +175,7 @@ class Actor {
     }
   }
 
-  // One of those that all set.
+  // Sets one of the names that all processes set.
   void name() {
     if (last_ == Sha256()) return;
     const std::string name = "n" + std::to_string(pick(kNames));
@@ -185,13 +185,13 @@ class Actor {
     log_ << "name " << name << " " << sha256_text(last_) << std::endl;
   }
 
-  // Made and removed by this one alone, so that it knows what stands there.
+  // Creates and deletes a name that only this process uses, so that its value is known.
   void own_name() {
     if (last_ == Sha256()) return;
     const std::string name = "own" + std::to_string(seed_);
     const std::vector<NameEntry> found = store_->history(name);
     if (own_ && (found.empty() || found.back().state != *own_)) log_ << "wrong name" << std::endl;
-    own_ = std::nullopt;  // not known while it is not acknowledged
+    own_ = std::nullopt;  // unknown until it is acknowledged
     if (found.empty())
       store_->set_name(name, std::nullopt, last_);
     else
@@ -209,7 +209,8 @@ class Actor {
   std::optional<Sha256> own_;
 };
 
-// What a process of its own runs: threads that a model has begun do not live on in a fork.
+// Runs the work of one process. A separate program is needed, because a model's threads do not
+// survive fork().
 TEST(StoreChaos, IsMadeByProcessesOfThis) {
   const char* given = std::getenv("STET_CHAOS_ACTOR");
   if (given == nullptr) GTEST_SKIP() << "one of them is run by the others";
@@ -225,7 +226,7 @@ TEST(StoreChaos, IsMadeByProcessesOfThis) {
     actor.act();
 }
 
-// ---------------------------------------------------------------- what happens to them
+// ---------------------------------------------------------------- faults
 
 class Chaos {
  public:
@@ -257,13 +258,13 @@ class Chaos {
       return ready == kProcesses;
     }));
   }
-  // All of it has happened once; may go on until the processes have done what they are to do.
+  // All faults have occurred once. They may repeat until the processes have done their operations.
   void enough() { write_file(scratch_ / "enough", "x"); }
   bool running() {
     reap(WNOHANG);
     return !processes_.empty();
   }
-  // Until something more was acknowledged: then it may all happen again.
+  // Waits until more was acknowledged, after which the faults may repeat. Returns false at the end.
   bool goes_on() {
     const uintmax_t before = logged();
     eventually([&] { return !running() || logged() > before + 10000; });
@@ -271,7 +272,7 @@ class Chaos {
   }
 
   void check() {
-    const auto store = open_chaos(url_, {10, 120});  // nothing happens any more: other tests may
+    const auto store = open_chaos(url_, {10, 120});  // no more faults: other tests may run
     Alone alone;
     std::set<std::string> states;
     std::map<std::string, std::set<std::string>> names;
@@ -391,8 +392,8 @@ TEST(StoreChaos, OfAServer) {
   chaos.check();
 }
 
-// Some slots with keys go from one primary to another, as an operator would do it; and are put in
-// order where that broke off, because a server did not answer in time. Whether they have moved.
+// Moves some slots with keys from one primary to another, as an operator would. Repairs them if a
+// server did not answer in time. Returns true if they have moved.
 bool move_slots(const RedisCluster& cluster, std::mt19937& random) {
   std::vector<const RedisServer*> primaries;
   for (const auto& s : cluster.servers) {
@@ -412,7 +413,7 @@ bool move_slots(const RedisCluster& cluster, std::mt19937& random) {
   return false;
 }
 
-// A primary dies and its replica takes over; then it comes back as the replica.
+// Kills a primary; its replica takes over. Then restarts it as the replica.
 void fail_over(RedisCluster& cluster, RedisServer& server) {
   server.kill();
   EXPECT_TRUE(eventually([&] { return cluster.serves(); }));

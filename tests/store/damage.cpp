@@ -1,8 +1,8 @@
-// Records of a store that were damaged at random, in a directory and on a server: flipped, cut,
-// lengthened, swapped, of another kind or model, written without the writers' key. Blocks are
-// refused, computed instead, and it is told; states and names are refused by one line; and all of
-// it is whole again once it is put again.
-// STET_DAMAGED: how many (default 90, on a server a third of it).
+// Randomly damaged records of a store, in a directory and on a server: flipped, cut, lengthened,
+// swapped, of another kind or model, or written without the writers' key. Blocks are refused,
+// computed instead, and reported. States and names are refused in one line. Everything is whole
+// again after it is put again. STET_DAMAGED sets the number of damages (default 90, on a server a
+// third of it).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,12 +24,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A record as it lies in the store, past all that looks at it.
+// Access to the stored records that bypasses all checks.
 struct RawStore {
   std::string url;
   std::function<std::string(const std::string&)> read;
   std::function<void(const std::string&, const std::string&)> write;
-  std::function<std::string(RecordKind, const std::string&)> where;  // of a hash in hex, or a name
+  std::function<std::string(RecordKind, const std::string&)> where;  // by hex hash or name
 };
 
 std::string hex_of(const Sha256& hash) { return sha256_text(hash).substr(7); }
@@ -39,14 +39,14 @@ class Damage {
   explicit Damage(RawStore raw) : raw_(std::move(raw)) {
     create_store(raw_.url, 0);
     StoreOptions options;
-    options.fetch = FetchChoice::always;  // whatever is sound, however fast it is computed
+    options.fetch = FetchChoice::always;  // fetches all sound blocks
     store_ = std::make_unique<Store>(open_store_backend(raw_.url), key_, options);
-    // Of two models, so that each has records that are none of the other's.
+    // Two models, so that each has records that do not belong to the other.
     for (const char* name : {"pocket-gemma3", "pocket-llama3"}) {
       models_.push_back(test::model(asset_path(name)));
       Session s(models_.back(), {.capacity = 1024});
       std::vector<int32_t> ids;
-      // Four blocks, and few tokens behind them, which every restore computes.
+      // Four blocks, and a few more tokens, which every restore computes.
       for (int i = 0; i < 4 * 64 + 3; ++i) ids.push_back(3 + i * 37 % 450);
       s.append(ids);
       sessions_.push_back(std::move(s));
@@ -108,7 +108,7 @@ class Damage {
       case 3:
         bytes.append(1 + pick(5000), static_cast<char>(pick(256)));
         break;
-      case 4: {  // of another name, kind or model, as it was written there
+      case 4: {  // the valid record of another name, kind or model
         const auto& all = pick(2) == 0 ? blocks_ : others_;
         const Target& other = all[pick(all.size())];
         return raw_.read(raw_.where(other.kind, other.name));
@@ -125,7 +125,7 @@ class Damage {
     return bytes;
   }
 
-  // The very payload, under the HMAC of somebody else.
+  // Returns the same payload under the HMAC of another key.
   static std::string by_a_stranger(const Target& target, const std::string& bytes) {
     const size_t front = target.kind == RecordKind::block ? kBlockFront : kRecordFront;
     StoreKey stranger;
@@ -170,8 +170,8 @@ class Damage {
       EXPECT_NE(std::string(e.what()).find(target.name.substr(0, 16)), std::string::npos)
           << e.what();
     }
-    // Nor does a collection take what the other name leads to, or anything at all where a name
-    // cannot be read.
+    // A collection does not take what the other name refers to, and takes nothing if a name cannot
+    // be read.
     GcOptions now;
     now.grace = 14 * 24 * 3600;
     try {
@@ -210,7 +210,7 @@ TEST(StoreDamage, IsRefusedComputedAndToldInADirectory) {
   const std::string path = scratch / "store";
   Damage damage({path, [](const std::string& at) { return read_text(at); },
                  [](const std::string& at, const std::string& bytes) {
-                   fs::remove(at);  // what is mapped stays as it is
+                   fs::remove(at);  // keeps what is mapped
                    write_file(at, bytes);
                  },
                  [&](RecordKind kind, const std::string& name) {

@@ -1,4 +1,4 @@
-// A store takes no directory with files of others, and `gc` removes none of them.
+// A store never uses a directory that holds other files, and `gc` never removes such files.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Old enough for every collection.
+// Writes a file old enough for every collection.
 void write_old(const std::string& path, const std::string& text) {
   write_file(path, text);
   const timespec times[2] = {{1000, 0}, {1000, 0}};
@@ -45,12 +45,12 @@ class StoreDirectory : public testing::Test {
 
 TEST_F(StoreDirectory, IsNewOrEmptyOrRefused) {
   const std::set<std::string> folders = {"blocks", "states", "names", "leases"};
-  // Each makes something there; whether a store may be made around it.
+  // Each case creates something in the directory and says whether a store may be created there.
   const std::vector<std::pair<std::function<void()>, bool>> cases = {
       {[] {}, true},
       {[&] { fs::create_directory(path_ + "/lost+found"); }, true},
       {[&] { write_file(path_ + "/stet-store.tmp-0123456789abcdef", "half"); }, true},
-      {[&] { fs::create_directory(path_ + "/names"); }, true},  // of an init that was killed
+      {[&] { fs::create_directory(path_ + "/names"); }, true},  // left by a killed init
       {[&] { write_file(path_ + "/notes.txt", "mine"); }, false},
       {[&] { fs::create_directory(path_ + "/src"); }, false},
       {[&] {
@@ -123,7 +123,7 @@ TEST_F(StoreDirectory, OnlyTheStoresOwnTemporariesAreSwept) {
   for (const std::string& file : left) EXPECT_FALSE(fs::exists(path_ + "/" + file)) << file;
 }
 
-// Pipes and links under the names of records are nobody's records, and stop nothing.
+// Pipes and links under the names of records are not records, and do no harm.
 TEST_F(StoreDirectory, WhatIsNoFileIsNoRecord) {
   create_store(path_, 0);
   write_old(scratch_ / "target", "mine");

@@ -1,4 +1,4 @@
-// Calls are made past the C library's functions of these names; both names of open() are wanted.
+// Bypasses the C library's functions of these names. Both names of open() are needed.
 #undef _FILE_OFFSET_BITS
 #include "tests/store/dying_files.hpp"
 
@@ -18,9 +18,9 @@ namespace {
 
 using stet::test::death;
 
-time_t passed = 0;  // seconds that the dead have not waited
+time_t passed = 0;  // seconds of waiting skipped by a dead process
 
-// False where this call, or one before, was the last.
+// Returns false if this call or an earlier one was the last.
 bool lives() {
   if (death.dead) return false;
   death.dead = death.left >= 0 && death.left-- == 0;

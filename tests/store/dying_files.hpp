@@ -1,20 +1,20 @@
-// The calls of this program that change files or send to a socket, so that a test can let them end
-// at the nth: from then on nothing that the program does reaches the disk or the network, as if it
-// had been killed there, until it is revived. What is written to a file or socket at that call is
-// cut in half. Nothing is fsynced; whoever is dead waits for nothing.
+// Intercepts this program's calls that change files or send to a socket, so that a test can end
+// them at the nth. From then on nothing reaches the disk or the network, as if the program had been
+// killed, until it is revived. The data of the fatal write is cut in half. Nothing is fsynced, and
+// a dead program does not wait.
 #pragma once
 
 namespace stet::test {
 
-// Of one thread: nothing else of the program may use files meanwhile.
+// The state of one thread. No other thread may use files meanwhile.
 struct Death {
-  long left = -1;  // calls until it comes; -1: it does not
+  long left = -1;  // calls until death; -1: never
   bool dead = false;
 };
 extern Death death;
 
 inline void die_after(long calls) { death = {calls, false}; }
-// Whether it had died.
+// Resets the state. Returns true if the program had died.
 inline bool revive() {
   const bool dead = death.dead;
   death = {};

@@ -1,5 +1,5 @@
-// Fetch or compute, as it runs: whatever a store does with the blocks that it is asked for, and
-// whatever the policy decides, a session is the same bytes, and says where its blocks are from.
+// Fetch or compute at run time: whatever a store does with requested blocks and whatever the policy
+// decides, a session has the same bytes and reports where its blocks came from.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A directory that answers requests for blocks as a test has it.
+// A directory backend that answers requests for blocks as a test prescribes.
 class Scripted : public StoreBackend {
  public:
   explicit Scripted(const std::string& path) : inner_(open_store_backend(path)) {}
@@ -99,7 +99,7 @@ class StoreFetch : public testing::Test {
   StoreSnapshot put(Session& s) {
     return open_snapshot(*store_, put_session(*store_, s, {}).place);
   }
-  // So many of each that nothing else counts.
+  // Teaches the meter costs with enough samples to outweigh everything else.
   void costs(double token, double byte) {
     store_->meter().learn([&](FetchPolicy& p) {
       for (int i = 0; i < 200; ++i) {
@@ -129,7 +129,7 @@ TEST_F(StoreFetch, WhatIsFasterToComputeIsComputed) {
   const StoreRestore r = restore(from, s);
   EXPECT_EQ(r.text(), "0 blocks fetched, 4 computed (4 were faster to compute)");
   EXPECT_EQ(r.restored.recomputed, 300);
-  EXPECT_LE(backend_->requests, 1);  // to see whether it has become faster
+  EXPECT_LE(backend_->requests, 1);  // one request, to find out whether it has become faster
   backend_->before = [](auto, const auto&) {};
   reopen({.fetch = FetchChoice::always});
   EXPECT_EQ(restore(from, s).text(), "4 blocks fetched, 0 computed");
@@ -138,8 +138,8 @@ TEST_F(StoreFetch, WhatIsFasterToComputeIsComputed) {
   EXPECT_EQ(restore(from, s).text(), "4 blocks fetched, 0 computed");
 }
 
-// As slow as one another: the front is computed, the rest fetched, and where they are cut depends
-// on the time; nothing else does.
+// With equal speeds the front is computed and the rest fetched. The cut between them depends on
+// time; no bit does.
 TEST_F(StoreFetch, BothAtOnceGiveTheSameBytes) {
   Session s = session(1500);
   const StoreSnapshot from = put(s);
@@ -165,7 +165,7 @@ TEST_F(StoreFetch, WhatComesLateIsTakenWhereItIsStillOfUse) {
   const StoreSnapshot from = put(s);
   backend_->before = [&](std::span<const Sha256> names, const std::atomic<bool>& stop) {
     const bool first = std::ranges::count(names, from.record.blocks[0]) > 0;
-    while (first && !stop) std::this_thread::yield();  // that request alone hangs
+    while (first && !stop) std::this_thread::yield();  // only that request hangs
   };
   const StoreRestore r = restore(from, s);
   EXPECT_GE(r.computed, 1u);
@@ -270,7 +270,7 @@ TEST_F(StoreFetch, ASlowWireIsCompressedFor) {
   EXPECT_EQ(restore(put(t), t).fetched, 1u);
 }
 
-// One who has the writers' key may lie, but makes nobody take memory for it.
+// A malicious owner of the writers' key cannot make readers allocate more memory than a block has.
 TEST(StoreEncodedBlock, SaysNoMoreThanItHolds) {
   if (!have_zlib()) GTEST_SKIP() << "built without zlib";
   std::vector<std::byte> block(size_t{1} << 16);

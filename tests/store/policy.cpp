@@ -1,5 +1,5 @@
-// Fetch or compute: what is foreseen is what the formulas say, the cut is the best of all cuts, and
-// what is measured takes the place of what was assumed.
+// Fetch or compute: predictions follow the formulas, the cut is the best of all cuts, and
+// measurements replace assumptions.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace {
 
 static_assert(kPolicyBlock == kBlockPositions);
 
-// What plan() promises, tried out cut by cut.
+// Returns the cost of the best cut, found by trying each.
 double best_cut(const FetchPolicy& policy, int64_t first, int64_t blocks, uint64_t bytes) {
   double best = INFINITY;
   for (int64_t k = 0; k <= blocks; ++k) {
@@ -69,7 +69,7 @@ TEST(StorePolicy, IsNeverSlowerThanTheBetterOfBothAlone) {
   EXPECT_NEAR(plan.seconds, 5 * 0.064, 1e-6);
 }
 
-// As above, where computing half of it saves 0.32 s.
+// As above; computing half of it saves 0.32 s.
 TEST(StorePolicy, ComputesForAGainOnly) {
   for (const double least : {0.3, 0.35}) {
     const FetchPolicy p({.token_seconds = 0.001,
@@ -123,7 +123,7 @@ TEST(StorePolicy, WhatIsMeasuredReplacesWhatWasAssumed) {
   EXPECT_DOUBLE_EQ(p.costs().token_seconds, 0.5);
   EXPECT_EQ(p.costs().latency_seconds, 0.25);
   EXPECT_EQ(p.costs().byte_seconds, 0.5);
-  // Nothing is learned from nothing, nor from a clock that stands or is put back.
+  // Empty samples, and a clock that stands still or goes back, teach nothing.
   p.computed(0, 0, 1);
   p.computed(0, 64, 0);
   p.computed(0, 64, -1);
@@ -132,7 +132,7 @@ TEST(StorePolicy, WhatIsMeasuredReplacesWhatWasAssumed) {
   p.answered(-1);
   EXPECT_DOUBLE_EQ(p.costs().token_seconds, 0.5);
   EXPECT_EQ(p.costs().byte_seconds, 0.5);
-  p.assume(7, 128);  // too late for the time, never for the shape
+  p.assume(7, 128);  // the time is already measured, but the shape is accepted
   EXPECT_DOUBLE_EQ(p.costs().token_seconds, 0.5);
   EXPECT_EQ(p.costs().growth, 128);
 }
@@ -159,7 +159,7 @@ TEST(StorePolicy, CompressesForASlowWireOnly) {
   FetchPolicy w({.byte_seconds = 1e-9, .encode_seconds = 1e-8, .ratio = 0.8});
   w.written(1 << 20, 1);
   EXPECT_TRUE(w.worth_encoding());
-  p.encoded(1 << 20, 1 << 20, 0.01);  // nothing is gained by it
+  p.encoded(1 << 20, 1 << 20, 0.01);  // compression gains nothing
   EXPECT_FALSE(p.worth_encoding());
 }
 

@@ -1,6 +1,6 @@
-// A store on real servers of the Redis protocol: what is acknowledged is there after a primary was
-// killed; whatever else a server does, states come back bit for bit.
-// STET_SCHEDULES: operations of each of 8 processes (default 40).
+// A store on real servers of the Redis protocol. Everything acknowledged survives the death of a
+// primary, and states come back bit for bit whatever else a server does. STET_SCHEDULES sets the
+// operations of each of 8 processes (default 40).
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -72,7 +72,7 @@ class RedisStoreTest : public testing::Test {
   std::shared_ptr<const Model> model_;
 };
 
-// The values of the specification: https://redis.io/docs/reference/cluster-spec (0x31C3 of the
+// Values of the specification, https://redis.io/docs/reference/cluster-spec (0x31C3 for the
 // digits).
 TEST(RedisSlot, IsThatOfTheSpecification) {
   EXPECT_EQ(redis_slot("123456789"), 0x31C3u % 16384);
@@ -82,7 +82,7 @@ TEST(RedisSlot, IsThatOfTheSpecification) {
   EXPECT_EQ(redis_slot("foo{bar}{zap}"), redis_slot("bar"));
 }
 
-// Says what it is told to, whatever it is asked but for the slots of a cluster; then it closes.
+// Gives a fixed answer to every request except that for the slots of a cluster, then closes.
 class FakeServer {
  public:
   explicit FakeServer(std::string answer) : answer_(std::move(answer)) {
@@ -132,7 +132,7 @@ TEST(RedisValues, AreReceivedWhereTheyAreToLie) {
     gets.push_back({{"GET", "key"}});
     gets.back().place = [&to = found[i], i](size_t bytes, std::span<const std::byte> head) {
       EXPECT_EQ(head.size(), std::min(bytes, kRedisHead));
-      to.resize(i == 2 ? 0 : bytes);  // of no use to anybody
+      to.resize(i == 2 ? 0 : bytes);  // useless values
       return std::as_writable_bytes(std::span(to));
     };
   }
@@ -164,7 +164,7 @@ TEST(RedisValues, WhatNoServerSaysIsNoAnswer) {
   }
 }
 
-// A sealed block of so many bytes, and what came of its chunks.
+// A sealed block of `payload` bytes, and the record that its chunks arrive in.
 struct Arriving {
   explicit Arriving(size_t payload) : bytes(payload) {
     std::mt19937 random(static_cast<unsigned>(payload));
@@ -176,7 +176,7 @@ struct Arriving {
     const size_t at = n * kRedisChunk;
     return std::span(bytes).subspan(at, std::min(kRedisChunk, bytes.size() - at));
   }
-  // Whether there was a place for it.
+  // Returns true if the record had a place for the chunk.
   bool receive(size_t n, std::span<const std::byte> value) {
     const auto to = record.place(n, value.size(), value.first(std::min(value.size(), kRedisHead)));
     std::ranges::copy(value.first(to.size()), to.begin());
@@ -214,7 +214,7 @@ TEST(RedisRecord, IsTakenOnceItsLastChunkIsThere) {
   EXPECT_TRUE(one.is_whole());
 }
 
-// While a slot moves, answers may come in another order: those before the first are asked for
+// While a slot moves, answers may arrive out of order. Chunks before the first one are requested
 // again.
 TEST(RedisRecord, ChunksBeforeTheFirstAreMissing) {
   Arriving a(kThreeChunks);
@@ -257,7 +257,7 @@ TEST(RedisRecord, WithAChunkOfAnotherSizeIsRefused) {
 
 TEST(RedisRecord, ThatIsNoneIsRefused) {
   Arriving claims(kThreeChunks), other(100);
-  std::fill_n(claims.bytes.begin() + 80, 8, std::byte{255});  // bytes of the payload
+  std::fill_n(claims.bytes.begin() + 80, 8, std::byte{255});  // the claimed payload size
   EXPECT_FALSE(claims.receive(0));
   EXPECT_TRUE(claims.is_refused());
   EXPECT_FALSE(other.receive(0, std::vector<std::byte>(7)));
@@ -342,8 +342,8 @@ TEST_F(RedisStoreTest, DamageIsComputedAndTold) {
   EXPECT_EQ(restore(place, s).computed, 0u);
 }
 
-// What two machines write at once may stand there in turns: the fronts are each one's own, and go
-// with the other's chunks.
+// The chunks of two machines that write at once may alternate. Each front is valid with the other's
+// chunks.
 TEST_F(RedisStoreTest, ChunksOfTwoWritersMakeARecord) {
   std::mt19937 random(1);
   std::vector<std::byte> payload((size_t{3} << 20) + 5);
@@ -387,7 +387,7 @@ TEST_F(RedisStoreTest, AServerThatIsGoneOrHangsIsDoneWithout) {
   EXPECT_EQ(restore(from, s).fetched, 4u);
   server_->kill();
   EXPECT_EQ(restore(from, s).computed, 4u);
-  server_->start();  // empty
+  server_->start();  // an empty server
   EXPECT_EQ(restore(from, s).computed, 4u);
 }
 
@@ -411,7 +411,7 @@ TEST_F(RedisStoreTest, AFullServerKeepsStatesAndDropsBlocks) {
 
 // ---------------------------------------------------------------- a cluster
 
-// What one process does; a line for each thing that was acknowledged to it.
+// Runs one process. Logs a line for everything that was acknowledged to it.
 void operate(const std::string& url, unsigned seed, int operations, const std::string& log) {
   const auto store = open_redis(url);
   std::mt19937 random(seed);
@@ -459,7 +459,7 @@ TEST(RedisCluster, WhatWasAcknowledgedOutlivesAPrimary) {
     operate(url, p, operations, scratch / std::to_string(p));
     ::_exit(0);
   }
-  // Once all have begun: a primary that is not the one the processes were told of dies.
+  // When all have begun, a primary dies other than the one that the processes were given.
   EXPECT_TRUE(eventually([&] {
     return std::ranges::all_of(std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7}, [&](int p) {
       std::error_code ignored;
@@ -521,7 +521,8 @@ TEST(RedisCluster, SlotsThatMoveAreFollowed) {
   const std::string from_id = from.ask({"CLUSTER", "MYID"}), to_id = to->ask({"CLUSTER", "MYID"});
   EXPECT_EQ(to->ask({"CLUSTER", "SETSLOT", slot, "IMPORTING", from_id}), "OK");
   EXPECT_EQ(from.ask({"CLUSTER", "SETSLOT", slot, "MIGRATING", to_id}), "OK");
-  // In the middle: the first key has moved, and is asked for there; others have not.
+  // In the middle of the move: the first key has moved and is requested from its new server; others
+  // have not.
   EXPECT_EQ(from.ask({"MIGRATE", "127.0.0.1", std::to_string(to->port()), key, "0", "5000"}), "OK");
   EXPECT_EQ(store->state(id).note, "before");
   const std::string used = key.substr(0, key.size() - 1) + "used";

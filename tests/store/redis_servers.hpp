@@ -1,4 +1,4 @@
-// Real servers of the Redis protocol on loopback, alone or as a cluster, for tests.
+// Real servers of the Redis protocol on loopback, single or as a cluster, for tests.
 #pragma once
 
 #include <arpa/inet.h>
@@ -31,13 +31,13 @@ inline bool have_redis_server() {
              "redis-server --version >/dev/null 2>&1 && redis-cli --version >/dev/null 2>&1") == 0;
 }
 
-// Reserves a port for this process among all tests of this machine, for as long as it lives: by a
-// name of a local socket, which goes with the process. False where another one has it.
+// Reserves a port among all tests of this machine, with the name of a local socket that disappears
+// with the process. Returns false if another process holds it.
 inline bool reserve_port(int port) {
   static std::vector<int> held;
   const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_un name = {};
-  name.sun_family = AF_UNIX;  // sun_path begins with NUL: no file
+  name.sun_family = AF_UNIX;  // sun_path begins with NUL, so there is no file
   const int length =
       std::snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "stet-test-%d", port);
   if (::bind(fd, reinterpret_cast<sockaddr*>(&name),
@@ -49,8 +49,8 @@ inline bool reserve_port(int port) {
   return true;
 }
 
-// Returns a port that is this process's alone, and of which port + 10000 (a cluster's bus) is one,
-// too. Both are below those that Linux gives to clients.
+// Returns a port reserved for this process; port + 10000, for the cluster bus, is reserved, too.
+// Both are below Linux's ephemeral ports.
 inline int free_port() {
   constexpr int kFirst = 20000, kCount = 2700;
   for (int i = 0;; ++i) {
@@ -69,7 +69,7 @@ inline int free_port() {
   }
 }
 
-// Until it holds, for a minute at the most: what a server does takes as long as it takes.
+// Waits until `holds` returns true, for at most a minute, because servers take varying time.
 inline bool eventually(const std::function<bool()>& holds) {
   for (int i = 0; i < 1200; ++i) {
     if (holds()) return true;
@@ -115,7 +115,7 @@ class RedisServer {
   std::string url() const { return "redis://127.0.0.1:" + std::to_string(port_) + "/test"; }
   StoreUrl parsed() const { return parse_store_url(url()); }
 
-  // The answer as text; "" where there is none.
+  // Returns the answer as text, or "" if there is none.
   std::string ask(const std::vector<std::string>& words) const {
     redisContext* c = ::redisConnectWithTimeout("127.0.0.1", port_, {2, 0});
     std::string text;
@@ -146,7 +146,7 @@ class RedisServer {
   pid_t pid_ = 0;
 };
 
-// Three primaries with a replica each.
+// A cluster of three primaries with one replica each.
 class RedisCluster {
  public:
   explicit RedisCluster(const std::vector<std::string>& more = {}) {
@@ -169,7 +169,7 @@ class RedisCluster {
     create += " --cluster-replicas 1 --cluster-yes >/dev/null 2>&1";
     created = std::system(create.c_str()) == 0 && eventually([&] { return ready(); });
   }
-  // All servers that answer say that all slots are served, by three primaries.
+  // Returns true if all servers that answer report that three primaries serve all slots.
   bool serves() const {
     int primaries = 0;
     for (const auto& s : servers) {
@@ -180,7 +180,7 @@ class RedisCluster {
     }
     return primaries == 3;
   }
-  // And every primary has its replica, which has all that the primary had.
+  // Returns true if also every primary has a replica that is up to date.
   bool ready() const {
     int replicas = 0;
     for (const auto& s : servers) {

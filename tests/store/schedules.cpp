@@ -1,9 +1,8 @@
-// Random schedules of put, read, name, delete, lease, gc and crash against a model of what must be
-// there: nothing that a name or a lease leads to is lost, nothing goes before its grace time, and
-// what nothing leads to is gone after it. A crash comes between any two calls on files or in the
-// middle of one (dying_files.hpp); a second process does something between any two calls of a
-// first one on the backend.
-// STET_SCHEDULES: how many (default 150 in a directory, a tenth of it on a server).
+// Random schedules of put, read, name, delete, lease, gc and crash, compared with a model of the
+// store's content. Nothing reachable from a name or a lease is lost, nothing is deleted before its
+// grace time, and unreachable records are deleted after it. A crash comes between any two calls on
+// files or within one (dying_files.hpp). A second process acts between any two backend calls of the
+// first. STET_SCHEDULES sets their number (default 150 in a directory, a tenth of it on a server).
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -38,7 +37,7 @@ std::string block_bytes(int n) {
   return std::string(100 + static_cast<size_t>(n), static_cast<char>('a' + n % 26));
 }
 
-// Lets somebody else do something before each call.
+// Calls `before` before each call of the inner backend.
 class Interrupted : public StoreBackend {
  public:
   Interrupted(std::shared_ptr<StoreBackend> inner, std::function<void()> before)
@@ -99,7 +98,8 @@ class Interrupted : public StoreBackend {
   std::function<void()> before_;
 };
 
-// What the test itself looks at is no part of what a process does before it dies.
+// Keeps the test alive while it looks at the store. Its own calls are not part of the dying
+// process.
 class Alive {
  public:
   Alive() { death = {}; }
@@ -112,8 +112,8 @@ class Alive {
 
 class StoreWorld {
  public:
-  // `pass`: makes a server's own time go on by so many seconds; `slack`: within how many of them
-  // its times are exact; `calls`: the most after which a process is killed.
+  // `pass` advances a server's clock by seconds. `slack` is the precision of its times in seconds.
+  // `calls` is the largest number of calls after which a process is killed.
   StoreWorld(unsigned seed, std::string url, std::function<void(int)> pass, int64_t slack,
              int calls)
       : random_(seed), url_(std::move(url)), pass_(std::move(pass)), slack_(slack), calls_(calls) {
@@ -127,7 +127,7 @@ class StoreWorld {
     if (crash) die_after(pick(calls_));
     act(*store_, pick(12));
     if (death.dead) {
-      for (auto& [n, l] : leases_) l.held = nullptr;  // and not released
+      for (auto& [n, l] : leases_) l.held = nullptr;  // without releasing them
       store_ = nullptr;
     }
     if (revive()) {
@@ -137,9 +137,9 @@ class StoreWorld {
     if (pick(3) == 0) read();
   }
 
-  // After the grace time without anything happening, what is left is what names lead to.
+  // After the grace time without activity, only records reachable from names are left.
   void finish() {
-    busy_ = true;  // nobody does anything more
+    busy_ = true;  // stops the second process
     leases_.clear();
     pass(2 * kGrace + kLongestLease);
     learn();
@@ -160,14 +160,14 @@ class StoreWorld {
  private:
   struct ModelState {
     Sha256 parent;
-    bool cut = false;  // the parent was not there when something was to lead to this
+    bool cut = false;  // the parent was missing when this was linked to it
     std::vector<int> blocks;
-    std::set<int> kept;  // those that were there then
+    std::set<int> kept;  // the blocks that existed then
   };
   struct ModelLease {
     std::vector<Sha256> states;
     int64_t until;
-    bool sure = false;  // else it may be there
+    bool sure = false;  // otherwise it may exist
     std::shared_ptr<Store::Lease> held = nullptr;
   };
   using History = std::vector<Sha256>;
@@ -180,7 +180,7 @@ class StoreWorld {
     return *at;
   }
 
-  // Another process on the same store.
+  // Opens the same store as another process.
   std::unique_ptr<Store> open(bool interrupted) {
     const StoreClock clock = [this] { return clock_; };
     std::shared_ptr<StoreBackend> backend = open_store_backend(url_, clock, {5, 5});
@@ -189,7 +189,7 @@ class StoreWorld {
     return std::make_unique<Store>(std::move(backend), StoreKey{}, StoreOptions{clock, 1});
   }
 
-  // What a second process does in the middle of the first one's work; it does not die.
+  // Lets the second process act during the first one's work. It does not die.
   void interrupt() {
     if (busy_ || death.dead || pick(12) > 0) return;
     busy_ = true;
@@ -229,7 +229,8 @@ class StoreWorld {
     pass_(seconds);
   }
 
-  // What a process does while another one acts and may be killed: errors are what it then says.
+  // Runs work of a process that another disturbs and that may be killed. Returns false on an error,
+  // which is allowed.
   template <class Work>
   bool done(Work work) {
     try {
@@ -246,9 +247,10 @@ class StoreWorld {
     for (const int b : states_.at(state).blocks) used_[hash_of_number("block", b)] = clock_;
   }
 
-  // ---- what is reachable
+  // ---- reachability
 
-  // The least: but for what was gone when it would have become so. The most: whatever is linked.
+  // Returns the states that must be reachable or, if not `least`, all that may be. The former
+  // exclude those that were gone when they would have become reachable.
   std::set<Sha256> reachable(bool least) const {
     std::set<Sha256> found;
     const auto follow = [&](Sha256 at) {
@@ -268,7 +270,7 @@ class StoreWorld {
     return found;
   }
 
-  // What leads from there is kept from now on, as far as it is there.
+  // Marks everything reachable from there as kept, as far as it exists.
   void keep(Sha256 at, const std::set<Sha256>& before) {
     for (; at != Sha256() && !before.contains(at); at = states_.at(at).parent) {
       ModelState& s = states_.at(at);
@@ -285,7 +287,7 @@ class StoreWorld {
     }
   }
 
-  // ---- what is done
+  // ---- operations
 
   bool put_blocks(Store& store, const std::vector<int>& blocks) {
     std::vector<std::string> bytes;
@@ -308,7 +310,7 @@ class StoreWorld {
     if (put_blocks(store, state.blocks) && done([&] { store.put_state(id, record); })) used(id);
   }
 
-  // A state goes on from one that is there, and shares its blocks; or begins anew.
+  // Puts a state that continues an existing one and shares its blocks, or begins a new one.
   void put(Store& store) {
     ModelState state;
     const std::optional<Sha256> parent = one_that_is_there();
@@ -322,7 +324,7 @@ class StoreWorld {
     put_state(store, id);
   }
 
-  // Somebody computes again what may have been collected.
+  // Puts a state again that may have been collected.
   void put_again(Store& store) {
     if (!states_.empty()) put_state(store, any_of(states_).first);
   }
@@ -344,7 +346,7 @@ class StoreWorld {
     const std::string name = "n" + std::to_string(pick(4));
     const History before = names_[name];
     const std::optional<Sha256> last = before.empty() ? std::nullopt : std::optional(before.back());
-    // Somebody who is wrong about what is there changes nothing.
+    // A process with an outdated value changes nothing.
     if (pick(4) == 0) {
       const Alive alive;
       EXPECT_THROW(other_->set_name(name, hash_of_number("nobody", 1), *state), Error);
@@ -352,7 +354,7 @@ class StoreWorld {
     try {
       store.set_name(name, last, *state);
     } catch (const Error&) {
-      // Killed, or somebody was faster, or took the state away.
+      // It was killed, or another process changed the name or deleted the state first.
       EXPECT_TRUE(death.dead || names_[name] != before || !is_there(*state));
     }
     learn_name(name, *state);
@@ -370,8 +372,8 @@ class StoreWorld {
     learn_name(name, std::nullopt);
   }
 
-  // What stands there now is what stood there before, or that and the new state, or (nothing) no
-  // name any more.
+  // Updates the model of a name. It has its previous value, or that or the new state, or (nothing)
+  // is deleted.
   void learn_name(const std::string& name, const std::optional<Sha256>& added) {
     const Alive alive;
     History found;
@@ -411,7 +413,7 @@ class StoreWorld {
       }
       leases_[at].held = std::move(held);
     } catch (const Error&) {
-      // Killed, or somebody took the state away.
+      // It was killed, or another process deleted the state.
       EXPECT_TRUE(death.dead || !is_there(*state));
     }
   }
@@ -434,7 +436,7 @@ class StoreWorld {
 
   void collect(Store& store) {
     const int64_t before = clock_ - kGrace;
-    std::set<Sha256> idle, there;  // what has to go, where nobody acts meanwhile; what is left
+    std::set<Sha256> idle, there;  // idle: must be deleted if nobody else acts
     list_all([&](const ShelfEntry& e) {
       if (e.used < before - slack_) idle.insert(e.name);
     });
@@ -458,7 +460,7 @@ class StoreWorld {
     }
   }
 
-  // A new process sees what the killed one has left.
+  // Lets a new process see what the killed one left.
   void learn() {
     for (auto& [name, history] : names_) {
       History found;
@@ -491,13 +493,13 @@ class StoreWorld {
   const std::function<void(int)> pass_;
   const int64_t slack_;
   const int calls_;
-  // A process that dies before it has marked a file leaves it at the file system's time.
+  // A process that dies before it has set a file's time leaves the file system's time.
   int64_t clock_ = std::time(nullptr), acts_ = 0;
   bool busy_ = false;
   std::unique_ptr<Store> store_, other_;
   int next_ = 0;
   std::map<Sha256, ModelState> states_;
-  std::map<Sha256, int64_t> used_;  // states and blocks, when they surely were used last
+  std::map<Sha256, int64_t> used_;  // when states and blocks were certainly last used
   std::map<std::string, History> names_;
   std::map<int, ModelLease> leases_;
   int next_lease_ = 0;
@@ -520,7 +522,7 @@ TEST(StoreSchedules, NothingReachableIsLostAndNothingElseStays) {
 }
 
 #ifdef STET_HAVE_HIREDIS
-// The server's own clock counts the time that blocks and leases have left.
+// The server's own clock counts down the lifetimes of blocks and leases.
 TEST(StoreSchedules, NorOnAServer) {
   if (!have_redis_server()) GTEST_SKIP() << "no redis-server and redis-cli here";
   const RedisServer server({"--appendonly", "no"});

@@ -1,5 +1,5 @@
-// Records, names and states of a store in a directory: what is put comes back bit for bit, and what
-// is damaged, swapped, forged or gone is computed instead, and told.
+// Records, names and states of a store in a directory. Everything comes back bit for bit. Damaged,
+// swapped, forged or missing records are computed instead, and reported.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -79,7 +79,8 @@ void expect_refused(const StoreKey& key, RecordKind kind, const Sha256& name,
   EXPECT_TRUE(error.starts_with(why)) << error;
 }
 
-// Opens as it was made; with another bit, fewer bytes, or asked for as something else it does not.
+// A record opens as it was made. With a flipped bit, fewer bytes or another kind or name it does
+// not.
 void expect_guarded(const StoreKey& key, const Record& record, std::vector<std::byte> bytes) {
   const Record found = open_record(key, record.kind, record.name, bytes, "r");
   EXPECT_EQ(text_of(found.payload), text_of(record.payload));
@@ -114,7 +115,7 @@ TEST(StoreRecord, EveryFlippedBitIsRefused) {
   }
 }
 
-// A record's fields, to be changed by one who has the key.
+// Offsets of fields that an owner of the key might change.
 constexpr size_t kVersionAt = 8, kNonceAt = 48, kTagAt = 64, kSealAt = 96;
 
 TEST(StoreRecord, OfAnUnknownVersionIsNotRead) {
@@ -150,8 +151,8 @@ TEST(StoreRecord, IsThatOfTheTableInItsHeader) {
   tagged.bytes(nonce);
   ByteWriter w;
   w.text("\x93STK\r\n\x1a\n");
-  w.u32(2);  // version
-  w.u32(2);  // a state
+  w.u32(2);  // the version
+  w.u32(2);  // the kind: a state
   w.bytes(kName.bytes);
   w.bytes(nonce);
   w.bytes(poly1305_of(hmac_sha256(key.writers, tagged.data()).bytes, record.payload));
@@ -174,13 +175,13 @@ TEST(StoreRecord, IsNeverTheSameTwice) {
       EXPECT_FALSE(std::ranges::equal(std::span(a).subspan(at, 16), std::span(b).subspan(at, 16)));
     for (const auto& bytes : {a, b})
       EXPECT_EQ(text_of(open_record(key, kind, kName, bytes, "r").payload), payload);
-    // What follows the fronts goes with either.
+    // The payloads after the fronts are interchangeable.
     EXPECT_TRUE(
         std::ranges::equal(std::span(a).subspan(kSealAt + 32), std::span(b).subspan(kSealAt + 32)));
   }
 }
 
-// Even under an HMAC that is right: a nonce and a tag belong to one payload, name and kind.
+// Even with a correct HMAC, a nonce and a tag belong to one payload, name and kind.
 TEST(StoreRecord, TheTagOfAnotherIsRefused) {
   const StoreKey key = StoreKey::random();
   const std::string payload = "sixty-four positions", other = "sixty-four POSITIONS";
@@ -200,13 +201,13 @@ TEST(StoreRecord, TheTagOfAnotherIsRefused) {
   swapped(state_of(kName, payload), kTagAt, 16);
   swapped(state_of(Sha256(), payload), kNonceAt, 32);
   swapped(sealed(key, {RecordKind::name, kName, 0, as_bytes(payload)}), kNonceAt, 32);
-  // The whole front of one before the payload of the other.
+  // The whole front of one record before the payload of another.
   std::vector<std::byte> bytes = state_of(kName, other);
   copy_bytes(bytes, state_of(kName, payload), 0, kRecordFront);
   expect_refused(key, RecordKind::state, kName, bytes, "format: r: content: ");
 }
 
-// What is stored is fetched, however fast this machine computes it.
+// Fetches stored blocks however fast this machine computes.
 const StoreOptions kAlways = [] {
   StoreOptions o;
   o.fetch = FetchChoice::always;
@@ -229,7 +230,7 @@ class StoreTest : public testing::Test {
     return s;
   }
   static std::vector<int32_t> ids(int64_t size) { return stepped_ids(size, 37, 500, 0, 3); }
-  // Puts it, takes it back, and compares every byte, before and after it goes on.
+  // Puts and restores a session. Compares every byte, before and after appending more.
   StoreRestore round_trip(Session& s, const std::function<void(const Sha256&)>& between = nullptr,
                           bool map = true) {
     const Sha256 place = put_session(*store_, s, {}).place;
@@ -367,10 +368,10 @@ TEST_F(StoreSessions, WhateverHappensToBlocksTheyAreComputedAndItIsTold) {
         for (const std::string& file : files) fs::remove(file);
         const auto stranger = open(StoreKey::random());
         Session again = session(300);
-        EXPECT_THROW(put_session(*stranger, again, {}), Error);  // the state is not the stranger's
+        EXPECT_THROW(put_session(*stranger, again, {}), Error);  // another user's state
       },
       4, "HMAC: expected one of the writers' key, found another");
-  // One who has the key, and puts other bytes under the names: found by the state's own digests.
+  // An owner of the key stores other bytes under these names. The state's own digests reveal it.
   damage(
       [&](auto files) {
         const auto ids = s.block_identities();
@@ -391,7 +392,7 @@ TEST_F(StoreSessions, WhatIsDamagedIsWrittenAgainWhenItIsPutAgain) {
   const Sha256 place = put_session(*store_, s, {}).place;
   const std::string state = path_ + "/states/" + sha256_text(place).substr(7);
   fs::resize_file(block_files()[1], 5000);
-  EXPECT_EQ(round_trip(s).computed, 1u);  // refused here: the next put mends it
+  EXPECT_EQ(round_trip(s).computed, 1u);  // refused here; the next put repairs it
   EXPECT_EQ(put_session(*store_, s, {}).written, 1u);
   EXPECT_EQ(round_trip(s).computed, 0u);
   fs::resize_file(state, 100);
@@ -400,7 +401,7 @@ TEST_F(StoreSessions, WhatIsDamagedIsWrittenAgainWhenItIsPutAgain) {
   EXPECT_EQ(store_->state(place).blocks.size(), 3u);
 }
 
-// What one directory has, another on the same file system need not write again.
+// A copy in another directory of the same file system shares the bytes.
 TEST_F(StoreSessions, ACopyInAnotherDirectorySharesTheBytes) {
   Session s = session(300);
   const Sha256 place = put_session(*store_, s, {}).place;
@@ -410,7 +411,7 @@ TEST_F(StoreSessions, ACopyInAnotherDirectorySharesTheBytes) {
   for (const std::string& file : block_files()) {
     struct stat info = {};
     ASSERT_EQ(::stat(file.c_str(), &info), 0);
-    EXPECT_LE(info.st_nlink, 2u);  // 1: the file system shares bytes by itself, or cannot
+    EXPECT_LE(info.st_nlink, 2u);  // 1: the file system shares bytes itself, or cannot
     const std::string copy = scratch_ / "other/blocks/" + fs::path(file).filename().string();
     EXPECT_EQ(read_text(file), read_text(copy));
     fs::remove(file);
@@ -425,7 +426,7 @@ TEST_F(StoreSessions, ACopyInAnotherDirectorySharesTheBytes) {
   EXPECT_EQ(block_files().size(), 4u);
 }
 
-// Even under an HMAC that is right.
+// Even under a correct HMAC.
 TEST_F(StoreSessions, RecordsOfAnotherVersionAreAsGoodAsNone) {
   Session s = session(300);
   const Sha256 place = put_session(*store_, s, {}).place;
@@ -485,7 +486,7 @@ TEST_F(StoreSessions, ABudgetIsNeverExceeded) {
   EXPECT_EQ(r.computed, 1u);
   Session other = session(1);
   other.append(std::vector<int32_t>(128, 9));
-  EXPECT_EQ(round_trip(other).computed, 0u);  // the ones used longest ago went for them
+  EXPECT_EQ(round_trip(other).computed, 0u);  // the least recently used ones were evicted
   EXPECT_EQ(total(), 3 * block);
 }
 
@@ -523,7 +524,7 @@ TEST_F(StoreTest, ATenantFindsNothingOfAnother) {
   EXPECT_EQ(of_bob.written, 3u);
   EXPECT_NE(of_bob.place, of_alice.place);
   EXPECT_FALSE(store_->has_state(of_alice.digests.id));
-  // Whoever collects needs no salt.
+  // A collection needs no salt.
   store_->set_name("kept", std::nullopt, of_alice.place);
   GcOptions now;
   now.grace = -10;
@@ -557,7 +558,7 @@ TEST(BlockMemory, HandsOutAgainWhatNobodyNeeds) {
     const auto first = blocks.take(kBlock), second = blocks.take(kBlock - 4095);
     EXPECT_NE(first->data(), second->data());
     EXPECT_TRUE(others.contains(first->data()) && others.contains(second->data()));
-    last = blocks.take(kBlock);  // of the three, two were kept
+    last = blocks.take(kBlock);  // two of the three were kept
     last->data()[kBlock - 1] = std::byte{1};
   }
   EXPECT_EQ(last->data()[kBlock - 1], std::byte{1});

@@ -1,5 +1,6 @@
-# Included by ctest with what stet_test_program says of a program: adds a test for each case. The program's list of them is kept
-# beside it until the program changes.
+# Adds a ctest test for each case of a test program. ctest includes this file with the variables
+# that stet_test_program sets. The list of cases is cached beside the program until the program
+# changes.
 cmake_policy(VERSION 3.22)
 get_filename_component(name ${program} NAME)
 if(NOT EXISTS ${program})
@@ -18,12 +19,12 @@ file(STRINGS ${list} lines)
 set(known)
 set(suite)
 foreach(line ${lines})
-  string(REGEX REPLACE " *#.*" "" line "${line}") # the value of a parameter
+  string(REGEX REPLACE " *#.*" "" line "${line}") # drops the value of a parameter
   if(line MATCHES "^([A-Za-z0-9_]+/)?([A-Za-z0-9_]+)\\.$")
     set(suite ${CMAKE_MATCH_2})
     continue()
   elseif(NOT suite OR NOT line MATCHES "^  ([A-Za-z0-9_]+)(/.*)?$")
-    continue() # what was said before the list
+    continue() # output before the list
   endif()
   set(case ${suite}.${CMAKE_MATCH_1})
   if(together AND suite MATCHES "^(${together})$")
@@ -44,7 +45,7 @@ foreach(line ${lines})
   foreach(label slow thorough)
     if(${label} AND case MATCHES "^(${${label}})")
       list(APPEND labels ${label})
-      set_tests_properties(${test} PROPERTIES COST 1000) # begun first, so that nothing long is left for the end
+      set_tests_properties(${test} PROPERTIES COST 1000) # slow cases start first, so that none is left for the end
     endif()
   endforeach()
   set_tests_properties(${test} PROPERTIES LABELS "${labels}" ${properties})

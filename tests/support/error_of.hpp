@@ -1,4 +1,4 @@
-// The Error that a call throws, as text to compare. Any other exception passes through.
+// Turns the Error that a call throws into text to compare. Other exceptions pass through.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@ namespace stet::test {
 
 inline constexpr const char* kNoError = "no error";
 
-// "kind: text".
+// Returns "kind: text" of the Error that `call` throws, or "no error".
 template <class Call>
 std::string error_of(const Call& call) {
   static constexpr const char* kKinds[] = {"io",       "format",   "unsupported",
@@ -22,14 +22,14 @@ std::string error_of(const Call& call) {
   return kNoError;
 }
 
-// The text alone.
+// Returns the text without its kind.
 template <class Call>
 std::string message_of(const Call& call) {
   const std::string error = error_of(call);
   return error == kNoError ? error : error.substr(error.find(": ") + 2);
 }
 
-// The text of an Error of this kind; of another, its kind too.
+// Returns the text of an Error of this kind; an Error of another kind keeps its "kind: " in front.
 template <class Call>
 std::string error_of(const Call& call, stet::ErrorKind kind) {
   stet::ErrorKind found = kind;

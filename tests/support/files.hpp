@@ -1,4 +1,4 @@
-// Files of tests: a directory that goes away with its owner, and whole files as text.
+// Temporary directories that are removed with their owner, and whole files as text.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace stet::test {
 
-// An empty directory of its own below the build, removed with all that is in it.
+// An empty directory below the build directory. The destructor removes it with its contents.
 class TemporaryDirectory {
  public:
   TemporaryDirectory();
@@ -19,7 +19,7 @@ class TemporaryDirectory {
 
   const std::string& path() const { return path_; }
   std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-  // Returns the names of what is in it, sorted.
+  // Returns the sorted names of the directory's entries.
   std::vector<std::string> names() const;
 
  private:
@@ -29,7 +29,7 @@ class TemporaryDirectory {
 // Returns the bytes of a file of any length. Throws Error.
 std::string read_text(const std::string& path);
 
-// Writes a file, or replaces it, at once. Throws Error.
+// Creates or replaces a file in one step. Throws Error.
 void write_file(const std::string& path, std::string_view content);
 
 inline std::span<const std::byte> as_bytes(std::string_view text) {

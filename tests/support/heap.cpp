@@ -20,7 +20,7 @@ void* allocate(size_t size) {
 
 namespace heap = stet::test::heap;
 
-// Not inlined: g++ 12 takes free() next to an inlined new for a mismatch.
+// Not inlined: otherwise g++ 12 warns that free() does not match new.
 [[gnu::noinline]] void* operator new(size_t size) { return heap::allocate(size); }
 [[gnu::noinline]] void* operator new[](size_t size) { return heap::allocate(size); }
 [[gnu::noinline]] void* operator new(size_t size, const std::nothrow_t&) noexcept {

@@ -1,5 +1,5 @@
-// What a test program takes from the heap, counted and made to fail. A program that includes this
-// links heap.cpp, which defines operator new.
+// Counts a test program's heap allocations and makes chosen ones fail. A program that includes this
+// header links heap.cpp, which replaces operator new.
 #pragma once
 
 #include <atomic>
@@ -8,14 +8,14 @@
 namespace stet::test::heap {
 
 inline std::atomic<int64_t> allocations{0};
-// The one after so many fails; negative: none does.
+// Number of allocations that still succeed before one fails. Negative: none fails.
 inline std::atomic<int64_t> allocations_left{-1};
-inline thread_local uint64_t bytes = 0;  // ever taken by this thread
+inline thread_local uint64_t bytes = 0;  // total bytes that this thread has allocated
 
 }  // namespace stet::test::heap
 
-// Clang's sanitizers define these operators themselves, and suffer no others: there nothing is
-// counted.
+// Clang's sanitizers define these operators themselves and allow no other definition. Nothing is
+// counted there.
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
 #define STET_OPERATOR_NEW_IS_TAKEN 1

@@ -1,5 +1,5 @@
-// What the tests of kernels share: memory with a fence behind it, fill patterns, comparison of
-// bits, and the numeric contract restated in plain C++.
+// Helpers of the kernel tests: guarded memory, fill patterns, comparison of bits, and the numeric
+// contract restated in plain C++.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -25,29 +25,29 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr double kUnit = 0x1p-24;  // unit roundoff of float32
 
-// gamma_n = n u / (1 - n u): the relative error of n roundings (Higham, Accuracy and Stability,
-// section 3.1).
+// Returns gamma_n = n u / (1 - n u), the bound on the relative error of n roundings (Higham,
+// Accuracy and Stability of Numerical Algorithms, section 3.1).
 inline double gamma(double n) { return n * kUnit / (1 - n * kUnit); }
 
 inline uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
 inline float float_of(uint32_t bits) { return std::bit_cast<float>(bits); }
 
-// Names of all tables this CPU can run.
+// Returns the names of all kernel tables that this CPU can run.
 inline std::vector<std::string> isa_names() {
   std::vector<std::string> names;
   for (const char* const* name = kernel_names(); *name != nullptr; ++name) names.push_back(*name);
   return names;
 }
 
-// A test for each table that this CPU can run; a file instantiates it with isa_names().
+// A fixture that runs each test on one kernel table; a file instantiates it with isa_names().
 class EachIsa : public testing::TestWithParam<std::string> {
  protected:
   const Kernels& k = *find_kernels(GetParam().c_str());
 };
 
-// n elements that end where an inaccessible page begins: to read or write one too many is a fault.
-// The elements before them hold a pattern that untouched() checks. A new one holds NaN in every
-// float.
+// A buffer of n elements that ends where an inaccessible page begins, so reading or writing past
+// the end faults. The bytes before it hold a pattern that untouched() checks. A new buffer is
+// filled with 0xFF, which is NaN in every float.
 template <class T>
 class Fenced {
  public:
@@ -87,7 +87,7 @@ class Fenced {
   std::byte* base_ = nullptr;
 };
 
-// A fixed stream of numbers (SplitMix64).
+// A reproducible stream of pseudo-random numbers (SplitMix64).
 class Stream {
  public:
   explicit Stream(uint64_t seed) : state_(seed) {}
@@ -98,14 +98,15 @@ class Stream {
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
     return z ^ (z >> 31);
   }
-  // In [-1, 1), all mantissa bits in use.
+  // Returns a number in [-1, 1) that uses all bits of the mantissa.
   float real() { return static_cast<float>(static_cast<int64_t>(next()) >> 32) * 0x1p-31f; }
-  // Over 2^-12 .. 2^12 and of either sign.
+  // Returns a number of either sign with a magnitude between 2^-12 and 2^12.
   float wide() {
     const int exponent = static_cast<int>(next() % 25) - 12;
     return std::ldexp(1.0f + std::fabs(real()), exponent) * (next() & 1 ? 1.0f : -1.0f);
   }
-  // One in four is a zero, a denormal, an infinity, a NaN, or at the edge of the range.
+  // Returns a zero, a denormal, an infinity, a NaN or a value at the edge of the range one time in
+  // four, otherwise wide().
   float special() {
     static const float kEdges[] = {
         0.0f,      -0.0f, 0x1p-149f, -0x1p-149f, 0x1.fffffcp-127f, -0x1.23456p-130f,
@@ -128,10 +129,10 @@ inline std::vector<float> numbers(size_t n, uint64_t seed, Fill fill = Fill::rea
   return out;
 }
 
-// NaN is NaN: its sign and payload are not part of the contract.
+// Compares bits. All NaNs are equal: the contract does not define their sign and payload.
 inline bool same_bits(float a, float b) { return bits_of(a) == bits_of(b) || (a != a && b != b); }
 
-// Distance in representable numbers, both zeros being one of them.
+// Returns the distance in representable numbers. Both zeros count as one number.
 inline int64_t ulps_apart(float a, float b) {
   const auto ordered = [](float x) {
     const int64_t magnitude = bits_of(x) & 0x7FFFFFFF;
@@ -153,8 +154,7 @@ inline testing::AssertionResult equal_bits(std::span<const float> got,
   return testing::AssertionSuccess();
 }
 
-// ---------------------------------------------------------------- 16-bit numbers, from their
-// fields
+// ---------------------------------------------------------------- 16-bit floats
 
 inline double exact_bf16(uint16_t bits) {
   const int exponent = bits >> 7 & 0xFF, fraction = bits & 0x7F;
@@ -173,7 +173,8 @@ inline double exact_f16(uint16_t bits) {
 
 // ---------------------------------------------------------------- the contract, restated
 
-// One output of a linear layer: w[k] and x[k], k even, in the order 1, 0, 3, 2, ...
+// Computes one output of a linear layer. w[k] and x[k], k even, are taken in the order 1, 0, 3, 2,
+// ...
 inline float plain_dot(const float* w, const float* x, size_t k) {
   float acc = 0;
   for (size_t i = 0; i < k; i += 2) {
@@ -183,7 +184,7 @@ inline float plain_dot(const float* w, const float* x, size_t k) {
   return acc;
 }
 
-// The nearest bfloat16 by distance, ties to even; denormals are zeros of their sign.
+// Rounds to the nearest bfloat16, ties to even. Denormals become zeros of their sign.
 inline uint16_t plain_bf16(float x) {
   const uint16_t down = static_cast<uint16_t>(bits_of(x) >> 16),
                  up = static_cast<uint16_t>(down + 1);
@@ -197,10 +198,10 @@ inline uint16_t plain_bf16(float x) {
   return below < above || (below == above && down % 2 == 0) ? down : up;
 }
 
-// The FMA of the contract bf16, for factors that bfloat16 holds: their product is exact in float64.
-// The sum is rounded to odd there, so that rounding it again to float32 is as one rounding (Boldo
-// and Melquiond, "Emulation of a FMA and correctly rounded sums", 2008); 2^100 times as large, it
-// is rounded without a lower end of exponents.
+// Computes the FMA of contract bf16 for factors that are bfloat16, whose product is exact in
+// float64. The sum is first rounded to odd in float64, so that rounding it to float32 equals a
+// single rounding (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums", 2008).
+// Scaling by 2^100 keeps the exponents away from float64's lower end.
 inline float plain_flushed_fma(float w, float x, float acc) {
   const auto zeroed = [](float v) { return std::fabs(v) < 0x1p-126f ? std::copysign(0.0f, v) : v; };
   const double a = static_cast<double>(zeroed(acc)),
@@ -208,7 +209,7 @@ inline float plain_flushed_fma(float w, float x, float acc) {
   double sum = a + product;
   if (!std::isfinite(sum)) return static_cast<float>(sum);
   const double taken = sum - a,
-               error = (a - (sum - taken)) + (product - taken);  // Knuth's exact sum: sum + error
+               error = (a - (sum - taken)) + (product - taken);  // Knuth's two-sum, exact
   if (error != 0 && std::bit_cast<uint64_t>(sum) % 2 == 0)
     sum = std::nextafter(sum, error > 0 ? HUGE_VAL : -HUGE_VAL);
   if (std::fabs(static_cast<float>(sum * 0x1p100)) < 0x1p-26f)
@@ -216,7 +217,8 @@ inline float plain_flushed_fma(float w, float x, float acc) {
   return static_cast<float>(sum);
 }
 
-// One output of a linear layer of the contract bf16: w[k] that bfloat16 holds, x[k], k even.
+// Computes one output of a linear layer of contract bf16. w[k] are bfloat16 values, x[k] floats, k
+// even.
 inline float plain_dot_pairs(const float* w, const float* x, size_t k) {
   float acc = 0;
   for (size_t i = 0; i < k; i += 2) {
@@ -226,7 +228,7 @@ inline float plain_dot_pairs(const float* w, const float* x, size_t k) {
   return acc;
 }
 
-// Sixteen lanes to one value.
+// Sums sixteen lanes in the tree order of the contract.
 inline float plain_tree(const float (&lanes)[16]) {
   float a[16];
   std::copy(lanes, lanes + 16, a);
@@ -260,7 +262,7 @@ inline std::vector<float> plain_layer_norm(const std::vector<float>& x, const st
   return y;
 }
 
-// exp and tanh of the contract, one number at a time.
+// Compute exp and tanh as the contract defines them, one number at a time.
 inline float contract_exp(float x) {
   float y;
   kernels_portable.exp(&x, &y, 1);
@@ -272,8 +274,7 @@ inline float contract_tanh(float x) {
   return y;
 }
 
-// A query against one block: k[head_dim][64], v[64][ldv], positions whose bit of `mask` is set; of
-// q8 with the scales of positions.
+// The result of one query against one block of 64 positions, before normalization.
 struct PlainPart {
   float m, l;
   std::vector<float> o;  // [head_dim]
@@ -305,7 +306,8 @@ inline PlainPart plain_attend(const float* q, const float* k, const float* v, si
   return part;
 }
 
-// Blocks are merged in order of position, starting from m = -inf, l = 0, o = 0.
+// Merges the next block into `sum`. Blocks come in order of position, starting from m = -inf, l =
+// 0, o = 0.
 inline void plain_merge(PlainPart& sum, const PlainPart& next) {
   const float top = std::max(sum.m, next.m);
   const float keep = contract_exp(sum.m - top), take = contract_exp(next.m - top);
@@ -314,7 +316,8 @@ inline void plain_merge(PlainPart& sum, const PlainPart& next) {
   for (size_t d = 0; d < sum.o.size(); ++d) sum.o[d] = std::fma(next.o[d], take, sum.o[d] * keep);
 }
 
-// 32 inputs rounded to int8, as kernels.hpp says; the environment rounds to nearest even.
+// 32 inputs rounded to int8 as kernels.hpp describes. The floating-point environment must round to
+// nearest even.
 struct PlainInput {
   int q[kQuantBlock] = {};
   float scale = 0;

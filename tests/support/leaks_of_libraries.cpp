@@ -1,10 +1,10 @@
-// What LeakSanitizer finds in libraries and not in stet; it is asked for by its runtime, and unused
-// without one.
+// Suppresses leaks that LeakSanitizer finds in other libraries. The sanitizer's runtime calls this
+// function; without a sanitizer it is unused.
 
 extern "C" const char* __lsan_default_suppressions();
 
 extern "C" const char* __lsan_default_suppressions() {
-  // libomp allocates the dispatch buffers of a team anew when a team of the same thread is larger
-  // than any before, and forgets the old ones: once for each size.
+  // When a thread needs a larger team than before, libomp allocates new dispatch buffers and does
+  // not free the old ones. That happens once for each size.
   return "leak:libomp.so\n";
 }

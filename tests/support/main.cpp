@@ -1,5 +1,5 @@
-// Runs the tests that --gtest_filter names, without those that STET_LEAVE_OUT names, which is a
-// list of patterns like that option's: ctest runs each case by its name.
+// Runs the tests that --gtest_filter selects, except those that STET_LEAVE_OUT matches. Both have
+// the same form. ctest runs each case by its name.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

@@ -152,7 +152,7 @@ std::vector<int32_t> stepped_ids(int64_t n, int64_t step, int64_t modulus, int64
 
 testing::AssertionResult same_state(Session& a, Session& b) {
   if (a.tokens() != b.tokens()) return testing::AssertionFailure() << "tokens differ";
-  a.state(), b.state();  // every block of a mapped file is looked at
+  a.state(), b.state();  // checks every block of a mapped file
   const std::span<const float> x = a.logits(), y = b.logits();
   if (x.size() != y.size())
     return testing::AssertionFailure() << x.size() << " and " << y.size() << " logits";

@@ -1,5 +1,5 @@
 // Bundled and fixture checkpoints, the tensors that other programs computed for them, and
-// comparison of sessions byte for byte.
+// byte-for-byte comparison of sessions.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -21,20 +21,20 @@
 
 namespace stet::test {
 
-// Returns the path of a file of tests/data, or of assets.
+// Return the path of a file in tests/data, or in assets.
 std::string data_path(const std::string& name);
 std::string asset_path(const std::string& name);
 
-// Returns the model of a directory, loaded once per process: weights are immutable. q8 and q4 round
-// them; other contracts take them as they are.
+// Returns the model of a directory. Models are immutable, so each is loaded once per process.
+// Contracts q8 and q4 round the weights; other contracts use them unchanged.
 std::shared_ptr<const Model> model(const std::string& directory, Contract contract = Contract::f32);
 
-// A safetensors file of expected numbers, widened to float32 or integers.
+// A safetensors file of expected numbers, converted to float32 or integers.
 class Golden {
  public:
   explicit Golden(const std::string& path);
 
-  // Throw std::runtime_error for a name that the file does not have, or a type that does not fit.
+  // Throw std::runtime_error if the file lacks the name or its type does not fit.
   const TensorView& view(const std::string& name) const;
   std::vector<float> floats(const std::string& name) const;
   std::vector<int32_t> ids(const std::string& name) const;
@@ -46,8 +46,8 @@ class Golden {
   SafeTensors tensors_;
 };
 
-// The thread sanitizer does not watch loads and stores of 32 and 64 bytes: only the portable
-// kernels show it races.
+// ThreadSanitizer does not watch loads and stores of 32 and 64 bytes, so it sees races in the
+// portable kernels only.
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer)
 #define STET_DEFAULT_ISA "portable"
@@ -60,17 +60,17 @@ class Golden {
 SessionOptions options(int threads, const std::string& isa = STET_DEFAULT_ISA, int64_t chunk = 512,
                        Contract contract = Contract::f32);
 
-// Returns the logits of all positions of `ids`, appended in one call: [T][vocab].
+// Appends `ids` in one call. Returns the logits of all positions, [T][vocab].
 std::vector<float> all_logits(Session& session, std::span<const int32_t> ids);
 
 int32_t argmax(std::span<const float> x);
 
 bool same_bytes(std::span<const float> a, std::span<const float> b);
 
-// Returns all bytes of keys and values, block after block.
+// Returns the bytes of all keys and values, block after block.
 std::vector<std::byte> kv_bytes(const KvCache& kv);
 
-// A checkpoint that the promise about bits is tested on, and the contract.
+// A checkpoint and the contract under which its bits are tested.
 struct Subject {
   std::string name, directory;
   Contract contract = Contract::f32;
@@ -79,21 +79,21 @@ void PrintTo(const Subject& s, std::ostream* out);
 
 std::vector<Subject> subjects();
 
-// Returns the same, and some of them under the other contracts: "NAME@bf16". Those of float32 and
-// float16 weights are for q8 and q4.
+// Returns subjects(), and some of them again under other contracts as "NAME@bf16". q8 and q4 take
+// those with float32 and float16 weights.
 std::vector<Subject> subjects_and_contracts();
 
-// Returns GoogleTest's name of a subject.
+// Returns the name of a subject in a form that GoogleTest accepts.
 std::string subject_name(const testing::TestParamInfo<Subject>& info);
 
-// Returns a fixed pseudo-random sequence of n ids of a model's vocabulary.
+// Returns n reproducible pseudo-random ids of a model's vocabulary.
 std::vector<int32_t> random_tokens(const Model& m, size_t n, uint32_t seed = 1);
 
-// Returns n ids, of which the i-th is offset + (first + i * step) % modulus.
+// Returns n ids; the i-th is offset + (first + i * step) % modulus.
 std::vector<int32_t> stepped_ids(int64_t n, int64_t step, int64_t modulus, int64_t first = 0,
                                  int64_t offset = 0);
 
-// Compares two sessions' tokens, last logits, keys and values byte for byte. Names the first
+// Compares the tokens, last logits, keys and values of two sessions byte for byte. Names the first
 // difference.
 testing::AssertionResult same_state(Session& a, Session& b);
 

@@ -1,5 +1,5 @@
-// What a piece of work costs, measured in a process of its own: for promises about memory and time
-// that hold for any input.
+// Measures the memory and time of a piece of work in a child process, to test limits that must hold
+// for any input.
 #pragma once
 
 #include <sys/resource.h>
@@ -17,13 +17,13 @@
 namespace stet::test {
 
 struct ProcessCost {
-  int status = 0;      // 0: it returned; minus the signal that ended it; 1: it threw
-  size_t memory = 0;   // bytes resident at the most, beyond what this process had
-  double seconds = 0;  // of processor time, of a machine that sorts a million numbers in kSort
+  int status = 0;      // 0: returned; 1: threw; negative: minus the signal that ended it
+  size_t memory = 0;   // peak resident bytes beyond those of this process
+  double seconds = 0;  // processor time, scaled to a machine where seconds_of_sorting() is kSort
 };
 
-// Machines differ, and one that others share is slow while they work: time is told by the time that
-// a job takes whose size is known.
+// Machines differ in speed, and shared ones vary while they work. Times are therefore scaled by the
+// time that a job of known size takes.
 constexpr double kSort = 0.08;
 inline double seconds_of_sorting() {
   std::vector<uint32_t> numbers(size_t{1} << 20);
@@ -42,7 +42,7 @@ inline size_t resident_bytes() {
   return resident * static_cast<size_t>(::getpagesize());
 }
 
-// Whatever threads this process has do not exist in the other one.
+// Runs `work` in a forked child. The threads of this process do not exist there.
 template <class Work>
 ProcessCost cost_of(const Work& work) {
   const double sorting = seconds_of_sorting();

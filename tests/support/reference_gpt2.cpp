@@ -21,7 +21,7 @@ class Gpt2Reference::Weights {
     }
   }
 
-  // Logits, [T][vocab].
+  // Returns logits, [T][vocab].
   Vec run(const std::vector<int32_t>& ids, const ReferenceModel::Hook& hook) const {
     const auto at_point = [&](const std::string& point, size_t t, Vec x) {
       if (hook) hook(point, t, x);
@@ -131,7 +131,7 @@ class Gpt2Reference::Weights {
     for (size_t i = 0; i < a.size(); ++i) a[i] += b[i];
     return a;
   }
-  // Matrices are stored [in][out].
+  // Multiplies by a matrix that is stored as [in][out].
   Vec times(const Vec& x, const std::string& matrix) const {
     const Vec& w = weights_.at(matrix);
     const size_t out = w.size() / x.size();

@@ -30,7 +30,7 @@ class ReferenceModel::Weights {
     }
   }
 
-  // As Llama has it where GPT-NeoX has another name for the same.
+  // Maps GPT-NeoX's names of tensors to Llama's.
   static std::string plain_name(std::string name) {
     for (const auto& [from, to] :
          {std::pair("model.", ""), std::pair("gpt_neox.", ""),
@@ -237,8 +237,8 @@ class ReferenceModel::Weights {
     const auto begin = x.begin() + static_cast<int64_t>(first);
     return {begin, begin + static_cast<int64_t>(n)};
   }
-  // Out of one tensor each, or of one for all three: Phi-3's has all queries first, GPT-NeoX's the
-  // queries, keys and values of one head after the other.
+  // Splits or computes queries, keys and values. Llama has a tensor for each. Phi-3 has one tensor
+  // with all queries first; GPT-NeoX has one with queries, keys and values of each head in turn.
   std::vector<Vec> queries_keys_values(const Vec& n, const std::string& self, size_t heads,
                                        size_t kv_heads, size_t dim) const {
     if (weights_.contains(self + "qkv_proj.weight")) {
@@ -258,7 +258,8 @@ class ReferenceModel::Weights {
     }
     return parts;
   }
-  // GPT-NeoX has no gate: what it has is multiplied by 1.
+  // Returns the gate and the up projection. GPT-NeoX has a single projection, which stands in for
+  // the gate; its up factor is 1.
   std::pair<Vec, Vec> gate_and_up(const Vec& n, const std::string& mlp) const {
     if (weights_.contains(mlp + "gate_up_proj.weight")) {
       const Vec both = linear(n, mlp + "gate_up_proj");
@@ -358,7 +359,7 @@ class ReferenceModel::Weights {
     return cap * std::tanh(y / cap);
   }
 
-  // How many positions a query of that layer sees; 0: all.
+  // Returns the number of positions that a query of this layer sees; 0 means all.
   size_t window_of(const std::string& family, size_t layer) const {
     if (!config_.contains("sliding_window") || config_.at("sliding_window").is_null()) return 0;
     const size_t window = config_.at("sliding_window");
@@ -404,7 +405,8 @@ class ReferenceModel::Weights {
     for (size_t i = 0; i < x.size(); ++i) x[i] *= (w[i] + offset) / size;
     return x;
   }
-  // What a norm divides by: of a layer norm the deviation from the mean, else the root mean square.
+  // Returns a norm's divisor: the standard deviation for a layer norm, otherwise the root mean
+  // square.
   Vec scale_of(const Vec& x) const {
     const bool layer_norm = config_.contains("layer_norm_eps");
     const auto n = static_cast<double>(x.size());
@@ -414,8 +416,9 @@ class ReferenceModel::Weights {
     return {std::sqrt(squares +
                       config_.at(layer_norm ? "layer_norm_eps" : "rms_norm_eps").get<double>())};
   }
-  // How far pair i of a head turns per position of a layer, and what its length is multiplied by:
-  // YaRN by its paper's formulas (arXiv 2309.00071, 3.2 to 3.4), the ramp's ends whole pairs.
+  // Returns the angle by which pair i of a head turns per position, and the factor on its length.
+  // YaRN follows the formulas of its paper (arXiv 2309.00071, 3.2 to 3.4), with whole pairs as the
+  // ends of the ramp.
   std::pair<double, double> turn(size_t i, size_t dim, size_t layer) const {
     const bool local =
         config_.contains("rope_local_base_freq") && window_of(config_.at("model_type"), layer) > 0;
@@ -431,7 +434,7 @@ class ReferenceModel::Weights {
       const double length = config_.at("original_max_position_embeddings"),
                    stretch = config_.at("max_position_embeddings").get<double>() / length;
       const double by = yarn.at(stretch > 1 ? "long_factor" : "short_factor").at(i);
-      // In float32 there, too, and in this order.
+      // transformers computes this in float32 and in this order.
       const auto power = static_cast<float>(std::pow(
           theta, static_cast<double>(2 * static_cast<float>(i) / static_cast<float>(width))));
       return {1 / (static_cast<float>(by) * power),
@@ -453,13 +456,14 @@ class ReferenceModel::Weights {
             yarn.value("attention_factor", 0.1 * std::log(factor) + 1)};
   }
 
-  // Normalised, each head or all of them where there is such a norm, and each rotated to position
-  // t.
-  void clip(Vec& x) const {  // OLMoE
+  // Clamps queries, keys or values, as OLMoE's clip_qkv says.
+  void clip(Vec& x) const {
     if (!config_.contains("clip_qkv") || config_.at("clip_qkv").is_null()) return;
     const double most = config_.at("clip_qkv");
     for (double& e : x) e = std::clamp(e, -most, most);
   }
+  // Normalizes a vector of heads and rotates each head to position t. A q/k norm applies to each
+  // head or to all heads at once, by the size of its weight.
   Vec turned(Vec x, const std::string& qk_norm, size_t dim, size_t t, size_t layer) const {
     const auto weight = weights_.find(qk_norm + ".weight");
     const bool normed = weight != weights_.end(), each = normed && weight->second.size() == dim;
@@ -476,8 +480,8 @@ class ReferenceModel::Weights {
           config_.value("rotary_pct", config_.value("partial_rotary_factor", 1.0)));
       for (size_t i = 0; rotated && i < turning / 2; ++i) {
         const auto [speed, magnitude] = turn(i, turning, layer);
-        // Frequencies and angles are float32 in modeling_rope_utils.py, whatever the model's type:
-        // at position 66 that moves an angle by up to 8e-6.
+        // modeling_rope_utils.py computes frequencies and angles in float32 for every type of
+        // model. At position 66 that changes an angle by up to 8e-6.
         const double angle = static_cast<float>(t) * static_cast<float>(speed);
         const double a = h[i] * magnitude, b = h[turning / 2 + i] * magnitude;
         h[i] = a * std::cos(angle) - b * std::sin(angle);

@@ -1,8 +1,10 @@
-// The families with rotary positions in plain float64, written from the papers and from
-// transformers' modeling files: a position at a time, no cache, none of the library's configs or
-// operations. Slow, and short enough to be checked by eye. Of RoPE scaling, YaRN and LongRoPE alone
-// are in it. GPT-NeoX: arXiv 2204.06745 and modeling_gpt_neox.py; Phi-3: modeling_phi3.py;
-// LongRoPE: arXiv 2402.13753 and modeling_rope_utils.py.
+// Rotary-position families in plain float64, written from the papers and from transformers'
+// modeling files. It computes one position at a time without a cache, and uses none of the
+// library's configs or operations. It is slow, but short enough to check by eye. YaRN and LongRoPE
+// are the only RoPE scalings.
+//
+// Sources: GPT-NeoX, arXiv 2204.06745 and modeling_gpt_neox.py; Phi-3, modeling_phi3.py; LongRoPE,
+// arXiv 2402.13753 and modeling_rope_utils.py.
 #pragma once
 
 #include <functional>
@@ -20,10 +22,10 @@ class ReferenceModel {
     std::vector<Vec> hidden;  // as Pass::hidden: [layers + 1][T][hidden]
     std::vector<Vec> k, v;    // per layer: [T][kv_heads][head_dim]
   };
-  // Sees, and may change, what is at a point ("blocks.0.attn.hook_q") of position t.
+  // Receives the values at a point ("blocks.0.attn.hook_q") of position t, and may change them.
   using Hook = std::function<void(const std::string& point, size_t t, Vec& x)>;
 
-  // Reads config.json and model.safetensors of a directory.
+  // Reads config.json and model.safetensors from a directory.
   explicit ReferenceModel(const std::string& directory);
   Result run(const std::vector<int32_t>& ids, const Hook& hook = nullptr) const;
 
@@ -32,12 +34,12 @@ class ReferenceModel {
   std::shared_ptr<const Weights> weights_;
 };
 
-// GPT-2 in plain float64, written from its paper and from transformers' modeling_gpt2.py: a
-// position at a time, none of the library's configs or operations.
+// GPT-2 in plain float64, written from its paper and from transformers' modeling_gpt2.py. It
+// computes one position at a time and uses none of the library's configs or operations.
 class Gpt2Reference {
  public:
   explicit Gpt2Reference(const std::string& directory);
-  // Returns logits, [T][vocab].
+  // Returns the logits, [T][vocab].
   ReferenceModel::Vec run(const std::vector<int32_t>& ids,
                           const ReferenceModel::Hook& hook = nullptr) const;
 

@@ -1,19 +1,21 @@
-# Rooms of tests. Compiling is most of what a test costs, so nothing is optimised but what computes for long, and the files of a
-# room are compiled together; STET_UNITY=OFF is for whoever changes one file at a time.
+# Defines the test program of a room. Compiling is most of a test's cost, so only files that compute
+# for long are optimized, and the files of a room are compiled together. STET_UNITY=OFF compiles
+# each file alone, for work on one file at a time.
 set(STET_TEST_O0 $<$<NOT:$<CONFIG:Debug>>:-O0>)
 set(STET_TEST_O1 $<$<NOT:$<CONFIG:Debug>>:-O1>)
-set(STET_TEST_IN_SCRATCH ${CMAKE_CURRENT_LIST_DIR}/in_scratch) # before a command that writes files
+set(STET_TEST_IN_SCRATCH ${CMAKE_CURRENT_LIST_DIR}/in_scratch) # runs a command that writes files
 set(STET_TEST_BATCH 12 CACHE STRING "files of a room of tests that are compiled as one")
 
-# stet_test_program(NAME ROOM SOURCES FILE... [COMPUTES FILE...] [SLOW REGEX] [THOROUGH REGEX] [TOGETHER REGEX] [LINKS LIBRARY...] [NEEDS TARGET...]
-#                   [PROPERTIES NAME VALUE...])
-# One program, and a test of ctest's for each of its cases, called ROOM/Suite.Case: all parameters of a case are one test.
-#   COMPUTES    those that compute what they compare with, or the bytes that they damage: compiled with -O1
-#   SLOW        cases that get the label "slow", which tools/check leaves out
-#   THOROUGH    cases that get the label "thorough", which tools/check --full alone runs
-#   TOGETHER    suites that are one test each, ROOM/Suite, because their cases share what is expensive
-#   NEEDS       what is built before: programs that the tests run
-#   PROPERTIES  of all its tests
+#   stet_test_program(NAME ROOM SOURCES FILE... [COMPUTES FILE...] [SLOW REGEX] [THOROUGH REGEX]
+#                     [TOGETHER REGEX] [LINKS LIBRARY...] [NEEDS TARGET...] [PROPERTIES NAME VALUE...])
+# Adds a program, and a ctest test ROOM/Suite.Case for each of its cases. All parameters of a case
+# are one test.
+#     COMPUTES    files that compute expected values or damage many bytes; compiled with -O1
+#     SLOW        cases with the label "slow", which tools/check skips
+#     THOROUGH    cases with the label "thorough", which only tools/check --full runs
+#     TOGETHER    suites that are one test each, ROOM/Suite, because their cases share expensive set-up
+#     NEEDS       targets that are built first: programs that the tests run
+#     PROPERTIES  ctest properties of all tests
 function(stet_test_program name room)
   cmake_parse_arguments(PARSE_ARGV 2 own "" "SLOW;THOROUGH;TOGETHER" "SOURCES;COMPUTES;LINKS;NEEDS;PROPERTIES")
   set(parts)
@@ -27,7 +29,7 @@ function(stet_test_program name room)
       if(STET_UNITY)
         set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${STET_TEST_BATCH})
         if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-          target_compile_options(${target} PRIVATE -Wno-subobject-linkage) # takes an included file for a header
+          target_compile_options(${target} PRIVATE -Wno-subobject-linkage) # g++ takes an included file for a header
         endif()
       endif()
       list(APPEND parts $<TARGET_OBJECTS:${target}>)
@@ -39,7 +41,7 @@ function(stet_test_program name room)
   if(own_NEEDS)
     add_dependencies(${name} ${own_NEEDS})
   endif()
-  # Read by ctest when it starts: what cases there are, the program says.
+  # ctest includes this file when it starts, and asks the program for its cases.
   set(file ${CMAKE_CURRENT_BINARY_DIR}/${name}.ctest.cmake)
   file(GENERATE OUTPUT ${file} CONTENT
 "set(program [==[$<TARGET_FILE:${name}>]==])
@@ -53,8 +55,9 @@ include([==[${PROJECT_SOURCE_DIR}/tests/support/discover.cmake]==])
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${file})
 endfunction()
 
-# stet_test_room(ROOM [APART FILE...] [COMPUTES FILE...] [other options of stet_test_program])
-# The program ROOM_tests of all files of the folder but those APART, which stet_test_program then gets.
+#   stet_test_room(ROOM [APART FILE...] [COMPUTES FILE...] [options of stet_test_program])
+# Adds the program ROOM_tests from all sources of the folder except APART. Pass the files of APART
+# to stet_test_program.
 function(stet_test_room room)
   cmake_parse_arguments(PARSE_ARGV 1 own "" "SLOW;THOROUGH;TOGETHER" "APART;COMPUTES;SOURCES;LINKS;NEEDS;PROPERTIES")
   file(GLOB sources CONFIGURE_DEPENDS RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} *.cpp)

@@ -11,7 +11,7 @@ namespace stet::test {
 namespace {
 
 void redirect(int fd, const std::string& path, int flags) {
-  ::close(fd);  // so that it is the lowest free one
+  ::close(fd);  // makes fd the lowest free descriptor
   if (!path.empty() && ::open(path.c_str(), flags, 0644) != fd) ::_exit(126);
 }
 

@@ -1,4 +1,4 @@
-// Runs the built `stet` as a user does, and says what came of it.
+// Runs the built `stet` as a user does, and returns its status and output.
 #pragma once
 
 #include <sys/types.h>
@@ -17,21 +17,21 @@ struct Outcome {
   std::string out, err;
 };
 
-// A run of the command with standard streams from and to files.
+// A run of the command whose standard streams are files.
 class CommandRun {
  public:
-  // `out` names where standard output goes; "" closes it.
+  // Starts the command. `out` names the file for standard output; "" closes standard output.
   CommandRun(const Args& args, const std::string& in, const std::string& out,
              const std::string& err);
   void send(int signal) const;
-  // Waits for its end. Returns the status as Outcome has it.
+  // Waits for the end of the command. Returns its status as in Outcome.
   int wait() const;
 
  private:
   pid_t pid_;
 };
 
-// Runs the command to its end with `input` on standard input.
+// Runs the command to its end with `input` as standard input.
 Outcome run_stet(const Args& args, const std::string& input = "");
 
 }  // namespace stet::test

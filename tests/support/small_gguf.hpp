@@ -1,4 +1,4 @@
-// A GGUF file of a few kilobytes.
+// Writes a GGUF file of a few kilobytes.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace stet::test {
 
-// Writes a Llama of two layers in blocks of two types, whose queries and keys have neighbours as
-// pairs, with a vocabulary of 64 tokens. Returns the file's bytes.
+// Writes a Llama of two layers in blocks of two types, with a vocabulary of 64 tokens. Its queries
+// and keys are stored with neighbours as rotary pairs. Returns the file's bytes.
 std::vector<std::byte> write_small_gguf(const std::string& path);
 
 }  // namespace stet::test

@@ -1,6 +1,5 @@
-// A snapshot file taken apart, changed, and put together again with digests that are right: what a
-// later version, or someone who means harm, could write. Written from the specification, not with
-// the library's code.
+// Takes a snapshot file apart and puts a changed one together with correct digests, as a later
+// version or an attacker could. Written from the specification, without the library's code.
 #pragma once
 
 #include <cstring>
@@ -35,7 +34,8 @@ inline std::string digest_bytes(std::string_view text) {
   return le(digest_of(std::as_bytes(std::span(text))));
 }
 
-// An archive's section is known by the digest of its index, which says how long it is.
+// Returns the index of an archive section. The section's digest covers only the index, which starts
+// with its length.
 inline std::string_view archive_index(std::string_view archive) {
   return archive.size() < 12 ? archive : archive.substr(0, get_le(archive, 8, 4));
 }
@@ -74,7 +74,7 @@ struct SnapshotImage {
     throw std::runtime_error("no section " + name);
   }
 
-  // A section named KV carries the digest of BLOCKS.
+  // Returns the file. Sections named KV carry the digest of BLOCKS.
   std::string build() const {
     std::string table, body;
     uint64_t end = kHeaderBytes + 64 * sections.size();
@@ -104,8 +104,8 @@ struct SnapshotImage {
   }
 };
 
-// The file with the state digest that its reader asks for: every digest right, whatever it says.
-// XXH3 is no signature.
+// Returns the file with the state digest that the reader expects, so every digest is correct
+// whatever the content says. XXH3 is not a signature.
 inline std::string forged(SnapshotImage image) {
   const std::string file = image.build();
   try {

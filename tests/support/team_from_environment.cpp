@@ -1,5 +1,5 @@
-// STET_TEST_TEAM names the backend of all teams of a test program, so that each can be run with
-// any.
+// Reads STET_TEST_TEAM, which selects the team backend of a test program, so that every program can
+// run with any backend.
 #include <cstdlib>
 
 #include "stet/threads/team.hpp"

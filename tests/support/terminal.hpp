@@ -1,4 +1,4 @@
-// Runs the built `stet` on a terminal of its own, as a person does who types and reads.
+// Runs the built `stet` on a pseudo-terminal, as a user does who types and reads.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ class Terminal {
  public:
   using Environment = std::vector<std::pair<std::string, std::string>>;
 
-  // `home` is where the command keeps its history.
+  // Starts the command. `home` is the directory in which it keeps its history.
   Terminal(const std::vector<std::string>& args, const std::string& home,
            const Environment& environment = {}) {
     std::vector<std::string> words = {STET_BUILD "/tools/stet"};
@@ -41,7 +41,7 @@ class Terminal {
       ::execv(argv[0], argv.data());
       ::_exit(127);
     }
-    // Some C libraries declare pidfd_open for C alone.
+    // Some C libraries declare pidfd_open for C only.
     process_ = static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0));
   }
   Terminal(const Terminal&) = delete;
@@ -58,8 +58,8 @@ class Terminal {
   void type(const std::string& keys) const {
     ASSERT_EQ(::write(fd_, keys.data(), keys.size()), static_cast<ssize_t>(keys.size()));
   }
-  // Reads until the screen has shown `text`, escape sequences left out, after what the last call
-  // waited for.
+  // Reads until `text` appears on the screen after the text of the previous call. Escape sequences
+  // are ignored.
   void until(const std::string& text) {
     size_t found;
     while ((found = plain(shown_).find(text, seen_)) == std::string::npos && read_more()) {
@@ -68,7 +68,7 @@ class Terminal {
         << "waited for \"" << text << "\", saw: " << plain(shown_).substr(seen_);
     seen_ = found + text.size();
   }
-  // Reads until there is more on the screen than white space.
+  // Reads until something other than white space appears on the screen.
   void until_anything() {
     const auto there = [&] { return plain(shown_).find_first_not_of(" \r\n", seen_); };
     while (there() == std::string::npos && read_more()) {
@@ -76,15 +76,16 @@ class Terminal {
     ASSERT_NE(there(), std::string::npos) << "waited for anything";
   }
   void send(int signal) const { ::kill(pid_, signal); }
-  // The window is closed.
+  // Closes the terminal, as closing its window does.
   void hang_up() {
     ::close(fd_);
     fd_ = -1;
   }
-  // All that was shown, escape sequences included.
+  // Returns all output so far, including escape sequences.
   const std::string& shown() const { return shown_; }
 
-  // The exit status; minus a signal's number; -1000 when it does not end.
+  // Returns the exit status, minus the number of the signal that ended the command, or -1000 if it
+  // does not end.
   int wait() {
     while (read_more()) {
     }
@@ -96,9 +97,9 @@ class Terminal {
   }
 
  private:
-  static constexpr int kPatience = 60000;  // milliseconds after which a test has failed
+  static constexpr int kPatience = 60000;  // milliseconds until a test fails
 
-  // False when there is nothing more to come, or nothing came.
+  // Reads once. Returns false at the end of the output or after the timeout.
   bool read_more() {
     pollfd p{fd_, POLLIN, 0};
     if (fd_ < 0 || ::poll(&p, 1, kPatience) <= 0) return false;
@@ -128,7 +129,7 @@ class Terminal {
   pid_t pid_ = 0;
   bool ended_ = false;
   std::string shown_;
-  size_t seen_ = 0;  // of plain(shown_)
+  size_t seen_ = 0;  // length of plain(shown_) up to the last match
 };
 
 }  // namespace stet::test

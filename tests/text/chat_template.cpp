@@ -44,8 +44,7 @@ TEST_P(GoldenChat, RendersAndTokenizesAsTransformersDoes) {
 
 INSTANTIATE_TEST_SUITE_P(Real, GoldenChat, testing::Values("gemma3", "llama3_1"));
 
-// The conversation that the pocket checkpoint was tried with: its ids are those of the rendered
-// turns.
+// The conversation that tested the pocket checkpoint. Its ids are those of the rendered turns.
 TEST(Template, PocketConversation) {
   NEEDS(Sentencepiece);
   const std::string path = kGoldens + "gemma3/script.json";
@@ -59,7 +58,7 @@ TEST(Template, PocketConversation) {
   const Ids expected = script["ids"];
   const Text text = ChatTemplate(*tokenizer).render(value_of(messages), false, Value::dict({}), 0);
   const Ids ids = tokenizer->encode(text.bytes, Bos::off);
-  // The script ends with the reply's last token; the template goes on with the line end behind it.
+  // The script ends with the reply's last token; the template adds a line break.
   ASSERT_GT(ids.size(), expected.size());
   EXPECT_EQ(Ids(ids.begin(), ids.begin() + static_cast<long>(expected.size())), expected);
 }

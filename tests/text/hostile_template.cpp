@@ -1,5 +1,5 @@
-// Templates that mean harm: rendering any of them ends, with a result or an error, within the time
-// and the memory that are promised.
+// Malicious templates: rendering ends with a result or an error, within the promised time and
+// memory.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -22,7 +22,7 @@ std::string times(const std::string& text, size_t count) {
   return out;
 }
 
-// Text with the number of each repetition in place of #.
+// Repeats text `count` times with the number of the repetition in place of #.
 std::string numbered(const std::string& text, size_t count) {
   std::string out;
   for (size_t i = 0; i < count; ++i) {
@@ -112,7 +112,7 @@ std::vector<Bomb> bombs() {
       {"recursion of loops", "{% for x in [1, 2] recursive %}{{ loop([1, 2]) }}{% endfor %}"},
       {"macros that call twice", "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}"},
   };
-  // What parsing costs, in as many bytes as a template may have.
+  // Checks the cost of parsing for the largest template allowed.
   const auto fill = [](const std::string& unit) {
     return times(unit, ((size_t{1} << 19) - 100) / unit.size());
   };

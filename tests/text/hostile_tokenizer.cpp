@@ -1,5 +1,5 @@
-// Tokenizers that mean harm: what they ask for is refused, or done within the time and the memory
-// that limits.hpp gives.
+// Malicious tokenizers: their demands are refused, or met within the time and the memory of
+// limits.hpp.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// A tokenizer of single letters, changed.
+// Returns the files of a tokenizer of single letters after a change.
 template <class Change>
 Tokenizer::Files files_with(const Change& change) {
   Json j = {
@@ -26,7 +26,8 @@ Tokenizer::Files files_with(const Change& change) {
   return {{"tokenizer.json", j.dump()}};
 }
 
-// What reading it, or encoding a text, says; within the promised memory and time.
+// Returns the error of reading the files or encoding a text, and checks the promised memory and
+// time.
 std::string said_within_limits(const Tokenizer::Files& files, const std::string& text) {
   size_t bytes = text.size();
   for (const auto& file : files) bytes += file.second.size();
@@ -106,7 +107,7 @@ TEST(HostileTokenizer, PreTokenizersThatMultiply) {
             "text: expected pre-tokenizers that make fewer words anew, found more");
 }
 
-// Patterns that look at all of the text from each of its places, or go back and forth in it.
+// Patterns that scan the whole text from each position, or move back and forth in it.
 TEST(HostileTokenizer, OneBudgetForAllMatchesOfAText) {
   NEEDS(Pcre2);
   for (const char* pattern :
@@ -125,7 +126,7 @@ TEST(HostileTokenizer, OneBudgetForAllMatchesOfAText) {
   }
 }
 
-// Runs of what these patterns look ahead over, and runs that end where they would go back.
+// Runs that these patterns look ahead over, and runs at whose end they would backtrack.
 TEST(HostileTokenizer, KnownPatternsTakeLinearTime) {
   for (
       const char* pattern :
@@ -148,8 +149,8 @@ TEST(HostileTokenizer, KnownPatternsTakeLinearTime) {
   }
 }
 
-// The windows that a text is searched in change nothing: matches far behind their beginnings, at
-// edges, inside of characters.
+// Searching a text in windows changes nothing: matches far behind their beginnings, at edges,
+// inside of characters.
 TEST(HostileTokenizer, MatchesAreFoundWhereverTheyBegin) {
   NEEDS(Pcre2);
   const auto files = files_with([](Json& j) {
@@ -197,7 +198,7 @@ TEST(HostileTokenizer, AddedTokensAreLookedForInLinearTime) {
       "tokenizer.json: added_tokens[131]: expected at most 16384 added tokens of 524288 byte");
 }
 
-// Against what the definition says: of the tokens that begin leftmost, the longest.
+// Compares with the definition: the longest of the tokens that begin leftmost.
 TEST(HostileTokenizer, AddedTokensAreThoseOfTheDefinition) {
   std::mt19937 random(5);
   const auto letters = [&](size_t count) {

@@ -1,4 +1,4 @@
-// The Jinja engine: tables of what jinja2 renders (tests/text/jinja_cases.py), places of errors,
+// The Jinja engine: tables of jinja2's output (tests/text/jinja_cases.py), positions of errors,
 // marks, limits.
 #include "stet/text/jinja.hpp"
 
@@ -46,7 +46,7 @@ std::string rendered(const std::string& source, const std::string& variables = "
       .bytes;
 }
 
-// "kind: text" of the Error.
+// Returns "kind: text" of the Error.
 std::string error_in(const std::string& source, const std::string& variables = "{}",
                      const RenderOptions& options = {}) {
   return error_of([&] { rendered(source, variables, options); });
@@ -254,8 +254,8 @@ TEST(JinjaMarks, StayWithTheirBytes) {
   EXPECT_EQ(marks("{% filter upper %}q{{ a }}{% endfilter %}"), (Marks{{1, 4, 1}}));
 }
 
-// An input's characters, which nothing else makes: wherever one of them comes out, it is marked as
-// it was.
+// Characters that only an input contains. Wherever one appears in the output, it carries its
+// input's mark.
 TEST(JinjaMarks, NoneIsLostInRandomTemplates) {
   const std::vector<std::string> operations = {"|trim",
                                                "|string",
@@ -321,7 +321,7 @@ TEST(JinjaMarks, NoneIsLostInRandomTemplates) {
       "{{ (E)|urlencode|string }}"};
   std::mt19937 random(5);
   const auto pick = [&](const auto& all) { return all[random() % all.size()]; };
-  // Letters of scripts without case: one block of code points for each origin.
+  // Letters of scripts without case, one range of code points for each origin.
   const auto input = [&](int origin) {
     std::string text;
     for (int i = 0; i < 12; ++i) {
@@ -346,7 +346,7 @@ TEST(JinjaMarks, NoneIsLostInRandomTemplates) {
     try {
       text = text_of_template(source, variables);
     } catch (const Error&) {
-      continue;  // of types that an operation does not take
+      continue;  // the operation does not take this type
     }
     expect_marks_in_order(text);
     each_character(text, [&](uint32_t code, std::string_view, int origin) {
@@ -366,8 +366,7 @@ constexpr uint64_t kBytesOfAStep = 1024;
 
 class JinjaBounded : public testing::TestWithParam<const char*> {};
 
-// A step pays for a fixed number of bytes: however long a rendering is, what it moves is bounded by
-// its steps.
+// A step pays for a fixed number of bytes, so the steps bound the bytes that a rendering moves.
 TEST_P(JinjaBounded, EndsWithAnErrorAfterWorkThatItsLimitsAllow) {
   RenderOptions options;
   options.limits.steps = 2'000'000;
@@ -457,7 +456,7 @@ TEST(JinjaLimits, LongChainsAreNotDeep) {
   EXPECT_EQ(rendered("{{ 1" + many(" == 1", 30'000) + " }}"), "True");
 }
 
-// A long chain of values goes without as many nested calls.
+// Releasing a long chain of values does not nest calls.
 TEST(JinjaLimits, LongChainsOfValuesAreReleased) {
   EXPECT_EQ(rendered("{% set ns = namespace(l=[]) %}{% for i in range(20000) %}{% set ns.l = "
                      "[ns.l] %}{% endfor %}{{ ns.l|length }}"),
@@ -483,7 +482,7 @@ TEST(JinjaLimits, CountsAreExactAtTheirEdges) {
   options.limits.memory = 100'000;
   EXPECT_EQ(rendered("{% for i in range(10000) %}{% set x = 'a' * 1000 %}{% endfor %}{{ 1 }}", "{}",
                      options),
-            "1");  // what is gone counts no more
+            "1");  // released values count no more
 }
 
 TEST(JinjaProgram, ManyThreadsRenderOneProgram) {

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Renders every template of the tables in tests/data/jinja with jinja2, set up as transformers does,
-and writes what came out beside it. A line is [template, variables, result], or @ and the name of a
-template's file in place of its text; the result is the text,
-{"refused": message} where raise_exception was called, or null where any other error was raised.
+"""Renders every template of the tables in tests/data/jinja with jinja2, set up as in
+transformers, and writes the results beside them. A line is [template, variables, result]. A
+template "@NAME" stands for the text of the file NAME. The result is the text, {"refused":
+message} if raise_exception was called, or null for any other error.
 
     python3 tests/text/jinja_cases.py tests/data/jinja/*.jsonl
 """

@@ -1,4 +1,4 @@
-// The splitter of known patterns, and the tables behind it, against PCRE2 and utf8proc.
+// The splitter for known patterns and its tables, compared with PCRE2 and utf8proc.
 #include "src/text/known_patterns.hpp"
 
 #include <algorithm>
@@ -33,7 +33,7 @@ const std::string kLlama3 =
 const std::string kQwen =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-// Every contraction with everything that may stand behind it, and single characters.
+// Returns every contraction with all possible continuations, and single characters.
 std::vector<std::string> known_spellings() {
   const std::vector<std::string> contractions = {
       "'s|'t|'re|'ve|'m|'ll|'d", "'(?:[sdmt]|ll|ve|re)",
@@ -50,10 +50,10 @@ std::vector<std::string> known_spellings() {
   return all;
 }
 
-// The same pattern in a spelling that is not known, so that PCRE2 matches it.
+// Returns an equivalent pattern in an unknown spelling, so that PCRE2 matches it.
 std::string respelled(const std::string& source) { return "(?:" + source + ")"; }
 
-// Ends of matches, and beginnings where they do not follow each other.
+// Returns the ends of matches, and the beginnings of those that do not follow another.
 std::vector<size_t> matches(const stet::Pattern& pattern, const std::string& text) {
   stet::TextBudget budget(text.size());
   stet::Pattern::Finder finder(pattern, text, budget);
@@ -81,7 +81,7 @@ std::string utf8(uint32_t code) {
   return text;
 }
 
-// Characters that decide something, in runs, among any others.
+// Runs of characters that matter to the patterns, among arbitrary ones.
 class Texts {
  public:
   std::string next() {
@@ -231,7 +231,8 @@ TEST(KnownPatterns, EveryCharacterIsFoldedInContractionsAsPcre2Does) {
       text.clear();
     };
     for (uint32_t code = 1; code < 0x110000; ++code) {
-      // Of the other spellings, a part of what is beyond the Basic Multilingual Plane.
+      // Other spellings are tested with a sample of the code points above the Basic Multilingual
+      // Plane.
       if (!is_scalar(code) || (code > 0xFFFF && code % 97 != 0 && source != kLlama3)) continue;
       const std::string c = utf8(code);
       text += "'" + c + "'r" + c + "'" + c + "l'" + c + c + "\n";
@@ -256,7 +257,7 @@ TEST(KnownPatterns, TextsAreSplitAsPcre2Does) {
   }
 }
 
-// Ids of whole tokenizers, with their pattern as it stands and respelled.
+// Compares the ids of whole tokenizers, with their pattern unchanged and respelled.
 size_t expect_same_ids(const std::string& directory) {
   json document = json::parse(read_text(directory + "/tokenizer.json"));
   const auto known = from_json(document);
@@ -320,8 +321,8 @@ TEST(KnownPatterns, NfcLeavesWhatTheTableSaysAlone) {
     EXPECT_EQ(stet::nfc_prefix(utf8(code)), utf8(code).size());
   for (const uint32_t code : {0x41Fu, 0x4E2Du, 0x3042u, 0xAC00u, 0x20ACu, 0x1F600u, 0x20000u})
     EXPECT_EQ(stet::nfc_prefix(utf8(code)), utf8(code).size()) << code;
-  // A mark, one with another form, one that ends a composition, a Hangul vowel and final, others
-  // with another form, and one that is not assigned.
+  // A mark, one with a decomposition, one that ends a composition, a Hangul vowel and final, others
+  // with a decomposition, and an unassigned code point.
   for (const uint32_t code :
        {0x301u, 0x344u, 0x9BEu, 0x1161u, 0x11A8u, 0x212Bu, 0xF900u, 0x2F800u, 0x378u})
     EXPECT_EQ(stet::nfc_prefix("ab" + utf8(code)), 2u) << code;
@@ -346,7 +347,7 @@ TEST(KnownPatterns, NfcLeavesWhatTheTableSaysAlone) {
     all.clear();
     for (const std::string& c : characters) all += c;
   }
-  // Of texts of all characters, those that the table vouches for: some, not all.
+  // The table covers some of the texts of all characters, but not all.
   Texts texts;
   size_t sure = 0, others = 0;
   for (int i = 0; i < 20'000; ++i) {

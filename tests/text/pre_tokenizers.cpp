@@ -1,4 +1,4 @@
-// Words as the `tokenizers` library cuts them, which gave what is expected here.
+// Words as the `tokenizers` library splits them; it gave the expected results.
 #include <deque>
 
 #include "src/gguf/vocabulary_rules.hpp"
@@ -80,7 +80,7 @@ TEST(PreTokenizers, ThoseThatFilesNameCutAsThoseOfTheModels) {
 TEST(PreTokenizers, AllNamesAreKnown) {
   for (const std::string& name : pre_tokenizer_names()) {
     ASSERT_NE(find_vocabulary_rules(name), nullptr) << name;
-    // Their own names come back from what they ask for, or that of others with the same rules.
+    // A name is recovered from its rules, or is another name with the same rules.
     json tokenizer = {{"pre_tokenizer", rules(name)},
                       {"model", {{"ignore_merges", find_vocabulary_rules(name)->ignore_merges}}}};
     const VocabularyRules* const back = vocabulary_rules_of(tokenizer);

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""reduce_tokenizer.py DIRECTORY OUT: a tokenizer.json with what its golden texts need, and the short ones of those
-texts with their ids.
+"""Reduces a tokenizer.json to the parts that its golden texts need, and writes the short texts
+with their ids.
 
-DIRECTORY holds tokenizer.json, tokenizer_config.json and golden.json, what transformers gives. A merge can only ever apply to a text that
-contains what it makes, so leaving out all others changes no result. Ids are numbered anew, in the old order.
+    reduce_tokenizer.py DIRECTORY OUT
+
+DIRECTORY holds tokenizer.json, tokenizer_config.json and golden.json, transformers' results. A
+merge can only apply to a text that contains its result, so leaving out all others changes
+nothing. Ids are renumbered in the old order.
 """
 import json
 import os

@@ -1,4 +1,5 @@
-// The encoder of ours for tokenizer.model against the sentencepiece library's, and damaged files.
+// stet's own encoder for tokenizer.model compared with the sentencepiece library's, and damaged
+// files.
 #include <bit>
 #include <optional>
 
@@ -63,7 +64,7 @@ std::string model_of(const std::vector<Piece>& pieces, const Settings& settings)
       .bytes();
 }
 
-// A tokenizer of one of the two encoders, without what stands around a text.
+// A tokenizer with one of the two encoders, without the processing around a text.
 class OneWay {
  public:
   OneWay(const std::string& bytes, bool every_segment, SentencePieceBy by)
@@ -75,7 +76,7 @@ class OneWay {
     finder_.build();
     parts_.encoder->set_added(parts_.added, parts_.vocabulary.size());
   }
-  // Text as a user's message has it, where `plain`: no special token comes out of it.
+  // Encodes text; if `plain`, as in a user's message, from which no special token can come.
   std::optional<Ids> encode(const std::string& text, bool plain) const {
     const stet::TextRange whole{0, text.size()};
     std::vector<stet::Segment> segments;
@@ -102,14 +103,14 @@ class OneWay {
   stet::AddedTokenFinder finder_;
 };
 
-// Texts of all kinds: random Unicode, pieces of the vocabulary side by side, runs of spaces, long
-// ones.
+// Returns texts of all kinds: random Unicode, pieces of the vocabulary side by side, runs of
+// spaces, long texts.
 std::string text_for(const stet::Vocabulary& vocabulary, std::mt19937& random) {
   std::string text;
   switch (random() % 8) {
     case 0:
       return random_text(random, random() % 60);
-    case 1:  // no UTF-8, which is mended first
+    case 1:  // invalid UTF-8, which is repaired first
       return stet::utf8_lossy(random_bytes(random, random() % 40));
     case 2:
       return std::string(random() % 70, ' ') + "a" + std::string(random() % 9, ' ');
@@ -127,7 +128,7 @@ std::string text_for(const stet::Vocabulary& vocabulary, std::mt19937& random) {
   }
 }
 
-// Both encoders over texts. Returns how many texts gave ids.
+// Compares both encoders on random texts. Returns how many texts gave ids.
 size_t compare(const std::string& bytes, bool every_segment, size_t texts, unsigned seed) {
   const OneWay own(bytes, every_segment, SentencePieceBy::own),
       library(bytes, every_segment, SentencePieceBy::library);
@@ -149,7 +150,7 @@ size_t compare(const std::string& bytes, bool every_segment, size_t texts, unsig
   return encoded;
 }
 
-// A model of few characters and many settings, so that everything that may happen to a piece does.
+// Returns a model of few characters and random settings, so that all kinds of pieces occur.
 std::string random_model(std::mt19937& random) {
   const std::string characters[] = {"a", "b", "c", "\u2581", "\n", "\u00E9", "\U0001F600", " "};
   Settings settings;
@@ -225,10 +226,11 @@ TEST(SentencePiece, RandomModelsHaveTheIdsOfTheLibrary) {
   size_t encoded = 0;
   for (unsigned i = 0; i < 300; ++i)
     encoded += compare(random_model(random), random() % 2 == 0, 20, 100 + i);
-  EXPECT_GT(encoded, 3000u);  // the others hold a control piece, and both refuse them
+  EXPECT_GT(encoded, 3000u);  // the rest contain a control piece, and both refuse them
 }
 
-// The conversations' ids were made by others, so a build without the library is held to them too.
+// transformers made the conversations' ids, so a build without the library is tested against them,
+// too.
 TEST(SentencePiece, PocketGemmaHasTheIdsOfItsConversations) {
   const OneWay own(read_text(kGemma + "/tokenizer.model"), true, SentencePieceBy::own);
   const auto script = nlohmann::json::parse(read_text(kGoldens + "gemma3/script.json"));
@@ -256,8 +258,7 @@ TEST(SentencePiece, LongTextsTakeLittleTime) {
   EXPECT_EQ(greedy.encode(std::string(400'000, 'a'), false)->size(), 400u);
 }
 
-// A long text is encoded in parts. Here parts are short, and models such that pieces lie across
-// most places.
+// Long texts are encoded in parts. Here parts are short, and pieces cross most of their borders.
 TEST(SentencePiece, PartsHaveTheIdsOfTheWhole) {
   std::mt19937 random(7);
   size_t parts = 0;

@@ -1,4 +1,4 @@
-// The two pocket checkpoints, and what holds for every tokenizer.
+// The two pocket checkpoints, and properties of every tokenizer.
 #include <algorithm>
 #include <filesystem>
 #include <random>
@@ -14,7 +14,7 @@ struct Message {
   std::string role, text;
 };
 
-// The chat templates of the pocket checkpoints, by hand.
+// The chat templates of the pocket checkpoints, written by hand.
 std::string gemma_chat(const std::vector<Message>& messages) {
   std::string text = "<bos>";
   for (const Message& m : messages)
@@ -40,7 +40,7 @@ std::vector<Message> messages_of(const nlohmann::json& turns, size_t count) {
   return messages;
 }
 
-constexpr size_t kCut = 1500;  // the goldens end there
+constexpr size_t kCut = 1500;  // the goldens end here
 
 template <class Render>
 void check_conversations(const std::string& model, const std::string& golden, const Render& render,
@@ -140,7 +140,7 @@ TEST(Tokenizer, PutsBosAsAskedFor) {
   EXPECT_EQ(llama->eos(), 934);
 }
 
-// As a rendered chat template does.
+// Rendered chat templates begin with bos.
 TEST(Tokenizer, ATextThatBeginsWithBosGetsNoSecondOne) {
   NEEDS(Sentencepiece);
   for (const auto& [directory, mark] :
@@ -182,7 +182,7 @@ TEST(Tokenizer, TheConfigDecidesAboutBosAndEos) {
   EXPECT_EQ(
       Tokenizer::load_from_files({{"tokenizer.model", model}, {"tokenizer_config.json", both}})
           ->encode("<s>the"),
-      (Ids{1, 263, 2}));  // no bos alone is left out
+      (Ids{1, 263, 2}));  // a single bos is kept
 }
 
 TEST(Tokenizer, SpecialTokensInTextAreTextWhereTheyAreNotAskedFor) {
@@ -191,7 +191,7 @@ TEST(Tokenizer, SpecialTokensInTextAreTextWhereTheyAreNotAskedFor) {
   const std::string text = "a<end_of_turn>\n<start_of_turn>model\n<eos><unk>";
   EXPECT_EQ(gemma->encode(text, Bos::off, true), (Ids{1554, 6, 16, 5, 1565, 760, 16, 1, 3}));
   const Ids plain = gemma->encode(text, Bos::off, false);
-  for (const int32_t id : plain) EXPECT_TRUE(id == 16 || id > 17) << id;  // 16: the line break
+  for (const int32_t id : plain) EXPECT_TRUE(id == 16 || id > 17) << id;  // 16 is the line break
   EXPECT_EQ(gemma->decode(plain), text);
   const auto llama = Tokenizer::load(kLlama);
   const std::string header = "<|eot_id|><|start_header_id|><|end_header_id|>";
@@ -201,8 +201,8 @@ TEST(Tokenizer, SpecialTokensInTextAreTextWhereTheyAreNotAskedFor) {
   EXPECT_EQ(llama->decode(bytes), header);
 }
 
-// In a rendered template some of the text is the user's: marks that touch it stay text, the
-// template's own do not.
+// Part of a rendered template is the user's text. Marks that touch it stay text; the template's own
+// marks do not.
 TEST(Tokenizer, MarksAreTextWhereTheyTouchAPlainRange) {
   for (const auto& [name, open, end] : {std::tuple{kGemma, "<start_of_turn>", "<end_of_turn>"},
                                         std::tuple{kLlama, "<|start_header_id|>", "<|eot_id|>"}}) {
@@ -221,11 +221,12 @@ TEST(Tokenizer, MarksAreTextWhereTheyTouchAPlainRange) {
     EXPECT_EQ(marks(attack), 1);
     EXPECT_EQ(attack.front(), *tokenizer->find_id(open));
     EXPECT_EQ(tokenizer->decode(attack), std::string(open) + "user\na" + mark + "b" + mark + "\n");
-    EXPECT_EQ(marks(encode("", half, rest + mark)), 1);  // put together across the edge
+    EXPECT_EQ(marks(encode("", half, rest + mark)), 1);  // a mark that crosses the edge
     EXPECT_EQ(marks(encode(mark + half, rest, "")), 1);
     EXPECT_EQ(marks(encode(mark, "\xff\xfe", mark)),
-              2);  // mended to six bytes, and the marks are where they were
-    // No range: as a whole text with marks; everything: as one without. Words go across edges.
+              2);  // repaired to six bytes; the marks keep their places
+    // An empty list of ranges encodes like text with marks, a range over everything like text
+    // without. Words cross edges.
     const std::string text = "x " + mark + "and so on";
     EXPECT_EQ(tokenizer->encode(text, Bos::off, std::span<const stet::TextRange>()),
               tokenizer->encode(text, Bos::off, true));
@@ -281,7 +282,7 @@ TEST(Tokenizer, RandomTextComesBack) {
     const auto tokenizer = Tokenizer::load(directory);
     for (int i = 0; i < 2000; ++i) {
       std::string text = random_text(random, random() % 60);
-      if (directory == kGemma) text = replaced(text, "\u2581", " ");  // which it stands for there
+      if (directory == kGemma) text = replaced(text, "\u2581", " ");  // its sign for a space
       const Ids ids = tokenizer->encode(text, Bos::off);
       EXPECT_EQ(tokenizer->decode(ids), text);
       EXPECT_EQ(tokenizer->decode(tokenizer->encode(text, Bos::off, false)), text);
@@ -299,8 +300,8 @@ TEST(Tokenizer, StreamedTextIsDecodedTextAtEveryCut) {
     for (int i = 0; i < 1000; ++i) {
       Ids ids;
       const size_t count = random() % 30;
-      // Half of the draws are from the first 300 ids: bytes in both vocabularies, and special
-      // tokens.
+      // Half of the draws come from the first 300 ids, which include bytes of both vocabularies and
+      // special tokens.
       for (size_t k = 0; k < count; ++k) {
         ids.push_back(static_cast<int32_t>(
             random() % (random() % 2 ? 300u : static_cast<unsigned>(tokenizer->size()))));
@@ -309,7 +310,7 @@ TEST(Tokenizer, StreamedTextIsDecodedTextAtEveryCut) {
         const std::string whole = tokenizer->decode(ids, skip);
         EXPECT_TRUE(stet::utf8_valid(whole));
         EXPECT_EQ(streamed(*tokenizer, ids, skip), whole);
-        // Cut anywhere, go on in another stream with the state of the first.
+        // Cuts the stream anywhere and continues with its state in another stream.
         const size_t cut = count == 0 ? 0 : random() % count;
         stet::TextStream first(*tokenizer, skip), second(*tokenizer, skip);
         std::string text;
@@ -450,7 +451,7 @@ TEST(Tokenizer, OneTokenizerServesManyThreads) {
   EXPECT_EQ(equal, std::vector<int>(4, 50));
 }
 
-// Made with the sentencepiece trainer; the ids are those that its own processor gives.
+// Made with the sentencepiece trainer. The ids are those of its own processor.
 TEST(Sentencepiece, UnigramWithACharacterMap) {
   NEEDS(Sentencepiece);
   Tokenizer::Files files{
@@ -490,7 +491,7 @@ TEST(Sentencepiece, BpeWithASpaceBeforeTheText) {
     EXPECT_EQ(legacy->decode(ids), text);
     EXPECT_EQ(streamed(*legacy, ids, false), text);
   }
-  // After a special token the space is put again, or not: transformers' "legacy".
+  // transformers' "legacy" decides whether a space is inserted again after a special token.
   EXPECT_EQ(legacy->encode("the</s>the", Bos::off), (Ids{263, 2, 263}));
   const auto modern = Tokenizer::load_from_files(
       {{"tokenizer.model", model}, {"tokenizer_config.json", R"({"legacy": false})"}});
@@ -508,7 +509,7 @@ TEST(Sentencepiece, ModelAndJsonOfOneVocabularyGiveTheSameIds) {
     json["added_tokens"].push_back(
         {{"id", id}, {"content", model->piece(id)}, {"special", id < 4}, {"normalized", false}});
   }
-  // Learned pieces stand in the order in which they were learned; their parts are pieces too.
+  // Learned pieces are in the order in which they were learned, and their parts are pieces, too.
   for (int32_t id = 18 + 256; id < model->size(); ++id) {
     const std::string piece = model->piece(id);
     std::vector<std::pair<int32_t, int32_t>> splits;

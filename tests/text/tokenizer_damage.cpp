@@ -1,5 +1,4 @@
-// Damaged files give an Error or a tokenizer that works; never a crash, a hang or a huge
-// allocation.
+// Damaged files give an Error or a working tokenizer, never a crash, a hang or a huge allocation.
 #include <random>
 
 #include "tests/support/files.hpp"
@@ -8,8 +7,7 @@
 namespace stet::test::tokenizer_damage_tests {
 namespace {
 
-// Loads, and if that works uses what came out. What it gives is not judged, only that it is
-// well-formed.
+// Loads the files and uses the tokenizer if that works. Its output must only be well-formed.
 void use(const Tokenizer::Files& files, std::mt19937& random, size_t& loaded) {
   try {
     const auto tokenizer = Tokenizer::load_from_files(files);
@@ -29,7 +27,7 @@ void use(const Tokenizer::Files& files, std::mt19937& random, size_t& loaded) {
   }
 }
 
-// One to three changes: a bit flipped, a byte replaced, a run removed, doubled or moved.
+// Makes one to three changes: flips a bit, replaces a byte, or removes, doubles or moves a run.
 std::string damaged(std::string bytes, std::mt19937& random) {
   for (size_t n = 1 + random() % 3; n > 0 && !bytes.empty(); --n) {
     const size_t at = random() % bytes.size(),
@@ -62,7 +60,7 @@ void damage(const std::string& name, const std::string& bytes, const Tokenizer::
     use(files, random, loaded);
   }
   EXPECT_GT(loaded,
-            0u);  // some damage does not matter; if none loaded, the test would test nothing
+            0u);  // some damage is harmless; if nothing loaded, this would test nothing
   for (size_t size = 0; size < bytes.size(); size += 1 + bytes.size() / 300) {
     Tokenizer::Files files = others;
     files.emplace_back(name, bytes.substr(0, size));
@@ -111,8 +109,7 @@ TEST(TokenizerDamage, TokenizerModels) {
   damage("tokenizer.model", read_text(kModels + "bpe.model"), {}, 2'000);
 }
 
-// The library follows the character map's indices without looking; every one of them is turned
-// here.
+// The library follows the character map's indices unchecked, so every index is changed here.
 TEST(TokenizerDamage, EveryByteOfTheCharacterMap) {
   NEEDS(Sentencepiece);
   const std::string model = read_text(kModels + "unigram.model");

@@ -1,5 +1,4 @@
-// The files of a tokenizer beside tokenizer.json: templates, added tokens, vocab.json with
-// merges.txt.
+// Files of a tokenizer beside tokenizer.json: templates, added tokens, vocab.json with merges.txt.
 #include "src/files/additional_templates.hpp"
 #include "stet/chat/template.hpp"
 #include "stet/checkpoint/overrides.hpp"
@@ -17,7 +16,7 @@ json config_of(const std::string& directory) {
   return json::parse(read_text(directory + "/tokenizer_config.json"));
 }
 
-// The pocket model's tokenizer in a directory, with another tokenizer_config.json.
+// Copies the pocket model's tokenizer to a directory, with another tokenizer_config.json.
 void copy_pocket(const std::string& directory, const json& config) {
   write_file(directory + "/tokenizer.json", read_text(kLlama + "/tokenizer.json"));
   write_file(directory + "/tokenizer_config.json", config.dump());
@@ -29,7 +28,7 @@ std::string rendered(const Tokenizer& tokenizer, bool tools) {
   return ChatTemplate(tokenizer).render(messages, false, variables, 0).bytes;
 }
 
-// vocab.json and merges.txt of the reduced tokenizer of GPT-2.
+// Returns vocab.json and merges.txt of the reduced tokenizer of GPT-2.
 Tokenizer::Files merges_of(const std::string& directory) {
   const json published = json::parse(read_text(directory + "/tokenizer.json"));
   json vocab = published["model"]["vocab"];
@@ -62,7 +61,7 @@ TEST(ChatTemplates, OfAFolderGoBeforeTheConfig) {
   EXPECT_EQ(tokenizer->chat_template("notes"), "");
   EXPECT_EQ(rendered(*tokenizer, false), "J");
   EXPECT_EQ(rendered(*tokenizer, true), "T2");
-  // In one file, as packed and archived tokenizers have them, and not beside another template.
+  // Packed and archived tokenizers have the templates in one file, but not beside another template.
   const auto again = Tokenizer::load_from_files(tokenizer->files());
   EXPECT_EQ(again->chat_template("rag"), "R");
   EXPECT_EQ(again->fingerprint(), tokenizer->fingerprint());
@@ -122,7 +121,7 @@ TEST(TokenizerFiles, AddedTokensOfTheirOwnFile) {
   EXPECT_EQ(tokenizer->encode("<tool_call><pad>", Bos::off), (Ids{first, first + 1}));
   EXPECT_FALSE(tokenizer->is_special(first));
   EXPECT_TRUE(tokenizer->is_special(first + 1));
-  // Where tokenizer_config.json lists added tokens, the file does not count.
+  // The file has no effect if tokenizer_config.json lists added tokens.
   config["added_tokens_decoder"] = json::object();
   files[1].second = config.dump();
   EXPECT_EQ(Tokenizer::load_from_files(files)->size(), first);
@@ -143,7 +142,7 @@ TEST(TokenizerFiles, VocabAndMergesAreThePublishedTokenizer) {
   EXPECT_EQ(tokenizer->eos(), end);
   EXPECT_EQ(tokenizer->encode("<|endoftext|>", Bos::off), (Ids{end}));
   EXPECT_TRUE(tokenizer->is_special(end));
-  // Without a class it is the model that says whose rules they are.
+  // Without a class, the model's type decides which rules apply.
   files[2] = {"config.json", R"({"model_type": "gpt2"})"};
   EXPECT_EQ(Tokenizer::load_from_files(files)->fingerprint(), tokenizer->fingerprint());
 }
@@ -154,7 +153,7 @@ TEST(TokenizerFiles, VocabAndMergesOfQwen) {
   files.emplace_back("tokenizer_config.json", R"({"tokenizer_class": "Qwen2TokenizerFast"})");
   const auto tokenizer = Tokenizer::load_from_files(files);
   EXPECT_FALSE(tokenizer->bos());
-  // Each number for itself, and a space before none.
+  // Each digit is a word of its own, and has no space before it.
   EXPECT_EQ(tokenizer->encode(" 12", Bos::off).size(), 3u);
 }
 

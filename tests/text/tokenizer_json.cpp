@@ -8,8 +8,8 @@ namespace {
 
 class GoldenTokenizer : public testing::TestWithParam<const char*> {};
 
-// What transformers gave for the texts of `directory`; but a text that begins with bos gets no
-// second one here. Returns how many there are.
+// Compares with transformers' results for the texts of `directory`, except that a text that begins
+// with bos gets no second one here. Returns the number of texts.
 size_t expect_golden_texts(const std::string& directory) {
   const auto tokenizer = Tokenizer::load(directory);
   const auto golden = nlohmann::json::parse(read_text(directory + "/golden.json"));
@@ -31,7 +31,8 @@ size_t expect_golden_texts(const std::string& directory) {
 
 }  // namespace
 
-// A part of the tokenizers and of their texts, which reduce_tokenizer.py made: it is always there.
+// Uses the part of the tokenizers and texts that reduce_tokenizer.py made, which is always
+// available.
 TEST_P(GoldenTokenizer, ShortTextsEncodeAndDecodeAsTransformersDoes) {
   EXPECT_EQ(expect_golden_texts(STET_ROOT "/tests/data/tokenizer/" + std::string(GetParam())),
             166u);
@@ -77,7 +78,7 @@ namespace {
 
 using nlohmann::json;
 
-// Ids of a text under a tokenizer.json with a few fields of small_json changed.
+// Returns the ids of a text under small_json with a few changed fields.
 Ids ids_of(const json& changes, const std::string& text, bool special_in_text = true) {
   json document = small_json();
   if (!changes.is_null()) document.merge_patch(changes);
@@ -90,8 +91,8 @@ std::string error_with(const json& changes) {
   return message_of([&] { from_json(document); });
 }
 
-// The words that a pre-tokenizer makes of a text: every string that could be one is a piece, and
-// whole words become pieces.
+// Returns the words that a pre-tokenizer makes of a text. Every possible word is a piece of the
+// vocabulary.
 std::vector<std::string> words_of(const json& pre_tokenizer, const std::string& text) {
   json document = small_json();
   json vocab = {{"<unk>", 0}};
@@ -157,7 +158,7 @@ TEST(TokenizerJson, EqualsTheDefinitionOnRandomVocabularies) {
       symbols.push_back(pieces[random() % 4]);
       text += symbols.back();
     }
-    // Sennrich et al.: as long as there is one, merge the first occurrence of the earliest pair.
+    // Sennrich et al.: repeatedly merges the first occurrence of the earliest pair.
     for (bool merged = true; merged;) {
       merged = false;
       for (size_t m = 0; m < merges.size() && !merged; ++m) {
@@ -184,7 +185,7 @@ TEST(TokenizerJson, UnknownCharacters) {
   const json fallback = {
       {"model", {{"byte_fallback", true}, {"vocab", {{"<0xC3>", 9}, {"<0xA9>", 10}}}}}};
   EXPECT_EQ(ids_of(fallback, "a\u00E9b"), (Ids{1, 9, 10, 2}));
-  EXPECT_EQ(ids_of(fallback, "\u00E8"), (Ids{0}));  // not all of its bytes are there
+  EXPECT_EQ(ids_of(fallback, "\u00E8"), (Ids{0}));  // some of its bytes are missing
 }
 
 TEST(TokenizerJson, PrefixAndSuffixOfSymbols) {
@@ -230,7 +231,7 @@ TEST(TokenizerJson, Metaspace) {
   EXPECT_EQ(words_of(metaspace("first", true), "a b"), (Words{"_a", "_b"}));
   EXPECT_EQ(words_of(metaspace("always", false), "a b"), (Words{"_a_b"}));
   EXPECT_EQ(words_of(metaspace("always", true), " a"), (Words{"_a"}));
-  // After an added token the text is no longer the first.
+  // After an added token the text is not the first any more.
   json document = small_json();
   document["pre_tokenizer"] = metaspace("first", true);
   document["added_tokens"] = {{{"id", 9}, {"content", "<s>"}, {"special", true}}};
@@ -256,7 +257,7 @@ TEST(TokenizerJson, PreTokenizersWithPatterns) {
             (Words{"a_1", "b", "!?", "\u00E9"}));
   EXPECT_EQ(words_of({{"type", "Punctuation"}}, "a,b$\u00BFc"),
             (Words{"a", ",", "b", "$", "\u00BF", "c"}));
-  // U+180E is no white space, though PCRE2 has it in \s.
+  // U+180E is not white space, though PCRE2's \s matches it.
   const json spaces = {{"type", "Split"},
                        {"pattern", {{"Regex", "\\s+"}}},
                        {"behavior", "Removed"},
@@ -581,8 +582,8 @@ TEST(TokenizerJson, APatternThatBacktracksWithoutEndIsAnError) {
   EXPECT_EQ(tokenizer->encode("ab", Bos::off), (Ids{4}));
 }
 
-// A megabyte of one word, of spaces, of anything that a careless algorithm would go over again and
-// again. Takes well under a second each; quadratic time would be hours.
+// A megabyte of one word, of spaces, of everything that a careless algorithm would scan repeatedly.
+// Each takes well under a second; quadratic time would be hours.
 TEST(TokenizerJson, AMegabyteIsNoTrouble) {
   std::mt19937 random(5);
   std::string letters, marks = "e";

@@ -1,4 +1,4 @@
-// What the tokenizer's tests share: reading files, a small tokenizer.json, random text.
+// Helpers of the tokenizer tests: reading files, a small tokenizer.json, random text.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -29,8 +29,7 @@ inline std::string fixtures() {
   return given ? given : STET_ROOT "/../shared/fixtures";
 }
 
-// A person who has no fixtures sees the test skipped; a machine that checks for others must have
-// them.
+// Without fixtures the tests are skipped for a person, but fail on a CI machine.
 inline bool is_ci() {
   const char* ci = std::getenv("CI");
   return ci != nullptr && std::string(ci) == "true";
@@ -63,7 +62,7 @@ inline const std::string kGemma = STET_ROOT "/assets/pocket-gemma3";
 inline const std::string kLlama = STET_ROOT "/assets/pocket-llama3";
 inline const std::string kGoldens = STET_ROOT "/tests/data/pocket/golden-";
 
-// Characters of one to four bytes, letters, marks, white space and emoji among them.
+// Returns characters of one to four bytes: letters, marks, white space, emoji.
 inline std::string random_text(std::mt19937& random, size_t characters) {
   static const std::vector<uint32_t> picks = {' ',   '\n', 'a',    'e',    '5',     '\'',
                                               0x301, 0xE9, 0x2581, 0x4E2D, 0x1F600, 0x200D};
@@ -104,7 +103,7 @@ inline std::string replaced(const std::string& text, const std::string& from,
   return out.append(text, done);
 }
 
-// Text of ids through a TextStream, each part checked to be UTF-8.
+// Returns the text of ids through a TextStream, checking that each part is UTF-8.
 inline std::string streamed(const Tokenizer& tokenizer, std::span<const int32_t> ids,
                             bool skip_special) {
   stet::TextStream stream(tokenizer, skip_special);
@@ -119,8 +118,7 @@ inline std::string streamed(const Tokenizer& tokenizer, std::span<const int32_t>
   return text + rest;
 }
 
-// A tokenizer.json from its parts; `changes` is merged into a byte-level-free BPE model of a few
-// pieces.
+// Returns a small tokenizer.json: a BPE model of a few pieces, without byte-level encoding.
 inline nlohmann::json small_json() {
   return nlohmann::json::parse(R"({
     "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,

@@ -403,6 +403,7 @@ Json describe(const Model& model, const std::shared_ptr<const Tokenizer>& tokeni
                      {"min_p", g.min_p},
                      {"typical_p", g.typical_p},
                      {"repetition_penalty", g.repetition_penalty}};
+  if (!g.ignored.empty()) j["generation"]["ignored"] = g.ignored;
   j["stop_tokens"] = stops_json(model, tokenizer.get(), source);
   if (tokenizer != nullptr)
     j["tokenizer"] = tokenizer_json(*tokenizer, source);

@@ -1,4 +1,4 @@
-// Little-endian bytes, written and read one field at a time.
+// Writing and reading little-endian bytes, one field at a time.
 #pragma once
 
 #include <cstddef>
@@ -13,16 +13,16 @@
 
 namespace stet {
 
-// Appends fields to a buffer of its own.
+// Appends fields to its own buffer.
 class STET_API ByteWriter {
  public:
   void u8(uint8_t value);
   void u16(uint16_t value);
   void u32(uint32_t value);
   void u64(uint64_t value);
-  void f32(float value);  // its IEEE-754 bits, whatever they say
+  void f32(float value);  // the IEEE 754 bits, unchanged
   void bytes(std::span<const std::byte> value);
-  void text(std::string_view value);  // its bytes, no length and no terminator
+  void text(std::string_view value);  // the bytes, without length or terminator
   void zeros(size_t count);
 
   size_t size() const { return data_.size(); }
@@ -35,8 +35,8 @@ class STET_API ByteWriter {
   std::vector<std::byte> data_;
 };
 
-// Reads fields from the front of `data`, which must outlive it. A read past the end throws a format
-// Error that names `file` and the field, and consumes nothing.
+// Reads fields from the front of `data`, which must outlive it. Throws a format Error, naming
+// `file` and the field, for a read past the end, and then consumes nothing.
 class STET_API ByteReader {
  public:
   ByteReader(std::span<const std::byte> data, std::string file);
@@ -48,7 +48,7 @@ class STET_API ByteReader {
   float f32(std::string_view field);
   std::span<const std::byte> bytes(uint64_t count, std::string_view field);  // a view into `data`
   std::string text(uint64_t count, std::string_view field);
-  void end(std::string_view field);  // throws unless all was read
+  void end(std::string_view field);  // throws unless everything was read
 
   size_t position() const { return position_; }
   size_t remaining() const { return data_.size() - position_; }

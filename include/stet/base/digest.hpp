@@ -1,5 +1,5 @@
-// XXH3-128 digests: they find damage and mix-ups, quickly, and are no protection against forgery.
-// What names things: sha256.hpp.
+// XXH3-128 digests, which detect damage and mix-ups quickly but do not protect against forgery.
+// sha256.hpp has the hashes that identify things.
 #pragma once
 
 #include <cstddef>
@@ -21,9 +21,9 @@ struct Digest {
 STET_API Digest digest_of(std::span<const std::byte> bytes);
 STET_API std::string digest_text(
     const Digest& digest);  // "xxh3:" and 32 hex digits, high half first
-STET_API std::optional<Digest> parse_digest(const std::string& text);  // the inverse
+STET_API std::optional<Digest> parse_digest(const std::string& text);  // inverse of digest_text()
 
-// The digest of bytes that come in pieces; equal to digest_of all of them.
+// Computes the digest of bytes that arrive in pieces. Equals digest_of all of them.
 class STET_API RunningDigest {
  public:
   RunningDigest();

@@ -1,4 +1,4 @@
-// HMAC-SHA256 (RFC 2104): what shows that somebody who holds a key has made some bytes.
+// HMAC-SHA256 (RFC 2104), which proves that a holder of a key made a message.
 #pragma once
 
 #include <cstddef>
@@ -9,10 +9,10 @@
 
 namespace stet {
 
-// A key of more than 64 bytes counts as its SHA-256.
+// Returns the HMAC. A key of more than 64 bytes is replaced by its SHA-256.
 STET_API Sha256 hmac_sha256(std::span<const std::byte> key, std::span<const std::byte> message);
-// Takes as long for bytes that differ early as for those that differ late; bytes of other numbers
-// are not equal.
+// Compares bytes in time that does not depend on where they differ. Bytes of different sizes are
+// unequal.
 STET_API bool equal_in_constant_time(std::span<const std::byte> a, std::span<const std::byte> b);
 
 }  // namespace stet

@@ -1,5 +1,4 @@
-// JSON from files that nobody vouches for: parsed within limits, then read through checked
-// accessors.
+// Reads untrusted JSON: parsed within limits, then accessed through checked functions.
 #pragma once
 
 #include <cfloat>
@@ -15,17 +14,17 @@
 
 namespace stet {
 
-// One object of a JSON file. Each accessor checks type and range and throws a format Error with the
-// file and the field's path ("text_config.num_hidden_layers"). A null field counts as absent.
+// One object of a JSON file. Each function checks type and range, and throws a format Error with
+// the file and the field's path ("text_config.num_hidden_layers"). A null field counts as absent.
 class STET_API JsonReader {
  public:
-  // A null field is not there; names() has it.
+  // has() is false for a null field; names() is true.
   bool has(const std::string& name) const;
   bool has_object(const std::string& name) const;
   bool names(const std::string& name) const;
   std::vector<std::string> keys() const;  // sorted; null fields included
 
-  // 1000000.0 is an integer too: some writers leave no other choice.
+  // Returns an integer. 1000000.0 is accepted, because some writers produce it.
   int64_t integer(const std::string& name, int64_t min, int64_t max) const;
   int64_t integer_or(const std::string& name, int64_t fallback, int64_t min, int64_t max) const;
   double number(const std::string& name, double min = -DBL_MAX, double max = DBL_MAX) const;
@@ -38,33 +37,33 @@ class STET_API JsonReader {
 
   JsonReader required_object(const std::string& name) const;
   std::optional<JsonReader> object(const std::string& name) const;
-  // The elements of an array of objects, which must be there.
+  // Returns the elements of an array of objects, which is required.
   std::vector<JsonReader> objects(const std::string& name) const;
 
-  // Arrays; an absent one is empty.
+  // Return arrays; an absent one is empty.
   std::vector<int64_t> integers(const std::string& name, int64_t min, int64_t max) const;
   std::vector<double> numbers(const std::string& name) const;
   std::vector<std::string> strings(const std::string& name) const;
-  // An array, or one integer in place of an array of one, as eos_token_id is written.
+  // Returns an array, or a single integer as an array of one, as eos_token_id is written.
   std::vector<int64_t> integer_or_integers(const std::string& name, int64_t min, int64_t max) const;
 
-  // The Error for a value that is wrong for a reason the accessors do not know.
+  // Throws the Error for a value that is wrong for another reason than type or range.
   [[noreturn]] void fail(const std::string& name, const std::string& expected) const;
 
   const std::string& file() const { return file_; }
   std::string path_of(const std::string& name) const;
-  std::string text() const;  // the object again, as one line of JSON with sorted keys
+  std::string text() const;  // the object as one line of JSON with sorted keys
 
  private:
-  friend struct JsonAccess;  // of the source file, which knows the library behind it
+  friend struct JsonAccess;  // implementation detail of the source file
   JsonReader(std::shared_ptr<const void> object, std::string file, std::string path)
       : object_(std::move(object)), file_(std::move(file)), path_(std::move(path)) {}
 
-  std::shared_ptr<const void> object_;  // shared by copies and parts
+  std::shared_ptr<const void> object_;  // shared by copies and sub-objects
   std::string file_, path_;
 };
 
-// The object that a whole file is.
+// Parses a file that consists of one object.
 STET_API JsonReader parse_json(std::string_view text, const std::string& file);
 
 }  // namespace stet

@@ -1,5 +1,5 @@
-// Large zero-initialised memory straight from the system: page-aligned, committed when touched, in
-// 2 MB pages where the system gives them.
+// Large zero-initialized memory directly from the system: page-aligned, committed when touched, and
+// in 2 MB pages if available.
 #pragma once
 
 #include <cstddef>
@@ -18,9 +18,9 @@ class STET_API Memory {
   Memory& operator=(Memory&& other) noexcept;
   ~Memory();
 
-  // Gives whole pages back to the system: they read as zeros afterwards.
+  // Returns whole pages to the system; they read as zeros afterwards.
   void release(size_t offset, size_t bytes) const;
-  // Pages of 4 KB from now on, so that parts of it can be given back.
+  // Switches to 4 KB pages, so that parts can be released.
   void use_small_pages() const;
 
   std::byte* data() const { return data_; }
@@ -35,7 +35,7 @@ class STET_API Memory {
   size_t size_ = 0;
 };
 
-// The same as Memory::release, of those pages that lie whole in a run of such memory.
+// Like Memory::release, for the whole pages inside a range of such memory.
 STET_API void release_pages(std::byte* at, size_t bytes);
 
 }  // namespace stet

@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4): what states, blocks of keys and values, and models are named by.
+// SHA-256 (FIPS 180-4), which identifies states, blocks of keys and values, and models.
 #pragma once
 
 #include <array>
@@ -21,9 +21,9 @@ struct Sha256 {
 
 STET_API Sha256 sha256_of(std::span<const std::byte> bytes);
 STET_API std::string sha256_text(const Sha256& hash);  // "sha256:" and 64 hex digits
-STET_API std::optional<Sha256> parse_sha256(const std::string& text);  // the inverse
+STET_API std::optional<Sha256> parse_sha256(const std::string& text);  // inverse of sha256_text()
 
-// The hash of bytes that come in pieces; equal to sha256_of all of them.
+// Computes the hash of bytes that arrive in pieces. Equals sha256_of all of them.
 class STET_API RunningSha256 {
  public:
   RunningSha256();
@@ -32,7 +32,7 @@ class STET_API RunningSha256 {
   RunningSha256& operator=(const RunningSha256&) = delete;
 
   void add(std::span<const std::byte> bytes);
-  Sha256 result();  // the last call but for the destructor's
+  Sha256 result();  // must be the last call
 
  private:
   struct State;

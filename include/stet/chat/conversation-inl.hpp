@@ -1,4 +1,4 @@
-// What a conversation does.
+// Implements Conversation.
 #pragma once
 
 #include <algorithm>
@@ -23,11 +23,12 @@ inline std::string_view trimmed(std::string_view text) {
              : text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
 }
 
-// Where a rendering has the content of message `origin`, whole, at or after `from`; empty where it
-// has not.
+// Returns the range where a rendering contains the whole content of message `origin`, at or after
+// `from`. Returns an empty range if it does not.
 inline TextRange find_content(const jinja::Text& text, const std::string& content, int origin,
                               size_t from) {
-  for (size_t i = text.marks.size(); i > 0; --i) {  // its role may be printed too, before
+  // from the end, because its role may be printed before it
+  for (size_t i = text.marks.size(); i > 0; --i) {
     const jinja::Mark& mark = text.marks[i - 1];
     if (mark.origin != origin || mark.begin < from) continue;
     const std::string_view there(text.bytes.data() + mark.begin, mark.end - mark.begin);
@@ -36,7 +37,7 @@ inline TextRange find_content(const jinja::Text& text, const std::string& conten
   return {};
 }
 
-// Whether a message of the transcript is this one: positions aside.
+// Returns true if two messages are equal apart from their positions.
 inline bool same_text(const Message& a, const Message& b) {
   return a.role == b.role && a.content == b.content && a.fields == b.fields &&
          a.generated == b.generated;
@@ -56,16 +57,16 @@ inline size_t common_prefix(const std::vector<int32_t>& a, const std::vector<int
 
 }  // namespace detail
 
-// The tokens of a rendering, and where the messages are in them.
+// The tokens of a rendering, and the positions of the messages in them.
 struct Conversation::Plan {
-  std::string text;  // the rendering
+  std::string text;  // the rendered text
   std::vector<int32_t> ids;
   std::vector<Message> messages;
   int64_t kept = 0;
   PromptReport report;
-  int64_t begun = 0;  // of the tokens at the end: those of a reply that goes on
+  int64_t begun = 0;  // tokens at the end that begin a continued reply
 
-  // Messages first .. last-1, none of them generated, are in the tokens that follow.
+  // Adds tokens that contain messages first .. last-1, none of them generated.
   void add_text(const std::vector<int32_t>& tokens, size_t first, size_t last, bool fresh) {
     const auto begin = static_cast<int64_t>(ids.size());
     add(tokens, fresh);
@@ -90,7 +91,7 @@ struct Conversation::Plan {
   }
 
  private:
-  // Each piece has the position where it ends, and whether a message in it is new.
+  // Pieces of the tokens: the end position, and whether a message in the piece is new.
   std::vector<std::pair<int64_t, bool>> pieces;
 };
 
@@ -99,12 +100,12 @@ inline Conversation::Conversation(Session session, std::shared_ptr<const Tokeniz
   ChatState& chat = session_.chat();
   const std::string_view source = chat.chat_template.empty() ? tokenizer_->chat_template()
                                                              : std::string_view(chat.chat_template);
-  // A conversation that does not ask for the time is the same state at any time.
+  // The time is stored only if the template uses it, so that other states do not depend on it.
   const bool asks = source.find("strftime_now") != std::string_view::npos;
   if (asks && chat.now == 0) chat.now = static_cast<int64_t>(std::time(nullptr));
   for (Message& m : chat.messages) {
     if (m.generated && m.content.empty())
-      m.content = text_of(m);  // the session was rewound into it
+      m.content = text_of(m);  // the session was rewound into this message
   }
   template_ = std::make_shared<const ChatTemplate>(
       chat.chat_template.empty() ? ChatTemplate(*tokenizer_)
@@ -128,8 +129,8 @@ inline std::vector<int32_t> Conversation::tokens_at(const Message& m,
   return {transcript.begin() + m.begin, transcript.begin() + m.end};
 }
 
-// The tokens of a reply; behind them those of what its content says beyond their text, which is
-// what a stop string in the middle of a token leaves.
+// Returns the tokens of a reply, followed by tokens for the part of its content that exceeds their
+// text. Such a part exists if a stop string begins inside a token.
 inline std::vector<int32_t> Conversation::tokens_of(const Message& m,
                                                     const std::vector<int32_t>& transcript) const {
   std::vector<int32_t> ids = tokens_at(m, transcript);
@@ -153,7 +154,8 @@ inline jinja::Text Conversation::render(const std::vector<Message>& messages,
       static_cast<double>(chat.now));
 }
 
-// `begun`: where the last message stands in the text, at its end, if it is a reply that goes on.
+// Builds the plan of a rendering. `begun` is the range of the last message, at the end of the text,
+// if it is a reply to continue.
 inline Conversation::Plan Conversation::make_plan(const std::vector<Message>& messages,
                                                   const jinja::Text& text,
                                                   std::optional<TextRange> begun) const {
@@ -166,7 +168,7 @@ inline Conversation::Plan Conversation::make_plan(const std::vector<Message>& me
       return m.end > 0 && detail::same_text(m, messages[i]);
     });
   };
-  size_t at = 0, first = 0;  // what comes next of the text, and of the messages
+  size_t at = 0, first = 0;  // next byte of the text, next message
   const auto add_text = [&](size_t end, size_t last, bool fresh) {
     const std::vector<TextRange> plain =
         chat.special_in_text ? std::vector<TextRange>() : plain_ranges(text, at, end);
@@ -179,7 +181,7 @@ inline Conversation::Plan Conversation::make_plan(const std::vector<Message>& me
     if (!messages[i].generated) continue;
     const TextRange there =
         detail::find_content(text, messages[i].content, static_cast<int>(i), at);
-    if (there.end == 0) continue;  // the template has written it anew, or it is empty
+    if (there.end == 0) continue;  // the template has changed it, or it is empty
     add_text(there.begin, i, false);
     plan.messages[i].begin = static_cast<int64_t>(plan.ids.size());
     plan.add(tokens_of(messages[i], transcript), is_new(i));
@@ -228,7 +230,7 @@ inline std::optional<Conversation::Plan> Conversation::lay_out(std::vector<Messa
   return make_plan(messages, text, TextRange{last.begin, last.end});
 }
 
-// Whether a text that a template writes is nothing but marks and white space.
+// Returns true if text written by the template consists only of special tokens and white space.
 inline bool Conversation::ends_turn(std::string_view text) const {
   for (const int32_t id : tokenizer_->encode(text, Tokenizer::Bos::off, {}, true)) {
     const std::string piece = tokenizer_->bytes(id);
@@ -236,7 +238,8 @@ inline bool Conversation::ends_turn(std::string_view text) const {
     const TextRange whole{0, piece.size()};
     const std::vector<int32_t> plain =
         tokenizer_->encode(piece, Tokenizer::Bos::off, {&whole, 1}, true);
-    if (plain.size() == 1 && plain[0] == id) return false;  // a mark is no token of plain text
+    // an ordinary token; special tokens never come from plain text
+    if (plain.size() == 1 && plain[0] == id) return false;
   }
   return true;
 }
@@ -265,7 +268,7 @@ inline void Conversation::prompted(const Plan& plan) {
   if (plan.begun > 0) begin_continued(plan.begun);
 }
 
-// The last `tokens` become the beginning of a reply that was cut.
+// Makes the last `tokens` tokens the beginning of a reply that was cut.
 inline void Conversation::begin_continued(int64_t tokens) {
   GenerationState& state = session_.generation();
   const int64_t reply = session_.size() - tokens;
@@ -338,7 +341,7 @@ inline Reply Conversation::reply(const GenerateOptions& options, const TextSink&
   return reply;
 }
 
-// The text that a reply has given so far: all of its tokens' but for what is held back.
+// Returns the text that a reply has shown so far: that of all its tokens without what is held back.
 inline std::string Conversation::shown_of(const Message& m) const {
   TextStream stream(*tokenizer_, true);
   std::string text;
@@ -346,17 +349,17 @@ inline std::string Conversation::shown_of(const Message& m) const {
   return text.substr(0, text.size() - std::min(text.size(), session_.generation().held.size()));
 }
 
-// The last message takes in what was drawn, but for the stop token at its end.
+// Updates the last message after tokens were drawn. Excludes a stop token at the end.
 inline void Conversation::settle(const Reply& reply) {
   std::vector<Message>& all = session_.chat().messages;
   Message& m = all.back();
   m.end = session_.transcript_size() - (reply.stop == StopReason::eos ? 1 : 0);
   m.content = text_of(m);
-  if (session_.transcript_size() == m.begin) all.pop_back();  // nothing was drawn at all
+  if (session_.transcript_size() == m.begin) all.pop_back();  // nothing was drawn
 }
 
-// A stop string ends what was said; of the tokens those stay that lie before it. It may begin
-// within a token.
+// Ends a message at a stop string. Keeps the tokens before it; the stop string may begin inside a
+// token.
 inline void Conversation::end_at(Message& m, const std::string& content) {
   TextStream stream(*tokenizer_, true);
   std::string text;
@@ -377,7 +380,7 @@ inline std::string Conversation::close() {
 
 // ---------------------------------------------------------------- going back
 
-// `position` counts as messages do.
+// Rewinds to a position of the transcript and drops later messages.
 inline void Conversation::cut(int64_t position, size_t messages) {
   session_.rewind(std::max<int64_t>(0, position - shifted_out(session_.prunes())));
   std::vector<Message>& all = session_.chat().messages;
@@ -396,7 +399,7 @@ inline void Conversation::rewind(int64_t turns) {
   const bool later = std::any_of(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(first),
                                  [](const Message& m) { return m.generated; });
   int64_t position = later ? all[first].begin : 0;
-  // The prompt may begin one token later, where the reply before it had drawn its own stop token.
+  // The prompt begins one token later if the preceding reply drew its own stop token.
   for (const Turn& turn : session_.generation().turns) {
     const int64_t begin = turn.prompt + shifted_out(session_.prunes());
     if (later && begin == position + 1) position = begin;

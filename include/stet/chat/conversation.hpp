@@ -1,14 +1,13 @@
 // A conversation with a model through its chat template, exact to the token.
 //
-// The session's tokens are the only truth. A turn renders all messages through the template, but
-// text becomes tokens only where there are none yet: a generated reply stays the tokens that
-// it is (white space that a template strips from a reply stays as the model wrote it), and
-// what a rendering has in common with the transcript, from its beginning, stays in the cache. Where
-// the two part (a message was edited, the system prompt changed, the template writes earlier turns
-// in another way) the session rewinds to that very token.
+// The session's tokens are authoritative. Each turn renders all messages through the template, but
+// only new text is tokenized. A generated reply keeps its tokens, including white space that a
+// template would strip. The common beginning of the rendering and the transcript stays in the
+// cache. At the first different token, the session is rewound: a message was edited, the system
+// prompt changed, or the template renders earlier turns differently.
 //
-// Text of messages is ordinary text: a mark of the template that a user types ends no turn, unless
-// ChatState::special_in_text says otherwise.
+// Text of messages is ordinary text. A special token typed by a user ends no turn, unless
+// ChatState::special_in_text is set.
 #pragma once
 
 #include <cstdint>
@@ -26,75 +25,75 @@
 
 namespace stet {
 
-// What became of the tokens of a prompt.
+// Token counts of a prompt.
 struct PromptReport {
-  int64_t kept = 0;        // were in the cache, and stay
-  int64_t recomputed = 0;  // processed again, since something before them has changed
+  int64_t kept = 0;        // already in the cache and kept
+  int64_t recomputed = 0;  // processed again because of a change before them
   int64_t added = 0;       // of new or changed messages
 };
 
-// The messages as a chat template sees them: a list of objects with role, content and their fields.
+// Returns the messages in the form that chat templates receive: a list of objects with role,
+// content and further fields.
 STET_API jinja::Value template_messages(const std::vector<Message>& messages);
 
 class Conversation {
  public:
-  // Goes on with the messages that the session has (Session::chat), if any.
-  // Throws Error where the template is malformed, or there is none.
+  // Continues with the session's messages (Session::chat). Throws Error if there is no template or
+  // it is malformed.
   Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer);
 
   const std::vector<Message>& messages() const { return session_.chat().messages; }
   const std::shared_ptr<const Tokenizer>& tokenizer() const { return tokenizer_; }
   const Session& session() const { return session_; }
   Session& session() { return session_; }
-  // A second conversation from here on; costs the last block of the cache.
+  // Returns an independent copy, which shares all but the last block of the cache.
   Conversation fork() const;
 
-  // Makes `messages`, and the beginning of a reply, what the session holds. A reply that was cut is
-  // closed first. Of messages taken from messages(), generated replies stay the tokens they are;
-  // clear `generated` of one whose content was changed. When this throws (the template refuses, the
-  // session would be too small: a capacity Error with both counts, a `progress` that throws), the
-  // conversation is as it was before.
+  // Makes the session hold `messages` and the beginning of a reply. Closes a reply that was cut
+  // first. Generated replies taken from messages() keep their tokens; clear `generated` if you
+  // change the content.
+  //
+  // If anything throws, the conversation is unchanged. Throws a capacity Error with both counts if
+  // the session is too small. Errors of the template and exceptions of `progress` are passed on.
   PromptReport prompt(std::vector<Message> messages, const Progress& progress = nullptr);
-  // The same with one more message of the user.
+  // Like prompt(), with one more user message.
   PromptReport say(const std::string& text, const Progress& progress = nullptr);
-  // How many tokens prompt() would keep, recompute and add.
+  // Returns the number of tokens that prompt() would keep, recompute and add.
   PromptReport plan(const std::vector<Message>& messages) const;
 
-  // prompt() and reply() in steps, for whoever processes the tokens of many conversations together
-  // (append(batch), Generator). prepare() changes nothing; begin() rewinds the session to what it
-  // keeps; then the tokens of to_process() go through it; then prompted(). A conversation that was
-  // begun and not prompted is to be thrown away.
+  // prompt() in steps, for callers that process tokens of many conversations together
+  // (append(batch), Generator). prepare() changes nothing, and begin() rewinds the session to the
+  // kept tokens. Process to_process(), then call prompted(). Discard a conversation for which only
+  // begin() was called.
   struct Plan;
   Plan prepare(std::vector<Message> messages) const;
-  // prepare() in two steps. `continued`: the last message, the assistant's, is the beginning of a
-  // reply. Its text becomes tokens by itself, as if they had been drawn, and the reply goes on
-  // behind them as one that was cut does. Returns nothing where the template does not write this
-  // text as it is, and then no more than the marks that end a turn.
+  // Renders and tokenizes without checking the size; prepare() is lay_out() and check_fit(). With
+  // `continued`, the last message must be the assistant's and is the beginning of a reply. Its text
+  // is tokenized separately, as if drawn, and the reply continues after it. Returns nothing if the
+  // template changes this text or writes more than the end of the turn after it.
   std::optional<Plan> lay_out(std::vector<Message> messages, bool continued) const;
   void check_fit(const Plan& plan) const;
   void begin(const Plan& plan);
   static std::span<const int32_t> to_process(const Plan& plan);
   void prompted(const Plan& plan);
-  // Around a Generator: the message that its tokens make.
+  // Call before and after a Generator: the drawn tokens become a message.
   void begin_reply();
   void end_reply(const Reply& reply);
 
-  // Draws a reply, or goes on with one that was cut; see generate().
+  // Generates a reply, or continues one that was cut; see generate().
   Reply reply(const GenerateOptions& options, const TextSink& sink = nullptr);
-  // Whether the last reply was cut by a limit, and can go on.
+  // Returns true if the last reply was cut by a limit and can continue.
   bool open() const;
-  // Closes a reply that was cut. Returns the end of its text, held back until now.
+  // Closes a reply that was cut and returns the end of its text, which was held back until then.
   std::string close();
 
-  // Forgets the last `turns` messages of the user and all that followed each: the session
-  // afterwards is as it was before the first of them. Throws an argument Error when there are not
-  // so many.
+  // Discards the last `turns` user messages and everything after each of them. Restores the session
+  // as it was before the first of them. Throws an argument Error if there are fewer.
   void rewind(int64_t turns);
-  // Forgets the last reply, so that reply() draws another. Throws an argument Error when there is
-  // none.
+  // Discards the last reply, so that reply() generates another. Throws an argument Error if there
+  // is none.
   void retry();
-  // Puts, changes or (text "") removes the system message. The next prompt() processes what that
-  // changes.
+  // Sets the system message, or removes it (""). The next prompt() processes the change.
   void set_system(const std::string& text);
 
  private:
@@ -117,7 +116,7 @@ class Conversation {
   Session session_;
   std::shared_ptr<const Tokenizer> tokenizer_;
   std::shared_ptr<const ChatTemplate> template_;
-  std::string shown_;  // of a reply that goes on: its text before
+  std::string shown_;  // text of a continued reply before the continuation
 };
 
 }  // namespace stet

@@ -1,5 +1,5 @@
-// Chat messages to the text of a prompt, by the checkpoint's chat template, as transformers'
-// apply_chat_template does it (jinja/jinja.hpp says what of Jinja there is).
+// Renders chat messages to the text of a prompt by the checkpoint's chat template, as transformers'
+// apply_chat_template does. text/jinja.hpp describes the supported part of Jinja.
 #pragma once
 
 #include <cstdint>
@@ -14,30 +14,31 @@
 
 namespace stet {
 
-// The parts of a rendering that came from messages and variables: what must stay ordinary text when
-// it is tokenized (see Tokenizer::encode). Of bytes begin .. end-1; counted from `begin`.
+// Returns the ranges of a rendering that came from messages and variables and must be tokenized as
+// ordinary text (see Tokenizer::encode). Considers bytes begin .. end-1; ranges count from `begin`.
 STET_API std::vector<TextRange> plain_ranges(const jinja::Text& text, size_t begin = 0,
                                              size_t end = SIZE_MAX);
 
-// Immutable; any number of threads may use one at once.
+// A parsed chat template. Immutable: any number of threads may use one at once.
 class STET_API ChatTemplate {
  public:
-  // The tokenizer's own template; where tokenizer_config.json lists one named tool_use, that one
-  // when there are tools. Throws Error: argument (there is none), format and unsupported (where in
-  // "chat_template", and why).
+  // Uses the tokenizer's own template. If tokenizer_config.json lists one named tool_use, that one
+  // is used when there are tools. Throws an argument Error if there is no template. Throws a format
+  // or unsupported Error with the place in "chat_template" and the reason.
   explicit ChatTemplate(const Tokenizer& tokenizer);
-  // Another template for the same special tokens; `name` is the file of its errors.
+  // Uses another template with the tokenizer's special tokens. `name` stands for the file in
+  // errors.
   ChatTemplate(std::string_view source, const std::string& name, const Tokenizer& tokenizer);
 
-  // The prompt. `messages` is a list of objects; strings in message i have origin i. `variables` is
-  // an object of further variables (tools, documents, enable_thinking, …), which go before special
-  // tokens of the same name; their strings have as origin the number of messages. What the template
-  // writes itself, special tokens among it, is not marked. `now`, in seconds since the epoch, is
-  // for strftime_now.
+  // Returns the rendered prompt. `messages` is a list of objects; strings of message i get origin
+  // i. `variables` is an object of further variables (tools, documents, enable_thinking, …), which
+  // override special tokens of the same name. Their strings get the number of messages as origin.
+  // The template's own text and special tokens are not marked. `now` is for strftime_now, in
+  // seconds since 1970.
   //
-  // Throws jinja::Refused when the template refuses the messages (`found` is its message), and
-  // Error: argument (messages or variables are no such values), format, unsupported, capacity
-  // (jinja::Limits).
+  // Throws jinja::Refused if the template refuses the messages; `found` is its message. Throws an
+  // argument Error for messages or variables of other kinds, a format or unsupported Error, and a
+  // capacity Error beyond jinja::Limits.
   jinja::Text render(const jinja::Value& messages, bool add_generation_prompt,
                      const jinja::Value& variables, double now) const;
 

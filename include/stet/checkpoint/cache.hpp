@@ -1,16 +1,16 @@
-// Packed forms of checkpoints, kept in a directory by what they were made of, so that the next
-// start maps them (packed.hpp) instead of reading and packing the weights again.
+// A cache directory of packed checkpoints, so that the next start maps them (packed.hpp) instead of
+// reading and packing the weights again.
 //
-//   DIR/packed/NAME/        a packed checkpoint; NAME is the SHA-256 of what it was made of:
-//                           content of the files (XXH3-128 of every 64 MiB), and the contract
-//   DIR/packed/NAME/stamp   what the system said of its files when they were last known to be
-//                           right: device, inode, size, mtime, ctime
-//   DIR/files/STAMPS        NAME; called by the stamps of those files and the contract, so that
-//                           files that nobody wrote to need not be read to be known
-//   DIR/packed/NAME.lock    held by the process that makes the entry
-//   DIR/packed/NAME.making  an entry that is being made
+//   DIR/packed/NAME/        a packed checkpoint; NAME is the SHA-256 of its sources: content of the
+//                           files (XXH3-128 of every 64 MiB), and the contract
+//   DIR/packed/NAME/stamp   metadata of its files when they were last verified: device, inode,
+//                           size, mtime, ctime
+//   DIR/files/STAMPS        contains NAME; named by the stamps of the source files and the
+//                           contract, so that unmodified files need not be read
+//   DIR/packed/NAME.lock    held by the process that creates the entry
+//   DIR/packed/NAME.making  an entry in progress
 //
-// All of it may be deleted at any time: what is mapped stays mapped. Nothing else deletes in it.
+// All of it may be deleted at any time: mapped files stay mapped. stet never deletes entries.
 #pragma once
 
 #include <atomic>
@@ -25,18 +25,19 @@
 namespace stet {
 
 struct CacheUse {
-  Contract contract = Contract::f32;  // q8 and q4 round; others keep the weights
+  Contract contract = Contract::f32;  // q8 and q4 round the weights; others keep them
   int threads = 0;
-  bool check = false;  // compare all digests, even of files that nobody wrote to since
-  // Counts the bytes of packed weights that were written; null: nobody asks.
+  bool check = false;  // compare all digests, even of unmodified files
+  // Counts the bytes of packed weights written; may be null.
   std::atomic<uint64_t>* written = nullptr;
 };
 
-// The checkpoint out of the cache in `directory`, which is made where it is missing; made and put
-// there first where it is not in it, or is not whole. Its path stays that of `source`. Weights that
-// are packed already are given back as they are. Any number of processes may use one directory: of
-// those that want the same entry one makes it, and the others wait. Throws Error: io, and what
-// pack_checkpoint() does.
+// Returns the packed checkpoint from the cache in `directory`, creating directory and entry if they
+// are missing or damaged. Its path is that of `source`. Weights that are already packed are
+// returned as they are.
+//
+// Any number of processes may share one directory: one creates an entry while the others wait.
+// Throws an io Error, and what pack_checkpoint() throws.
 STET_API std::shared_ptr<const FileSource> cached(std::shared_ptr<const FileSource> source,
                                                   const std::string& directory,
                                                   const CacheUse& use = {});

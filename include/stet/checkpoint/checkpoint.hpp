@@ -14,50 +14,50 @@ namespace stet {
 
 inline constexpr const char* kPackedName = "packed.safetensors";
 
-// Reads packed.safetensors where there is one, else model.safetensors, the shards that
-// model.safetensors.index.json lists in its weight_map, or the parts of a GGUF file (gguf.hpp).
-// Files of a directory are mapped, so opening costs the headers alone. Views live as long as it
-// does.
+// The tensors of a checkpoint. Uses packed.safetensors if it exists, otherwise model.safetensors,
+// the shards listed in model.safetensors.index.json, or the parts of a GGUF file (gguf.hpp). Files
+// of a directory are mapped, so opening reads only headers. Views live as long as the checkpoint.
 class STET_API Checkpoint {
  public:
-  // Both throw Error: io, or format for what is not as its format says.
+  // Open a checkpoint. Throw an io Error, or a format Error for malformed files.
   static Checkpoint open(const std::string& directory);
   static Checkpoint open(const FileSource& source);
 
   // Returns the names of the files that open() reads, in a fixed order.
   static std::vector<std::string> files_of(const FileSource& source);
 
-  // Returns nullptr when there is none. The view has no bytes where read() makes them.
+  // Returns null if there is no such tensor. The view has no bytes if read() must produce them.
   const TensorView* find(const std::string& name) const;
 
-  // Returns the tensor, which must have this shape and be f32, bf16 or f16; with `blocks`, or of
-  // ggml's. Throws an Error otherwise: format, unsupported or mismatch.
+  // Returns a tensor, which must have this shape and type f32, bf16 or f16; with `blocks`, also a
+  // ggml type. Throws a format, unsupported or mismatch Error otherwise.
   const TensorView& require(const std::string& name, const std::vector<int64_t>& shape,
                             bool blocks = false) const;
 
-  // Returns a tensor that find() or require() gave, with all its bytes (TensorSource::read).
+  // Returns a tensor from find() or require() with all its bytes (TensorSource::read).
   OwnedTensor read(const TensorView& tensor) const;
-  // Says that bytes in a file were consumed, so that they need not stay in resident memory.
+  // Reports that a tensor's bytes in a file were consumed and need not stay in resident memory.
   void drop(const TensorView& tensor) const;
 
   std::vector<std::string> names() const;  // sorted
 
-  // Returns whether the weights are packed already (packed.hpp), and what the file says of them.
+  // packed() is true if the weights are already packed (packed.hpp). metadata() is the first
+  // file's.
   bool packed() const { return packed_; }
   const std::map<std::string, std::string>& metadata() const { return files_.front()->metadata(); }
-  // Returns whether any tensor is in blocks of ggml.
+  // Returns true if any tensor has a ggml block type.
   bool has_blocks() const;
 
   // Returns the owner of a tensor's bytes in a file, for views that outlive the checkpoint.
   std::shared_ptr<const void> owner_of(const std::string& name) const;
 
-  // Returns the files that the tensors are in.
+  // Returns the files that contain the tensors.
   std::vector<std::shared_ptr<const FileBytes>> files() const;
 
-  // Returns the path of the one file of weights, of the first, or of the index.
+  // Returns the path of the index, or of the only or first file of weights.
   const std::string& source() const { return source_; }
 
-  // Returns the path of the file that holds the tensor; source() when there is none.
+  // Returns the path of the file that contains the tensor, or source() if there is none.
   const std::string& file_of(const std::string& name) const;
 
  private:

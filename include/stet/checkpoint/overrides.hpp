@@ -1,5 +1,5 @@
-// Checkpoints that say less than they should, or something wrong: GGUF files without a chat
-// template, or whose end token is not the one that ends a turn.
+// Overrides for incomplete or wrong checkpoints: GGUF files without a chat template, or with an end
+// token that does not end a turn.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,15 @@
 namespace stet {
 
 struct CheckpointOverrides {
-  std::optional<std::string> chat_template;  // the Jinja source, in place of the checkpoint's
-  std::vector<int32_t> eos_ids;              // stop tokens, in place of the checkpoint's; none: its
+  std::optional<std::string> chat_template;  // Jinja source that replaces the checkpoint's
+  std::vector<int32_t> eos_ids;  // stop tokens that replace the checkpoint's; empty: keep those
 
   bool any() const { return chat_template.has_value() || !eos_ids.empty(); }
 };
 
-// The checkpoint as if its own files said so: in chat_template.jinja, and in the eos_token_id of
-// generation_config.json. So the tokenizer's fingerprint is that of the other template, states hold
-// the other stop tokens, and what is packed or saved with the weights keeps both.
+// Returns the checkpoint with its chat_template.jinja, and eos_token_id in generation_config.json,
+// replaced. The tokenizer's fingerprint, the states' stop tokens, and packed or saved files reflect
+// the overrides.
 STET_API std::shared_ptr<const FileSource> overridden(std::shared_ptr<const FileSource> source,
                                                       CheckpointOverrides overrides);
 

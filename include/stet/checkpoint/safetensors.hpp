@@ -23,28 +23,28 @@
 
 namespace stet {
 
-// The tensors of bytes in this format. All of the header is checked; a format Error says what is
-// wrong.
+// The tensors of a safetensors file in memory. The header is fully checked; a format Error names
+// the fault.
 class STET_API SafeTensors {
  public:
-  // The views point into `bytes`, which must outlive them. `file` names it in errors.
+  // Parses `bytes`, which must outlive the views. `file` names them in errors.
   static SafeTensors parse(std::span<const std::byte> bytes, const std::string& file);
 
-  // nullptr when there is none.
+  // Returns null if there is no such tensor.
   const TensorView* find(const std::string& name) const;
 
-  const std::vector<TensorView>& tensors() const { return tensors_; }  // in the order of their data
+  const std::vector<TensorView>& tensors() const { return tensors_; }  // in order of their data
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
  private:
   std::vector<TensorView> tensors_;
-  std::unordered_map<std::string, size_t> index_;  // into tensors_
+  std::unordered_map<std::string, size_t> index_;  // indices into tensors_
   std::map<std::string, std::string> metadata_;
 };
 
-// Opens the tensors of a file. Throws what SafeTensors::parse() does, and a format Error that says
-// so for a file that is something else, or that a download left cut off. With `whole_stacks` a
-// tensor that has all experts of a layer is one tensor, as the file has it.
+// Opens the tensors of a file. Throws what SafeTensors::parse() throws, and a format Error that
+// says so if the file has another format or a truncated download. With `whole_stacks`, a tensor that
+// holds all experts of a layer stays one tensor, as in the file.
 STET_API std::unique_ptr<const TensorSource> safetensors_source(
     std::shared_ptr<const FileBytes> file, bool whole_stacks = false);
 
@@ -54,24 +54,25 @@ struct TensorSpec {
   std::vector<int64_t> shape;
 };
 
-// Streams one file, in constant memory: all tensors are declared, then their data follows in order.
+// Writes one file in constant memory: all tensors are declared first, then their data follows in
+// order.
 class STET_API SafeTensorsWriter {
  public:
-  // Starts a temporary beside `path` (see AtomicFile). Names must be unique UTF-8, dtypes known,
-  // sizes within 2^63 - 1 bytes; otherwise an argument Error.
+  // Creates a temporary file beside `path` (see AtomicFile). Throws an argument Error unless names
+  // are unique UTF-8, dtypes are known and sizes are within 2^63 - 1 bytes.
   SafeTensorsWriter(const std::string& path, const std::vector<TensorSpec>& tensors,
                     const std::map<std::string, std::string>& metadata = {});
 
-  // The next bytes of the data; pieces need not end where tensors do. More than was declared is an
-  // argument Error.
+  // Writes the next bytes of the data; pieces need not end where tensors do. Throws an argument
+  // Error for more than was declared.
   void write(std::span<const std::byte> bytes);
 
-  // Makes the file appear. An argument Error if less was written than declared.
+  // Completes the file. Throws an argument Error if less was written than declared.
   void commit();
 
  private:
   AtomicFile file_;
-  uint64_t expected_ = 0;  // data bytes still to come
+  uint64_t expected_ = 0;  // data bytes not yet written
 };
 
 }  // namespace stet

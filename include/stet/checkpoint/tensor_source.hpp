@@ -1,4 +1,4 @@
-// The tensors of one file, whatever its format. Each format has a function that opens it:
+// The tensors of one file of any format. Each format has a function that opens it:
 // safetensors_source() (also for packed files), and gguf_tensors() in src/gguf.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace stet {
 
-// Immutable; any number of threads may use one at once.
+// The tensors of one file. Immutable: any number of threads may use one at once.
 class STET_API TensorSource {
  public:
   TensorSource(std::shared_ptr<const FileBytes> file, std::vector<TensorView> tensors,
@@ -24,15 +24,15 @@ class STET_API TensorSource {
   TensorSource(const TensorSource&) = delete;
   TensorSource& operator=(const TensorSource&) = delete;
 
-  // Returns names, types and shapes as the model was published. A view is without bytes where the
-  // file has them in another form.
+  // Returns names, types and shapes as published. A view has no bytes if the file stores them in
+  // another form.
   const std::vector<TensorView>& tensors() const { return tensors_; }
-  // Returns what the file says of itself, by key.
+  // Returns the file's metadata, by key.
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   const std::shared_ptr<const FileBytes>& file() const { return file_; }
 
-  // Returns the tensor at `index` of tensors() with all its bytes: those of the file, rows perhaps
-  // in another order (TensorView::paired_heads), or memory that is filled for it.
+  // Returns the tensor at `index` of tensors() with all its bytes. They are the file's, whose rows
+  // may be in another order (TensorView::paired_heads), or newly filled memory.
   virtual OwnedTensor read(size_t index) const {
     OwnedTensor tensor;
     tensor.view = tensors_[index];

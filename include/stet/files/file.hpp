@@ -1,5 +1,5 @@
-// Files read whole, and files that appear only when complete. Every failure of the operating system
-// is an io Error with the path and the system's reason.
+// Reading whole files, and writing files that appear only when complete. Every failure of the
+// operating system is an io Error with the path and the system's reason.
 #pragma once
 
 #include <cstddef>
@@ -14,12 +14,12 @@
 
 namespace stet {
 
-// The content of a regular file; a format Error when that is more than `limit` bytes. Anything
-// else, a pipe or a device, is refused at once.
+// Returns the content of a regular file. Throws a format Error if it has more than `limit` bytes.
+// Rejects anything else, such as a pipe or device, at once.
 STET_API std::vector<std::byte> read_file(const std::string& path, size_t limit);
 STET_API std::string read_text_file(const std::string& path, size_t limit);
-// The same of what somebody named as input: the streams that this process was given, "/dev/stdin"
-// and "/dev/fd/N", may be pipes.
+// Like read_text_file(), for input that a user has named: "/dev/stdin" and "/dev/fd/N" may be
+// pipes.
 STET_API std::string read_text_input(const std::string& path, size_t limit);
 
 struct FileContent {
@@ -27,37 +27,38 @@ struct FileContent {
   size_t size;
   std::span<const std::byte> bytes() const { return {memory.data(), size}; }  // page-aligned
 };
-// The content of a regular file; an io Error when it is cut off meanwhile.
+// Returns the content of a regular file. Throws an io Error if it is truncated meanwhile.
 STET_API FileContent read_file_to_memory(const std::string& path);
 
-// Writes a file that nobody sees half: the bytes go to a temporary beside `path`, which commit()
-// makes durable and then renames. Without commit, or when anything fails, the temporary goes and an
-// older file at `path` stays as it was. A temporary left by a killed process is removed by the next
-// AtomicFile for the same path. Where `path` is a link, all this happens to the file that it leads
-// to, which need not be there yet; the link stays.
+// Writes a file atomically: bytes go to a temporary file beside `path`, which commit() makes
+// durable and renames. Without commit(), or on failure, the temporary is removed and an existing
+// file at `path` stays unchanged.
+//
+// A temporary left by a killed process is removed by the next AtomicFile for the same path. If
+// `path` is a link, this applies to its target, which need not exist; the link stays.
 class STET_API AtomicFile {
  public:
-  // Creates the temporary. `path` must be new or a regular file, its directory writable. A file
-  // that is replaced keeps its mode; a new one has `mode`, from its first byte, less what the umask
-  // takes: what holds somebody's conversation asks for 0600.
+  // Creates the temporary. `path` must be new or a regular file in a writable directory. A replaced
+  // file keeps its mode. A new one has `mode`, less the umask, from its first byte; use 0600 for
+  // private content.
   explicit AtomicFile(std::string path, unsigned mode = 0666);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
   ~AtomicFile();
 
-  // Appends. Small pieces are gathered; large ones go to the system uncopied.
+  // Appends bytes. Small pieces are buffered; large ones are not copied.
   void write(std::span<const std::byte> bytes);
 
   // Overwrites bytes that were appended before.
   void write_at(uint64_t offset, std::span<const std::byte> bytes);
 
-  // Hands what was appended so far to the system. Returns the temporary's path, for who checks the
-  // file before it appears.
+  // Hands appended bytes to the system. Returns the temporary's path, for checks before the file
+  // appears.
   const std::string& uncommitted();
 
-  // fsync, rename, fsync of the directory. When the last of these alone fails, the Error's field is
-  // "durability": the new file is in place, whole, but a loss of power may undo that. Nothing may
-  // be written afterwards.
+  // Makes the file appear: fsync, rename, fsync of the directory. If only the last fails, the
+  // Error's field is "durability": the new file is complete and in place, but a power loss may undo
+  // that. Nothing may be written afterwards.
   void commit();
 
   uint64_t written() const { return written_; }  // bytes appended so far
@@ -71,12 +72,13 @@ class STET_API AtomicFile {
   void discard() noexcept;
   [[noreturn]] void fail(const std::string& expected);
 
-  std::string path_, target_;          // as it was given; the file that it leads to
-  std::string directory_, temporary_;  // temporary_ is empty when there is none
+  std::string path_, target_;          // path as given, and the file it leads to
+  std::string directory_, temporary_;  // temporary_ is empty if there is none
   int fd_ = -1;
   uint64_t written_ = 0;
   uint64_t in_file_ = 0,
-           on_its_way_ = 0;  // handed to the system; and of that, told to go to the disk
+           // bytes handed to the system; of these, bytes whose write-back was started
+      on_its_way_ = 0;
   std::vector<std::byte> buffer_;
 };
 

@@ -1,5 +1,5 @@
-// The files of a model or a tokenizer, wherever they are: a directory, or an archive inside another
-// file (archive.hpp), or memory. Files are asked for by their plain names ("config.json").
+// The files of a model or tokenizer, from a directory, an archive inside another file
+// (archive.hpp), or memory. Files are requested by plain names ("config.json").
 #pragma once
 
 #include <cstddef>
@@ -20,8 +20,8 @@ namespace stet {
 // The content of one file, readable as long as the object lives.
 class STET_API FileBytes {
  public:
-  // `path` names the file in errors; `keeps_alive` owns the bytes. Where they are those of a mapped
-  // file, or a part of them, that is `mapping`, which then keeps them alive as well.
+  // `path` names the file in errors. `keeps_alive` owns the bytes. `mapping` is the mapped file
+  // that contains the bytes, if any; it is kept alive as well.
   FileBytes(std::string path, std::span<const std::byte> bytes,
             std::shared_ptr<const void> keeps_alive,
             std::shared_ptr<const MappedFile> mapping = nullptr);
@@ -29,17 +29,17 @@ class STET_API FileBytes {
   std::span<const std::byte> bytes() const { return bytes_; }
   const std::string& path() const { return path_; }
 
-  // The mapped file that the bytes are of; null where they are in memory.
+  // Returns the mapped file that contains the bytes, or null if they are in memory.
   const std::shared_ptr<const MappedFile>& mapping() const { return mapping_; }
 
-  // Throws an io Error when the mapped file was written to since it was opened.
+  // Throws an io Error if the mapped file was modified since it was opened.
   void check_unchanged() const;
 
-  // Says that bytes [offset, offset + size) were consumed, so that they need not stay in resident
-  // memory. Out of range: nothing happens.
+  // Reports that bytes [offset, offset + size) were consumed and need not stay in resident memory.
+  // Does nothing if they are out of range.
   void drop(size_t offset, size_t size) const;
 
-  // Hands over all bytes, piece by piece in order, and drops each piece afterwards.
+  // Passes all bytes to `use` in order, piece by piece, and drops each piece afterwards.
   void stream(const std::function<void(std::span<const std::byte>)>& use) const;
 
  private:
@@ -49,25 +49,25 @@ class STET_API FileBytes {
   std::shared_ptr<const MappedFile> mapping_;
 };
 
-// Immutable; any number of threads may use one at once.
+// A source of files. Immutable: any number of threads may use one at once.
 class FileSource {
  public:
   virtual ~FileSource() = default;
 
   virtual bool has(const std::string& name) const = 0;
-  // The file, without a copy of it. Throws Error when there is none or it cannot be read.
+  // Opens a file without copying it. Throws Error if it does not exist or cannot be read.
   virtual std::shared_ptr<const FileBytes> open(const std::string& name) const = 0;
-  // A copy of the whole content; a format Error when that is more than `limit` bytes.
+  // Returns a copy of the content. Throws a format Error if it has more than `limit` bytes.
   virtual std::string read(const std::string& name, size_t limit) const = 0;
 
-  // Throws an io Error for a file that is not the source's own: what is put into a snapshot must
-  // not come from elsewhere. Of a directory those are its own that are regular files in it, also
-  // behind links, and those of the store beside it that Hugging Face's cache links to
-  // (snapshots/REVISION/NAME -> ../../blobs/HASH).
+  // Throws an io Error for a file that does not belong to the source, because snapshots must not
+  // include foreign files. A directory owns the regular files in it, also behind links. It also
+  // owns the files in the adjacent store of Hugging Face's cache (snapshots/REVISION/NAME ->
+  // ../../blobs/HASH).
   virtual void check_own(const std::string& name) const { (void)name; }
 
-  // Return what errors call the source, and a file of it: "DIR" and "DIR/config.json",
-  // "s.stet: WEIGHTS" and "s.stet: WEIGHTS: config.json".
+  // Return the names of the source and of a file in errors: "DIR" and "DIR/config.json", "s.stet:
+  // WEIGHTS" and "s.stet: WEIGHTS: config.json".
   const std::string& path() const { return path_; }
   std::string path_of(const std::string& name) const { return prefix_ + name; }
 
@@ -79,20 +79,21 @@ class FileSource {
   std::string path_, prefix_;
 };
 
-// The files of a directory. open() maps them (see MappedFile), or, without `map`, reads them into
-// memory, where nothing that happens to the file can reach them; read() reads. A link that leads
-// nowhere counts as a file, which cannot be read.
+// Returns the files of a directory. open() maps them (see MappedFile) or, if `map` is false, reads
+// them into memory, independent of later changes. read() always reads. A dangling link counts as an
+// unreadable file.
 STET_API std::shared_ptr<const FileSource> directory_source(const std::string& directory,
                                                             bool map = true);
 
-// The files of another source, copied into memory when they are opened.
+// Returns the files of another source, copied into memory when they are opened.
 STET_API std::shared_ptr<const FileSource> in_memory(std::shared_ptr<const FileSource> source);
 
-// Files by name, with their bytes, as Tokenizer::files() gives them.
+// Returns files given by name and content, as from Tokenizer::files().
 STET_API std::shared_ptr<const FileSource> memory_source(
     std::vector<std::pair<std::string, std::string>> files, const std::string& path);
 
-// Whether a name cannot lead out of a directory: not empty, ".", or "..", without '/', '\' and NUL.
+// Returns true if a name cannot lead out of a directory: not empty, "." or "..", and without '/',
+// '\' and NUL.
 STET_API bool is_plain_name(std::string_view name);
 
 }  // namespace stet

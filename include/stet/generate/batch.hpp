@@ -1,4 +1,4 @@
-// Replies of many sessions, drawn in shared passes.
+// Generates replies of many sessions in shared passes.
 #pragma once
 
 #include <deque>
@@ -10,22 +10,22 @@
 
 namespace stet {
 
-// One session of a batch: its own sampling, stops and interventions count, and its own options.
+// One session of a batch, with its own sampling, stops, interventions and options.
 struct BatchReply {
   Session* session;
   GenerateOptions options = {};
-  TextSink sink = nullptr;       // as that of generate()
-  const Watch* watch = nullptr;  // of the tokens that are drawn
+  TextSink sink = nullptr;       // see generate()
+  const Watch* watch = nullptr;  // for the drawn tokens
 };
 
-// Draws a reply of each, with the bits that generate() alone would give it; one that has come to
-// its end leaves the batch. Throws what generate() and append() of a batch throw, the place of the
-// entry before the field where one is at fault; tokens drawn so far stay in the sessions.
+// Generates a reply for each entry, with the bits that generate() alone would give. An entry whose
+// reply has ended leaves the batch. Throws what generate() and append() of a batch throw; the
+// error's field names the entry at fault. Tokens drawn so far stay in the sessions.
 std::vector<Reply> generate(std::span<const BatchReply> batch, const Tokenizer* tokenizer);
 
 inline std::vector<Reply> generate(std::span<const BatchReply> batch, const Tokenizer* tokenizer) {
   std::deque<Generator> generators;
-  std::vector<size_t> going;  // places in the batch
+  std::vector<size_t> going;  // indices of unfinished entries
   const auto goes_on = [&](size_t i) {
     const std::string& text = generators[i].certain();
     return !batch[i].sink || batch[i].sink(text);

@@ -1,4 +1,4 @@
-// The loop that turns logits into a reply: draw, append, decode, look for a stop.
+// The generation loop: draw a token, append it, decode it, check for a stop.
 #pragma once
 
 #include <algorithm>
@@ -18,27 +18,27 @@
 
 namespace stet {
 
-// Why a reply came to its end.
+// The reason why a reply ended.
 enum class StopReason : uint8_t {
   eos,          // a stop token was drawn
   stop_string,  // a stop string was completed
-  length,       // max_tokens, or a full session: the reply is open
-  interrupted,  // the sink said so: the reply is open
+  length,       // max_tokens, or the session is full; the reply stays open
+  interrupted,  // the sink returned false; the reply stays open
 };
 const char* stop_reason_name(StopReason reason);  // "eos", "stop", "length", "interrupt"
 
 struct Reply {
-  std::vector<int32_t> ids;  // drawn in this call, a stop token included
-  std::string text;          // of these ids, special tokens and a stop string left out
+  std::vector<int32_t> ids;  // drawn in this call, including a stop token
+  std::string text;          // their text, without special tokens and stop strings
   StopReason stop = StopReason::length;
 };
 
-// Called after every token with the text that is certain now, often none; false ends the reply
-// after this token.
+// Called after every token with the text that has become certain, which is often empty. Returning
+// false ends the reply after this token.
 using TextSink = std::function<bool(std::string_view)>;
 
-// Called for every token that is drawn, before it is processed, with the logits it was drawn from,
-// [vocab_size]. It sees them as the model gave them, and changes nothing of the draw.
+// Called for every drawn token before it is processed, with the logits [vocab_size] it was drawn
+// from, as the model gave them. Cannot change the draw.
 using TokenObserver = std::function<void(int32_t id, std::span<const float> logits)>;
 
 struct GenerateOptions {
@@ -47,42 +47,44 @@ struct GenerateOptions {
   TokenObserver observe = nullptr;
 };
 
-// The sampling settings and stop tokens that the checkpoint recommends.
+// Returns the sampling settings and stop tokens that the checkpoint recommends.
 GenerationState default_generation(const Model& model);
 
-// Throws an argument Error, naming `source` where it is not empty, for sampling settings out of
-// range, biased tokens and stop ids outside the vocabulary, stop strings that are no UTF-8 or not
-// of 1 to 65536 bytes, and turns that are out of order or beyond `positions`.
+// Throws an argument Error for sampling settings out of range, and for biased tokens or stop ids
+// outside the vocabulary. Also rejects stop strings that are not UTF-8 or not of 1 to 65536 bytes,
+// and turns that are out of order or beyond `positions`. Errors name `source` unless it is empty.
 void check_generation(const GenerationState& state, int64_t vocab_size, int64_t positions,
                       const std::string& source);
 
-// Puts a prompt at the end of the session and opens a turn. An open reply before it is closed as it
-// is: end_reply() gives what it held back.
+// Appends a prompt and opens a turn. An open reply before it is closed first; end_reply() returns
+// the text that it held back.
 void append_prompt(Session& session, std::span<const int32_t> ids,
                    const Progress& progress = nullptr);
-// What append_prompt() does once the tokens from `begin` on were processed.
+// Opens a turn for a prompt whose tokens, from `begin` on, were already processed.
 void open_prompt_turn(Session& session, int64_t begin);
 
-// Draws a reply, or goes on with one that was cut by its limit: the session afterwards is the same,
-// bit for bit, wherever the reply was cut. Every drawn token has been processed, so that the
-// session's logits follow it. Text that may yet become a stop string, or a character, is held back
-// in the session. Where other stop strings were set meanwhile, it is judged by those. `tokenizer`
-// may be null: then there is no text, and stop strings are an argument Error. Throws an argument
-// Error when the session has no tokens, or where check_generation does, before anything is drawn.
+// Generates a reply, or continues one that was cut by its limit. The resulting session has the same
+// bits wherever the reply was cut. Every drawn token has been processed, so the session's logits
+// follow it.
+//
+// Text that may still become a stop string or a character is held back in the session. If the stop
+// strings have changed since, the new ones apply to it. `tokenizer` may be null: the reply then has
+// no text, and stop strings are an argument Error.
+//
+// Throws an argument Error, before anything is drawn, if the session has no tokens or
+// check_generation() fails.
 Reply generate(Session& session, const Tokenizer* tokenizer, const GenerateOptions& options,
                const TextSink& sink = nullptr);
 
-// The end of an open reply's text that is held back, as end_reply() would return it. Changes
-// nothing.
+// Returns the text that an open reply holds back, as end_reply() would. Changes nothing.
 std::string held_text(const GenerationState& state, const Tokenizer* tokenizer);
 
-// Closes an open reply that is not to go on. Returns the end of its text, which was held back until
-// now.
+// Closes an open reply and returns the end of its text, which was held back until then.
 std::string end_reply(Session& session, const Tokenizer* tokenizer);
 
 namespace detail {
 
-// Text of the reply, with stop strings taken out. Without a tokenizer, nothing.
+// The text of a reply, with stop strings removed. Without a tokenizer, it stays empty.
 class ReplyText {
  public:
   ReplyText(const Tokenizer* tokenizer, const std::vector<std::string>& stop_strings)
@@ -90,21 +92,22 @@ class ReplyText {
     if (tokenizer != nullptr) stream_.emplace(*tokenizer, true);
   }
 
-  // Goes on with what the state holds back. As push(): stop strings may be others than those it was
-  // held back for.
+  // Restores the text that the state holds back. Returns true if a stop string, which may have been
+  // set since, is completed by it; see push().
   bool restore(const GenerationState& state, std::string* certain) {
     if (!stream_) return false;
     if (!state.stream.empty()) stream_->restore(state.stream);
     return match(state.held, certain);
   }
-  // Sets the text that is certain after this token; true when a stop string was completed.
+  // Sets `certain` to the text that has become certain with this token. Returns true if a stop
+  // string was completed.
   bool push(int32_t id, std::string* certain) {
     certain->clear();
     if (!stream_ || id >= tokenizer_->size())
-      return false;  // a model may have more rows than its tokenizer
+      return false;  // a model may have more ids than its tokenizer
     return match(stream_->push(id), certain);
   }
-  // The reply is complete: nothing is held back any more.
+  // Completes the reply and returns the text that was held back.
   std::string finish() {
     if (!stream_) return "";
     std::string rest;
@@ -132,7 +135,7 @@ inline bool is_stop_token(const GenerationState& state, int32_t id) {
   return std::find(state.stop_ids.begin(), state.stop_ids.end(), id) != state.stop_ids.end();
 }
 
-// The turn that a token drawn at this position belongs to.
+// Returns the turn of a token drawn at this position, opening one if needed.
 inline Turn& open_turn(Session& session, int64_t at) {
   std::vector<Turn>& turns = session.generation().turns;
   if (turns.empty()) turns.push_back({0, at, at, true});
@@ -149,22 +152,22 @@ inline void close_turn(Session& session) {
 
 }  // namespace detail
 
-// generate() in steps, for whoever processes the tokens of many sessions together: each token that
-// draw() gives goes through append(), alone or in a batch, and then to processed(). Session and
-// tokenizer must outlive it. The constructor throws what generate() throws.
+// generate() in steps, for callers that process tokens of many sessions together. Each token
+// returned by draw() must go through append(), alone or in a batch, and then to processed().
+// Session and tokenizer must outlive the generator. The constructor throws what generate() throws.
 class Generator {
  public:
   Generator(Session& session, const Tokenizer* tokenizer, const GenerateOptions& options);
   Generator(const Generator&) = delete;
   Generator& operator=(const Generator&) = delete;
 
-  // The next token; nothing where the reply has come to its end.
+  // Returns the next token, or nothing if the reply has ended.
   std::optional<int32_t> draw();
-  // The session has processed this token, one that was drawn or another in its place.
+  // Reports that the session has processed this token, the drawn one or another in its place.
   void processed(int32_t id);
-  // The text that the last step, or at first the constructor, has made certain.
+  // Returns the text that the last step made certain; initially that of the constructor.
   const std::string& certain() const { return certain_; }
-  // What was drawn. A reply that did not come to its end was interrupted. The last call.
+  // Returns the reply. If it has not ended, it counts as interrupted. Must be the last call.
   Reply finish();
 
  private:
@@ -299,7 +302,7 @@ inline void Generator::processed(int32_t id) {
   reply_.ids.push_back(id);
   if (!options_.ignore_eos && detail::is_stop_token(state, id)) {
     reply_stop_ = StopReason::eos;
-    certain_ = text_.finish();  // the stop token itself is no part of the text
+    certain_ = text_.finish();  // the text excludes the stop token
   } else if (text_.push(id, &certain_)) {
     reply_stop_ = StopReason::stop_string;
   }

@@ -1,5 +1,5 @@
-// Log-probabilities of tokens given those before them, of many texts at once: what evaluations ask
-// a model for.
+// Scores texts: log-probabilities of tokens given the preceding ones, for many texts at once, as
+// evaluations need them.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace stet {
 
-// Tokens of which ids[begin], ids[begin + 1], ... are scored, each given all before it.
+// A text to score: ids[begin], ids[begin + 1], ..., each given all tokens before it.
 struct ScoreRequest {
   std::vector<int32_t> ids;
   size_t begin = 1;
@@ -23,41 +23,43 @@ struct ScoreRequest {
 
 struct TokenScore {
   int32_t id = 0;
-  int32_t best = 0;  // the likeliest token in its place; of equals the lowest id
+  int32_t best = 0;  // the most probable token at this place; among equals the lowest id
   double log_probability = 0;
 
   bool operator==(const TokenScore&) const = default;
 };
 
 struct Score {
-  double sum = 0;                  // of the log-probabilities, in the order of the tokens
-  bool greedy = true;              // each token is the likeliest in its place
-  std::vector<TokenScore> tokens;  // of ids[begin], ids[begin + 1], ...
+  double sum = 0;                  // of log-probabilities, in token order
+  bool greedy = true;              // every token is the most probable at its place
+  std::vector<TokenScore> tokens;  // for ids[begin], ids[begin + 1], ...
 
   bool operator==(const Score&) const = default;
 };
 
 struct ScoreOptions {
-  size_t batch = 16;  // texts that are processed together, at most; changes no bit
-  // Called once for each request, as soon as its score is known, in any order. What it throws ends
-  // the call.
+  size_t batch = 16;  // maximal number of texts processed together; does not change bits
+  // Called once for each request as soon as its score is known, in any order. An exception ends the
+  // call.
   std::function<void(size_t index, const Score& score)> done = nullptr;
 };
 
-// Returns the scores of all requests, each after what `before` holds, which stays as it is. The
-// numbers are those of log_probability() over the logits that append() gives, whatever stands
-// beside a request (not under f32_blas). What requests begin with alike is processed once, and the
-// last token of each is not processed at all. Throws, before anything is computed, an argument
-// Error for a batch of 0, ids outside of the vocabulary, a `begin` beyond the ids, and one of 0
-// where `before` is empty; a capacity Error for a request that does not fit. The field of each
-// names the request ("requests[2]: ids").
+// Returns the scores of all requests, each after the tokens of `before`, which does not change. The
+// numbers are those of log_probability() on the logits of append(), independent of the other
+// requests (not under f32_blas). Common beginnings of requests are processed once; a request's last
+// token is not processed at all.
+//
+// Throws an argument Error, before anything is computed, for a batch of 0, for ids outside the
+// vocabulary, and for an invalid `begin`. A `begin` of 0 is invalid if `before` is empty. Throws a
+// capacity Error for a request that does not fit. The error's field names the request
+// ("requests[2]: ids").
 STET_API std::vector<Score> score(const Session& before, std::span<const ScoreRequest> requests,
                                   const ScoreOptions& options = {});
 
-// Returns the tokens of a context and of a text that goes on from it, to be scored, cut as the
-// lm-evaluation-harness cuts them (api/model.py, _encode_pair): white space at the context's end
-// belongs to the continuation; of the tokens of both texts put together, as many are the context's
-// as it has alone.
+// Returns the tokens of a context and its continuation for scoring, divided as in
+// lm-evaluation-harness (api/model.py, _encode_pair). White space at the end of the context belongs
+// to the continuation. Both texts are tokenized together, and the context takes as many tokens as
+// it has alone.
 STET_API ScoreRequest encode_pair(const Tokenizer& tokenizer, std::string_view context,
                                   std::string_view continuation,
                                   Tokenizer::Bos bos = Tokenizer::Bos::automatic,

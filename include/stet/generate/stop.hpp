@@ -1,5 +1,5 @@
-// Stop strings over streamed text. A stop string may be spread over many tokens, so text that could
-// be the beginning of one is held back until the next text decides.
+// Stop strings in streamed text. A stop string may span several tokens, so text that could be its
+// beginning is held back until the following text decides.
 #pragma once
 
 #include <algorithm>
@@ -13,35 +13,37 @@
 
 namespace stet {
 
-// Compares bytes. The first stop string that is completed wins; of several completed by the same
-// byte the longest one. So the outcome does not depend on how the text was cut into pieces. Time is
-// linear in the text, for each stop string. Text given in whole UTF-8 characters comes out in whole
-// characters, as long as the stop strings are well-formed.
+// Matches stop strings bytewise. The first stop string to be completed wins; among those completed
+// by the same byte, the longest. The result therefore does not depend on how the text was cut into
+// pieces.
+//
+// Time is linear in the text for each stop string. If text arrives in whole UTF-8 characters, it
+// leaves in whole characters, provided that the stop strings are well-formed.
 class StopMatcher {
  public:
   struct Result {
-    std::string text;     // may be shown now: before the stop string, or before what is held back
-    int stop = -1;        // index of the stop string that was completed, -1 for none
-    size_t consumed = 0;  // bytes of the piece up to the end of the stop string, or all of it
+    std::string text;     // may be shown now: precedes the stop string and text held back
+    int stop = -1;        // index of the completed stop string; -1: none
+    size_t consumed = 0;  // bytes of the piece up to the end of the stop string, or all
   };
 
-  // No strings: everything passes. An empty string, or one of more than 65536 bytes, is an argument
-  // Error.
+  // Throws an argument Error for an empty string or one of more than 65536 bytes. With no strings,
+  // everything passes.
   explicit StopMatcher(std::vector<std::string> strings);
 
-  // The next piece of text. After a stop, matching starts afresh with nothing held back: the rest
-  // of the piece was not read.
+  // Processes the next piece of text. After a stop, matching starts afresh with nothing held back,
+  // and the rest of the piece has not been read.
   Result push(std::string_view piece);
 
-  // The text held back, which is all of the matcher's state: at every moment the longest end of the
-  // text that is a beginning of a stop string.
+  // Returns the text held back, which is the matcher's whole state: the longest end of the text
+  // that is a beginning of a stop string.
   const std::string& pending() const { return pending_; }
 
-  // Ends the text without a stop: what was held back may be shown after all. Starts afresh.
+  // Ends the text without a stop and returns what was held back. Starts afresh.
   std::string flush();
 
-  // Goes on from a saved pending(). An argument Error, with nothing changed, if no matcher of these
-  // strings could have held back this text.
+  // Restores a saved pending(). Throws an argument Error, and changes nothing, if a matcher of
+  // these strings could not have held back this text.
   void restore(const std::string& pending);
 
   const std::vector<std::string>& strings() const { return strings_; }
@@ -51,10 +53,10 @@ class StopMatcher {
   size_t advance(unsigned char byte, int* stop);
 
   std::vector<std::string> strings_;
-  // failure_[i][n]: length of the longest proper beginning of strings_[i] that ends its first n
-  // bytes (Knuth, Morris, Pratt 1977).
+  // failure_[i][n]: length of the longest proper prefix of strings_[i] that ends its first n bytes
+  // (Knuth, Morris, Pratt 1977).
   std::vector<std::vector<size_t>> failure_;
-  std::vector<size_t> matched_;  // [strings]: how long a beginning of each the text ends with
+  std::vector<size_t> matched_;  // [strings]: length of the prefix of each that the text ends with
   std::string pending_;
 };
 
@@ -92,8 +94,8 @@ inline void StopMatcher::reset() {
   std::fill(matched_.begin(), matched_.end(), size_t{0});
 }
 
-// Takes one byte; returns the longest beginning of any string that the text now ends with. *stop
-// becomes the longest string that this completes, if there is one.
+// Processes one byte. Returns the length of the longest prefix of any string that the text now ends
+// with. Sets *stop to the longest string that this byte completes, if any.
 inline size_t StopMatcher::advance(unsigned char byte, int* stop) {
   size_t longest = 0;
   size_t stop_size = 0;

@@ -1,4 +1,4 @@
-// The floating-point environment of the contract, for as long as an object of this class lives.
+// A scope guard for the contract's floating-point environment.
 #pragma once
 
 #include "stet/kernels/kernels.hpp"

@@ -1,6 +1,6 @@
-// The quantized types of GGUF files, as numbers. Sources: ggml's block structs and its reference
-// functions dequantize_row_* (ggml-common.h, ggml-quants.c), as facts; each product and sum is
-// rounded by itself, in their order.
+// The quantized types of GGUF files. The formulas follow ggml's block structs and its reference
+// functions dequantize_row_* (ggml-common.h, ggml-quants.c). Each product and sum is rounded
+// separately, in the reference's order.
 #pragma once
 
 #include <cstddef>
@@ -11,33 +11,34 @@
 
 namespace stet {
 
-// How a type is stored: so many elements in so many bytes.
+// The storage of a type: a block of `elements` elements takes `bytes` bytes.
 struct GgmlType {
   const char* name;  // "Q4_K"
   size_t elements, bytes;
 };
-// Nothing for a type that stet does not read. `type` is ggml's number.
+// Returns the storage of a type, by ggml's number, or nothing if stet does not read the type.
 STET_API std::optional<GgmlType> ggml_type(uint32_t type);
 
-// `blocks` blocks of a type of ggml_type() to float32, exactly as the reference does.
+// Converts `blocks` blocks of a type of ggml_type() to float32, exactly as the reference does.
 STET_API void dequantize_ggml(uint32_t type, const void* from, size_t blocks, float* to);
 
-// The inverse for F32, F16, BF16, Q8_0, Q4_0 and the K types from Q4_K on, as quantize_row_*_ref
-// rounds:
+// Converts float32 to F32, F16, BF16, Q8_0, Q4_0 or a K type from Q4_K on. Rounds as
+// quantize_row_*_ref does:
 //   F16, BF16  to nearest, ties to even
 //   Q8_0       d = max |x| / 127, and round(x (1 / d)), halves away from zero
 //   Q4_0       d = m / -8 for the x of largest magnitude m, and min(15, floor(x (1 / d) + 8.5))
-//   K types    by a search (kernels/quantize_super.cpp); errors weigh by `importance`, a positive
-//              number for each element, where that is not null
-// d is stored as float16, and not what x is divided by. Values must be finite, and below what
-// ggml_limit() says.
+//   K types    by a search (kernels/quantize_super.cpp); if `importance` is not null, it weights
+//              the error of each element by a positive number
+// d is stored as float16, but x is divided by the unrounded d. Values must be finite and below
+// ggml_limit().
 STET_API void quantize_ggml(uint32_t type, const float* from, size_t blocks, void* to,
                             const float* importance = nullptr);
-// The magnitude from which on values have no place in that type.
+// Returns the magnitude from which on values cannot be represented in the type.
 STET_API float ggml_limit(uint32_t type);
 
-// 32 weights that have a scale already, as Q8_0, Q4_0 or Q5_0 stores them: weight i is (u[i] - 128)
-// d, (u[i] - 8) d or (u[i] - 16) d. MXFP4: u[i] is its code, `scale` the exponent's byte.
+// Writes 32 weights that already have a scale as a block of Q8_0, Q4_0 or Q5_0. Weight i is (u[i] -
+// 128) d, (u[i] - 8) d or (u[i] - 16) d, where `scale` holds the float16 bits of d. For MXFP4, u[i]
+// is the weight's code and `scale` the exponent's byte.
 STET_API void store_ggml_block(uint32_t type, uint16_t scale, const uint8_t* u, void* to);
 
 }  // namespace stet

@@ -1,4 +1,4 @@
-// Rotary position embedding (Su et al., arXiv 2104.09864): the angles of a position.
+// Rotary position embedding (Su et al., arXiv 2104.09864): the rotation angles of a position.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,11 @@
 
 namespace stet {
 
-// cos[i] and sin[i] of the angle float32(position) x frequencies[i], rounded to float32 before and
-// after: what the keys and queries of that position are rotated by.
+// Computes cosine and sine of the angle float32(position) x frequencies[i], which rotates keys and
+// queries of that position. Rounds to float32 before and after.
 STET_API void rope_angles(int64_t position, std::span<const float> frequencies, float* cos,
                           float* sin);
-// The same with the sines negated: the rotation back.
+// Like rope_angles(), with negated sines: the inverse rotation.
 STET_API void rope_angles_back(int64_t position, std::span<const float> frequencies, float* cos,
                                float* sin);
 

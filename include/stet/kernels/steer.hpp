@@ -1,5 +1,5 @@
-// What interventions compute (session/intervention.hpp): float32, one FMA chain in the order of the
-// elements, so that no result depends on threads or instruction sets.
+// Arithmetic of interventions (session/intervention.hpp): float32, one FMA chain in element order,
+// so that no result depends on threads or instruction sets.
 #pragma once
 
 #include <cstddef>
@@ -8,14 +8,14 @@
 
 namespace stet {
 
-// x += a v, each by one FMA; an element whose a v is zero stays as it is.
+// Computes x += a v by one FMA per element. An element whose a v is zero keeps its bits.
 STET_API void steer_add(float* x, const float* v, float a, size_t n);
-// x *= a.
+// Computes x *= a.
 STET_API void steer_scale(float* x, float a, size_t n);
-// x -= ((x . u) / (u . u)) u; nothing for a u of zeros.
+// Computes x -= ((x . u) / (u . u)) u. Does nothing if u is zero.
 STET_API void steer_project_out(float* x, const float* u, size_t n);
-// A feature of a sparse autoencoder: f = x . encoder + bias, or 0 where that is not above
-// `threshold`; x += (value - f) decoder.
+// Sets a feature of a sparse autoencoder to `value`: x += (value - f) decoder, where f = x .
+// encoder + bias, or 0 if that is not above `threshold`.
 STET_API void steer_clamp(float* x, const float* encoder, const float* decoder, float bias,
                           float threshold, float value, size_t n);
 

@@ -10,13 +10,13 @@
 
 namespace stet {
 
-// Memory for the blocks of one cache, reserved once. Blocks may outlive the cache (a fork holds
-// them), so each keeps the pool alive, and returns its slot zeroed.
+// A fixed pool of zero-filled memory for the blocks of one cache. Blocks may outlive the cache
+// because forks share them. Each block therefore keeps the pool alive and returns its slot zeroed.
 class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
-  // 2 MB pages for blocks that fill them: a small model's session would take a whole one for a few
-  // tokens.
-  // `parts`: parts of blocks will be given back, so that pages are small.
+  // Reserves address space for `count` blocks. Throws std::bad_alloc when there is not enough. Uses
+  // 2 MB pages for blocks of 1 MB or more, and 4 KB pages if `parts` says that parts of a block
+  // will be released later.
   BlockPool(size_t block_bytes, size_t count, bool parts)
       : block_bytes_(block_bytes),
         memory_(block_bytes * count, !parts && block_bytes >= (size_t{1} << 20)) {
@@ -25,8 +25,7 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
     for (size_t i = count; i > 0; --i) free_.push_back(i - 1);
   }
 
-  // Zero-filled. Null when all slots are taken: forks still hold blocks that this cache has
-  // dropped.
+  // Returns a zero-filled block, or null when forks still hold every slot. Any thread may call it.
   std::shared_ptr<std::byte> take() {
     size_t slot;
     {
@@ -35,7 +34,8 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
       slot = free_.back();
       free_.pop_back();
     }
-    // Not under the lock: when this fails to allocate, it gives the slot back before it throws.
+    // The lock is not held here: if the allocation throws, its cleanup takes the lock in
+    // give_back().
     return {memory_.data() + slot * block_bytes_,
             [pool = shared_from_this(), slot](std::byte* block) { pool->give_back(slot, block); }};
   }

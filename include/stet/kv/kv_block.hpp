@@ -1,9 +1,9 @@
-// A block of the KV cache: keys and values of 64 consecutive positions, of every layer.
+// Defines a block of the KV cache: keys and values of 64 consecutive positions in every layer.
 //
-// A block is one page-aligned run of bytes: for each layer, for each kv head, K as [head_dim][64]
-// and then V as [64][head_dim]; of type q8 each of the two with [64] float32 scales behind it.
-// Slots of positions that are not in the cache, or that were pruned, are zero, always: the bytes of
-// a block are a function of what is in it, not of its history.
+// A block is one page-aligned run of bytes. For each layer and each KV head it stores K as
+// [head_dim][64], then V as [64][head_dim]. In q8, [64] float32 scales follow each K and each V.
+// Slots of pruned or absent positions are always zero. The bytes of a block therefore depend only
+// on its contents, not on its history.
 #pragma once
 
 #include <algorithm>
@@ -29,17 +29,18 @@ namespace stet {
 
 class MappedFile;
 
-// q8: an int8 for each number, and a float32 scale for each key and each value of a position.
+// The element type of a KV cache. q8 stores each number as int8, with one float32 scale for each
+// key and each value of a position.
 enum class KvType : uint8_t { f32 = 0, bf16 = 1, f16 = 2, q8 = 3 };
 constexpr KvType kKvTypes[] = {KvType::f32, KvType::bf16, KvType::f16, KvType::q8};
 const char* kv_type_name(KvType type);
-std::optional<KvType> parse_kv_type(const std::string& name);  // the inverse
-// The version of how keys and values are rounded and laid out; a state carries it.
+std::optional<KvType> parse_kv_type(const std::string& name);  // inverse of kv_type_name()
+// Version of the rounding and layout of keys and values. Every state carries it.
 constexpr int kKvVersion = 1;
 
-// Elements of the types f32, bf16 and f16 as float32, and back: rounded once, to nearest even.
-// Those in memory are `stride` elements apart: a key stands in a column of its block, a value in a
-// row.
+// Converts between float32 and f32, bf16 or f16, rounding once to nearest even. Consecutive
+// elements in memory are `stride` elements apart: 64 for a key, which is a column of its block, and
+// 1 for a value, which is a row.
 STET_API float read_element(KvType type, const std::byte* at);
 STET_API void read_elements(KvType type, const std::byte* from, size_t stride, std::span<float> x);
 STET_API void write_elements(KvType type, std::span<const float> x, std::byte* to, size_t stride);
@@ -51,7 +52,7 @@ struct KvShape {
   KvType type = KvType::f32;
 
   size_t element_size() const { return type == KvType::f32 ? 4 : type == KvType::q8 ? 1 : 2; }
-  // Of K or V of a head, without and with its scales, which stand behind the elements.
+  // Size in bytes of one head's K (or V), without its scales. In q8 the scales follow the elements.
   size_t elements_bytes() const {
     return static_cast<size_t>(head_dim * kBlockPositions) * element_size();
   }
@@ -73,59 +74,64 @@ struct KvShape {
   bool operator==(const KvShape&) const = default;
 };
 
-// The key or the value of one position of a head, of any type; x is [head_dim], `part` the K or the
-// V of the head. Writing rounds once. For q8, with a the largest magnitude of x: scale = a / 127
-// and q = x (127 / a), each operation rounded to float32, q then to the nearest integer, ties to
-// even; where a is below 2^-100 all are zero; where x holds a NaN or an infinity, q is zero and the
-// scale NaN. What is read is q scale, rounded to float32.
+// Reads or writes the key (or value) of one position of one KV head, in any element type. x is
+// [head_dim]; `part` points to the head's K (or V).
+//
+// Writing rounds once. For q8, let a be the largest magnitude in x. Then the scale is a / 127 and q
+// is x * (127 / a), each operation rounded to float32, with q rounded to the nearest integer, ties
+// to even. If a is below 2^-100, scale and q are zero. If x contains a NaN or an infinity, q is
+// zero and the scale is NaN. Reading returns q times the scale, rounded to float32.
 STET_API void read_row(const KvShape& shape, bool key, const std::byte* part, int64_t slot,
                        std::span<float> x);
 STET_API void write_row(const KvShape& shape, bool key, std::span<const float> x, std::byte* part,
                         int64_t slot);
 
-// The digest of each layer's part of a block; the last part ends with the block's padding.
+// Returns one digest per layer of a block. The last layer's digest also covers the block's padding.
 std::vector<Digest> layer_digests(const KvShape& shape, const std::byte* block);
 
-// What names a block that its tokens do not give: SHA-256 over type, shape and bytes
-// (identity.hpp).
+// Returns the SHA-256 of type, shape and bytes. It identifies a block whose bytes cannot be derived
+// from tokens (identity.hpp).
 STET_API Sha256 block_content(const KvShape& shape, const std::byte* block);
 
-// A block of a file that is not what was saved. Whoever has the tokens can compute it again.
+// Thrown when a block loaded from a file differs from what was saved. The block can be recomputed
+// from the session's tokens.
 class DamagedBlock : public Error {
  public:
-  DamagedBlock(const std::string& file, int64_t index, int64_t layer);  // "KV block 3, layer 1"
-  // Of a block that was kept without that layer.
+  // field: "KV block 3, layer 1"
+  DamagedBlock(const std::string& file, int64_t index, int64_t layer);
+  // Reports that the block was kept without this layer.
   DamagedBlock(int64_t index, int64_t layer);
 };
 
-// For each layer, whether a block holds it. Old blocks of a session that keeps windows only lack
-// the layers that look no further back than a window (window.hpp).
+// One flag per layer: true if a block holds that layer. With window-only caches, old blocks lack
+// the layers whose attention window has moved past them (window.hpp).
 using HeldLayers = std::vector<bool>;
 
-// Where the bytes of a block come from that was saved, and what they must be.
+// Origin and expected digests of a block that was saved.
 struct SavedBlock {
-  std::vector<Digest> digests;                // one for each layer
-  std::string file;                           // names it in errors
-  std::shared_ptr<const MappedFile> mapping;  // null: the bytes are in memory
-  // Null: all. Of others nothing but the digest is there, and check() says that they are damaged.
+  std::vector<Digest> digests;                // one per layer
+  std::string file;                           // used in error messages
+  std::shared_ptr<const MappedFile> mapping;  // null if the bytes are in memory
+  // The layers that the block holds; null means all. For a missing layer only the digest is kept,
+  // and check() returns false.
   std::shared_ptr<const HeldLayers> held = nullptr;
 };
 
-// 64 positions: memory of its cache alone, which that may write to, or bytes that never change:
-// shared by several caches, or of a file. Those of a file are compared with their digests, a layer
-// at a time, before their first use.
+// A block of 64 positions. Its memory is either private to one cache and writable, or immutable:
+// shared between caches or mapped from a file. Each layer of a mapped block is compared with its
+// digest before its first use.
 class KvBlock {
  public:
-  // Memory; `owner` keeps it alive.
+  // Wraps writable memory, which `owner` keeps alive.
   KvBlock(std::byte* data, std::shared_ptr<const void> owner)
       : data_(data), owner_(std::move(owner)) {}
-  // Bytes of a file that were not looked at yet.
+  // Wraps bytes loaded from a file, which are checked later. `owner` keeps them alive.
   KvBlock(const std::byte* data, std::shared_ptr<const void> owner, SavedBlock saved);
 
   const std::byte* data() const { return data_; }
-  // The file that the bytes are of; null for memory.
+  // Returns the block's origin and expected digests, or null for plain memory.
   const SavedBlock* saved() const { return saved_.get(); }
-  // The same bytes of a file, not looked at.
+  // Returns a block over the same saved bytes whose layers count as unchecked.
   std::shared_ptr<KvBlock> unlooked() const {
     return std::make_shared<KvBlock>(data_, owner_, *saved_);
   }
@@ -135,37 +141,40 @@ class KvBlock {
            (*saved_->held)[static_cast<size_t>(layer)];
   }
   bool holds_all() const { return saved_ == nullptr || saved_->held == nullptr; }
-  // That layers which it does not hold were asked for.
+  // Resets the check results of layers that the block does not hold. They are set again when such a
+  // layer is requested.
   void forget_asked(const KvShape& shape) const;
 
-  // Whether several caches have it, or had it: then it never changes any more. A mark rather than a
-  // count of owners, because a count that has fallen does not tell that the reads of the others are
-  // over.
+  // Returns true once a second cache has shared the block; from then on it is immutable. A flag is
+  // used instead of an owner count because a fallen count would not prove that the other owners'
+  // reads have finished.
   bool shared() const { return shared_.load(std::memory_order_relaxed); }
   void mark_shared() const {
     if (!shared()) shared_.store(true, std::memory_order_relaxed);
   }
 
-  // Whether a layer's part is as it was saved; looked at once, at the first call. Any thread may
-  // ask.
+  // Returns true if the layer's bytes match what was saved. The digest is computed on the first
+  // call only. Any thread may call it.
   bool check(const KvShape& shape, int64_t layer) const;
-  // The same, without looking twice: false also when another thread is looking just now.
+  // Like check(), but returns false instead of repeating a check that another thread is running.
   bool known_good(const KvShape& shape, int64_t layer) const;
-  bool looked_at(int64_t layer) const;  // by anyone, or about to be
-  // Layer by layer; throws DamagedBlock, which names block `index`. check_held: of those it holds.
+  bool looked_at(int64_t layer) const;  // some thread has checked it or is checking it
+  // Checks every layer (check_held: every layer that it holds). Throws DamagedBlock with `index` as
+  // the block's number.
   void check_all(const KvShape& shape, int64_t index) const;
   void check_held(const KvShape& shape, int64_t index) const;
-  // Whether these bytes are those that were saved.
+  // Returns true if `bytes` have the digests that were saved.
   bool saved_as(const KvShape& shape, const std::byte* bytes) const;
-  // Of a block that does not change any more; of one of a file, after check_all().
+  // Returns the digests of an immutable block. Call check_all() first if the block is from a file.
   std::vector<Digest> digests(const KvShape& shape) const;
-  // Likewise: what names a block that its tokens do not give (identity.hpp).
+  // Returns block_content() of an immutable block. Call check_all() first if the block is from a
+  // file.
   Sha256 content(const KvShape& shape) const;
 
  private:
   friend class KvCache;
   friend class KvWriter;
-  // What is known of a layer's bytes.
+  // The check result of a layer.
   enum : uint8_t { kUnknown, kGood, kBad, kBusy };
   uint8_t look(const KvShape& shape, size_t layer) const;
   void drop(const KvShape& shape, std::shared_ptr<const HeldLayers> held);
@@ -174,10 +183,11 @@ class KvBlock {
   std::shared_ptr<const void> owner_;
   mutable std::atomic<bool> shared_{false};
   mutable std::mutex mutex_;
-  mutable std::vector<Digest> digests_;  // empty: not known yet
+  mutable std::vector<Digest> digests_;  // empty until computed
   mutable std::optional<Sha256> content_;
   std::unique_ptr<const SavedBlock> saved_;
-  std::unique_ptr<std::atomic<uint8_t>[]> looked_;  // for each digest of saved_
+  // check results, one per layer; null for plain memory
+  std::unique_ptr<std::atomic<uint8_t>[]> looked_;
 };
 
 inline const char* kv_type_name(KvType type) {
@@ -213,7 +223,7 @@ inline DamagedBlock::DamagedBlock(int64_t index, int64_t layer)
             "KV block " + std::to_string(index) + ", layer " + std::to_string(layer),
             "keys and values", "none: they were outside of its window (--window-only)") {}
 
-// The bytes are never written: caches copy what is saved() before a write.
+// The cast is safe: caches copy a saved() block before they write to it.
 inline KvBlock::KvBlock(const std::byte* data, std::shared_ptr<const void> owner, SavedBlock saved)
     : data_(const_cast<std::byte*>(data)),
       owner_(std::move(owner)),
@@ -279,7 +289,7 @@ inline void KvBlock::forget_asked(const KvShape& shape) const {
   }
 }
 
-// Memory of one cache becomes a block without some layers, whose pages the system gets back.
+// Turns a block that only one cache uses into one without some layers, and frees their pages.
 inline void KvBlock::drop(const KvShape& shape, std::shared_ptr<const HeldLayers> held) {
   SavedBlock saved{digests(shape), "", nullptr, held};
   std::unique_ptr<std::atomic<uint8_t>[]> looked(new std::atomic<uint8_t>[saved.digests.size()]);

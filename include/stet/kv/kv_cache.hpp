@@ -1,9 +1,8 @@
-// Keys and values of every layer, in blocks of 64 positions (kv_block.hpp). A full block never
-// changes; blocks are shared between forks and copied before a write. A block may lie in a mapped
-// file: then it is checked before its first use.
+// The KV cache: keys and values of every layer, in blocks of 64 positions (kv_block.hpp). Full
+// blocks are immutable. Forks share blocks and copy them before a write. Blocks mapped from a file
+// are checked before their first use.
 //
-// What a cache holds is changed by sessions and by the operations of state.hpp, which keep a log of
-// it.
+// Only sessions and the operations of state.hpp change a cache, because they log each change.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +23,7 @@
 
 namespace stet {
 
-// Blocks that hold `positions` positions.
+// Returns the number of blocks needed for `positions` positions.
 inline int64_t blocks_of(int64_t positions) {
   return (positions + kBlockPositions - 1) / kBlockPositions;
 }
@@ -32,12 +31,12 @@ inline int64_t blocks_of(int64_t positions) {
 class KvCache {
  public:
   KvCache() = default;
-  // Reserves address space for `capacity` positions at once; memory is taken as blocks are first
-  // written. Throws a capacity Error when there is not that much.
-  // `parts`: parts of blocks will be given back (KvWriter::drop).
+  // Reserves address space for `capacity` positions at once. Memory is allocated as blocks are
+  // first written. Throws a capacity Error when address space is short. `parts` says that parts of
+  // blocks will be freed (KvWriter::drop).
   KvCache(const KvShape& shape, int64_t capacity, bool parts = false);
-  // Shares all blocks with `other`; whoever writes first copies. Nothing is reserved: a copy takes
-  // its blocks one by one.
+  // Shares all blocks with `other`; the first writer copies. Reserves nothing: a copy allocates its
+  // blocks one by one.
   KvCache(const KvCache& other);
   KvCache& operator=(const KvCache&) = delete;
   KvCache(KvCache&&) noexcept = default;
@@ -45,41 +44,43 @@ class KvCache {
 
   const KvShape& shape() const { return shape_; }
   int64_t capacity() const { return capacity_; }
-  int64_t size() const { return size_; }  // positions 0 .. size-1 are in the cache
+  int64_t size() const { return size_; }  // the cache holds positions 0 .. size-1
   int64_t blocks() const { return static_cast<int64_t>(blocks_.size()); }
 
-  // The bytes of a block. Those of a file are looked at first; throws DamagedBlock when they are
-  // not what was saved.
+  // Returns the bytes of a block, after checking every layer of one from a file. Throws
+  // DamagedBlock if they differ from what was saved.
   const std::byte* block(int64_t index) const;
-  // For whoever calls check() before reading a layer: what a cut-off file lacks reads as zeros.
+  // Returns the bytes of a block without checking them. Call check() before reading a layer. If the
+  // mapped file was truncated, the missing bytes read as zeros.
   const std::byte* unchecked_block(int64_t index) const {
     return blocks_[static_cast<size_t>(index)]->data();
   }
-  // Digests, and where the block comes from.
+  // Returns the block's digests and origin.
   const KvBlock& block_info(int64_t index) const { return *blocks_[static_cast<size_t>(index)]; }
-  // Visible positions of a block, bit t for position 64*index + t. All ones unless pruned.
+  // Returns the visible positions of a block: bit t stands for position 64*index + t. All bits are
+  // set unless the state was pruned.
   uint64_t visible(int64_t index) const { return visible_[static_cast<size_t>(index)]; }
 
-  // To be called before a layer of a block is read in a pass. The pass goes on whatever is found,
-  // or while another thread is still looking; its result counts only if pass_was_sound() says so
-  // afterwards.
+  // Checks one layer of a block; call it before a pass reads that layer. The pass continues in any
+  // case, even while another thread is still checking. Its result counts only if pass_was_sound()
+  // then returns true.
   void check(int64_t index, int64_t layer) const {
     if (block_info(index).saved() != nullptr) check_saved(index, layer);
   }
-  // Whether all that check() was asked for is as it was saved, and no mapped file has changed since
-  // it was looked at.
+  // Returns true if every check() of the pass succeeded and no mapped file has changed since its
+  // blocks were checked.
   bool pass_was_sound() const;
-  // Blocks that are not what was saved, after looking again at those of files that have changed: of
-  // all blocks, or of those that were looked at before. Layers that a block does not hold count
-  // where they were asked for.
+  // Returns the indices of damaged blocks. Blocks of files that have changed are checked again.
+  // `again` considers only blocks that were checked before; `at_all` considers all. A layer that a
+  // block does not hold counts as damaged if a pass requested it.
   enum class Look { at_all, again };
   std::vector<int64_t> find_damage(Look look, int threads);
-  // Looks at everything that blocks hold now. Throws DamagedBlock.
+  // Checks every layer that the blocks hold. Throws DamagedBlock.
   void check_all(int threads = 1) const;
 
  private:
-  friend class KvWriter;  // kv_writer.hpp: what changes the cache
-  // A file that blocks are mapped from, and its stamp of when they were last looked at.
+  friend class KvWriter;  // writes to the cache (kv_writer.hpp)
+  // A file that blocks are mapped from, with its stamp when they were last checked.
   struct Mapping {
     std::shared_ptr<const MappedFile> file;
     FileStamp stamp;
@@ -99,8 +100,8 @@ class KvCache {
   std::vector<std::shared_ptr<KvBlock>> blocks_;
   std::vector<uint64_t> visible_;
   std::vector<Mapping> mappings_;
-  // Some check() of a pass was not known to be good. Null where no block can be of a file; shared,
-  // so that the cache can be moved.
+  // Set when a check() of the current pass did not succeed. Null if no block can be from a file.
+  // Held by pointer so that the cache can be moved.
   std::shared_ptr<std::atomic<bool>> doubt_;
 };
 
@@ -147,8 +148,8 @@ inline std::shared_ptr<KvBlock> KvCache::fresh_block() {
   return std::make_shared<KvBlock>(memory->data(), memory);
 }
 
-// Before a write: the block becomes this cache's alone, and forgets what is known of its bytes.
-// What comes from a file is judged by the copy, which nobody else can change.
+// Makes the block private and writable, and clears its cached digests. For a saved block, the
+// digests are compared with the copy, which nobody else can change.
 inline void KvCache::own_block(int64_t index) {
   std::shared_ptr<KvBlock>& block = blocks_[static_cast<size_t>(index)];
   if (block->saved() == nullptr && !block->shared()) {
@@ -161,7 +162,7 @@ inline void KvCache::own_block(int64_t index) {
   std::memcpy(copy->data_, block->data_, shape_.block_bytes());
   if (block->saved() != nullptr && !block->saved_as(shape_, copy->data_)) {
     block = block->unlooked();
-    block->check_all(shape_, index);  // names the layer
+    block->check_all(shape_, index);  // throws with the layer's number
     throw DamagedBlock(block->saved()->file, index, 0);
   }
   block = std::move(copy);
@@ -201,7 +202,7 @@ inline void KvCache::check_saved(int64_t index, int64_t layer) const {
   if (!block_info(index).known_good(shape_, layer)) doubt_->store(true, std::memory_order_relaxed);
 }
 
-// A file that changed before or during the pass is seen by its stamp afterwards.
+// The stamp also catches a file that changed before or during the pass.
 inline bool KvCache::pass_was_sound() const {
   if (doubt_ != nullptr && doubt_->exchange(false)) return false;
   return std::ranges::all_of(mappings_,
@@ -216,8 +217,8 @@ inline std::vector<int64_t> KvCache::saved_blocks() const {
   return found;
 }
 
-// What is known of blocks of files that have changed is forgotten, by this cache alone: another's
-// pass may be looking at them. Returns which blocks that was.
+// Discards the check results of blocks whose file has changed. Replaces the blocks in this cache
+// only, because another cache's pass may be checking the old ones. Returns one flag per block.
 inline std::vector<bool> KvCache::forget_changed_files() {
   std::vector<bool> forgotten(blocks_.size());
   for (Mapping& m : mappings_) {

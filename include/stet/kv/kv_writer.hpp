@@ -1,6 +1,5 @@
-// What changes a KV cache: for sessions, snapshots and the operations on states, which keep the
-// rules that a cache alone cannot (positions are those of tokens; what was changed stands in a
-// log).
+// Write access to a KV cache, for sessions, snapshots and operations on states. These callers keep
+// the invariants that a cache alone cannot: every position has a token, and every change is logged.
 #pragma once
 
 #include <algorithm>
@@ -17,34 +16,33 @@ class KvWriter {
  public:
   explicit KvWriter(KvCache& kv) : kv_(kv) {}
 
-  // Makes room for `count` more positions: their blocks exist, belong to this cache alone and may
-  // be written through writable(). A capacity Error, or DamagedBlock, changes nothing. commit()
-  // then makes the positions part of the cache, some at a time; until all are, the cache may not be
-  // copied.
+  // Makes room for `count` more positions, whose blocks become private and writable(). Throws a
+  // capacity Error or DamagedBlock and then changes nothing. commit() then adds the positions to
+  // the cache, in one or more steps. Until all are committed, the cache must not be copied.
   void prepare(int64_t count);
-  // A block that prepare() or own() has made this cache's alone.
+  // Returns the bytes of a block that prepare() or own() has made private.
   std::byte* writable(int64_t index) { return kv_.blocks_[static_cast<size_t>(index)]->data_; }
   void commit(int64_t count) { kv_.size_ += count; }
-  // Makes a block this cache's alone, by a copy where it is shared or of a file. Throws
-  // DamagedBlock.
+  // Makes a block private, copying it if it is shared or from a file. Throws DamagedBlock.
   void own(int64_t index) { kv_.own_block(index); }
-  // Takes a block of a file into memory, before it is read outside of a pass: what happens to the
-  // file later is no matter then. Throws DamagedBlock.
+  // Copies a block of a file into memory, so that later changes of the file do not matter. Used
+  // before reads outside a pass. Throws DamagedBlock.
   void load(int64_t index) {
     if (kv_.block_info(index).saved() != nullptr) kv_.own_block(index);
   }
-  // Drops positions size .. end, those prepared included, and zeroes their slots. DamagedBlock
-  // changes nothing.
+  // Drops all positions from `size` on, including prepared ones, and zeroes their slots. Throws
+  // DamagedBlock and then changes nothing.
   void truncate(int64_t size);
-  // Positions begin .. end-1 are seen no more: their slots become zero.
+  // Hides positions begin .. end-1 and zeroes their slots.
   void hide(int64_t begin, int64_t end);
-  // Becomes these blocks, which hold positions 0 .. size-1, with what is visible of each.
+  // Replaces the contents by these blocks, which hold positions 0 .. size-1, and their visibility
+  // bits.
   void adopt(std::vector<std::shared_ptr<KvBlock>> blocks, std::vector<uint64_t> visible,
              int64_t size);
   void replace(int64_t index, std::shared_ptr<KvBlock> block) {
     kv_.blocks_[static_cast<size_t>(index)] = std::move(block);
   }
-  // For another cache, which keeps it.
+  // Returns a block for another cache to keep, and marks it shared.
   const std::shared_ptr<KvBlock>& share(int64_t index) {
     kv_.block_info(index).mark_shared();
     return kv_.blocks_[static_cast<size_t>(index)];
@@ -52,10 +50,11 @@ class KvWriter {
   void set_visible(int64_t index, uint64_t bits) {
     kv_.visible_[static_cast<size_t>(index)] = bits;
   }
-  // Keeps of a full block the layers `held` alone, and the digests of all. Others that share it
-  // keep theirs. Nothing happens to a block of a file or of zeros.
+  // Reduces a full block to the layers of `held`, keeping the digests of all layers. Other caches
+  // that share the block are not affected. Does nothing for a block from a file or with no visible
+  // position.
   void drop(int64_t index, const std::shared_ptr<const HeldLayers>& held);
-  // A block of zeros, which costs no memory until it is written.
+  // Returns a zero-filled block, which uses no memory until it is written.
   std::shared_ptr<KvBlock> fresh_block() { return kv_.fresh_block(); }
 
  private:

@@ -1,5 +1,5 @@
-// Keys and values that float16 does not hold. A cache that kept them as infinite would answer
-// something else than the model, or nothing, and could be saved so.
+// Detects keys and values that float16 cannot represent. Storing them as infinities would silently
+// change the model's output and could be saved.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 
 namespace stet {
 
-// An unsupported Error: keys and values of the tokens at hand are too large for f16. Another type
-// of cache holds them.
+// An unsupported Error: a key or value is too large for an f16 cache. Another cache type can hold
+// it.
 class STET_API KvOverflow : public Error {
  public:
   KvOverflow(int64_t position, int64_t layer)
@@ -23,15 +23,15 @@ class STET_API KvOverflow : public Error {
                   std::to_string(layer)) {}
 };
 
-// Returns whether all of `rows` times `width` float16 numbers are finite. Each row begins `stride`
-// numbers behind the one before.
+// Returns true if all `rows` times `width` float16 numbers are finite. Rows begin `stride` numbers
+// apart.
 STET_API bool all_finite_f16(const std::byte* from, size_t rows, size_t stride, size_t width);
 
-// Returns whether all numbers are finite when they are rounded to float16.
+// Returns true if all numbers stay finite when rounded to float16.
 STET_API bool fits_f16(std::span<const float> x);
 
-// Throws KvOverflow for positions first .. first+count-1 of a cache in f16 that hold infinite
-// numbers.
+// Throws KvOverflow if positions first .. first+count-1 of an f16 cache hold infinite numbers. Does
+// nothing for other types.
 inline void check_overflow(const KvCache& kv, int64_t first, int64_t count) {
   const KvShape& shape = kv.shape();
   if (shape.type != KvType::f16) return;

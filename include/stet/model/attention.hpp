@@ -1,4 +1,4 @@
-// Attention over the KV cache, and the cache's next keys and values.
+// Attention over the KV cache, and storing new keys and values in it.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace stet {
 
-// Writes k and v ([kv_heads][head_dim]) of every row to its slot.
+// Writes k and v ([kv_heads][head_dim]) of every row to the row's slot in the cache.
 void store_kv(Team t, const Pass& p, int64_t layer, Rows k, Rows v);
 
 struct AttentionShape {
@@ -24,25 +24,26 @@ struct AttentionShape {
   // value. It is neither scaled nor capped.
   const float* sinks = nullptr;
 };
-// y[heads][head_dim] = softmax(scale q·k over the visible positions) v; head h reads kv head h /
-// (heads / kv_heads).
+// Computes y[heads][head_dim] = softmax(scale q·k over the visible positions) v. Head h reads KV
+// head h / (heads / kv_heads).
 void attention(Team t, const Pass& p, const AttentionShape& a, Rows q, Rows y);
 
-// Scratch memory: of a thread; and, for each block of a cache, of all threads.
+// Return the scratch memory that attention needs, in floats: per thread (local), and per block of a
+// cache, shared by all threads (partial).
 size_t attention_local_floats(size_t head_dim);
 size_t attention_partial_floats(size_t heads, size_t kv_heads, size_t head_dim);
 
 namespace detail {
 
-// A task is one kv head and up to kTilesPerTask tiles of its queries: each block of keys and values
-// is read once for all of them.
+// A task is one KV head and up to kTilesPerTask tiles of its queries. Each block of keys and values
+// is thus read only once for all of them.
 constexpr size_t kTilesPerTask = 8;
 constexpr size_t kTaskRows = kTilesPerTask * kTileRows;
 
 inline size_t padded(size_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
-// The softmax sums of a tile of queries lie in one run of floats: maxima, sums, and which of the
-// queries saw anything (as bits), in kLanes; then their values [rows][ldv].
+// The softmax sums of a tile of queries lie in one array. The first kLanes floats hold the maxima,
+// the sums and, as bits, which queries saw any position. The weighted values [rows][ldv] follow.
 inline size_t tile_floats(size_t rows, size_t ldv) { return kLanes + rows * ldv; }
 inline SoftmaxSums tile_at(float* at) { return {at, at + kTileRows, at + kLanes}; }
 inline void set_seen(float* at, unsigned bits) {
@@ -54,16 +55,16 @@ inline unsigned seen_of(const float* at) {
   return bits;
 }
 
-// The part of a thread's scratch memory that attention uses.
+// The scratch memory that one thread uses for attention.
 struct Local {
   float* q;      // [tiles][head_dim][kTileRows]
-  float* sums;   // [tiles] of all blocks so far
-  float* block;  // [tiles] of one block
-  float* k;      // a block with padding, as float32: [head_dim][64], [64][ldv]
+  float* sums;   // [tiles], over all blocks so far
+  float* block;  // [tiles], of the current block
+  float* k;      // a padded block as float32: [head_dim][64], then [64][ldv]
   float* v;
 };
 
-// Where each of Local's parts begins, in floats; the last entry is the size of all.
+// Returns the offset of each part of Local, in floats. The last entry is the total size.
 inline std::array<size_t, 6> offsets(size_t head_dim) {
   const size_t ldv = padded(head_dim), tile = tile_floats(kTileRows, ldv);
   const size_t sizes[] = {padded(kTaskRows * head_dim), kTilesPerTask * tile, kTilesPerTask * tile,
@@ -78,8 +79,8 @@ inline Local layout(float* base, size_t head_dim) {
   return {base + at[0], base + at[1], base + at[2], base + at[3], base + at[4]};
 }
 
-// The queries of one kv head in one span: query i is position i / group of the span and head i %
-// group of the kv head's group.
+// The queries of one KV head in one span. Query i belongs to position i / group of the span and to
+// head i % group within the KV head's group.
 struct Queries {
   const Pass& p;
   const AttentionShape& a;
@@ -98,13 +99,14 @@ struct Queries {
   int64_t lowest(int64_t position) const {
     return a.window == 0 ? 0 : std::max<int64_t>(0, position - a.window + 1);
   }
-  // Whether queries first .. first + rows - 1 see the whole block.
+  // Returns true if queries first .. first + rows - 1 see the whole block.
   bool all_seen(size_t first, size_t rows, int64_t block) const {
     const int64_t begin = block * kBlockPositions;
     return begin + kBlockPositions - 1 <= position(first) &&
            lowest(position(first + rows - 1)) <= begin && ~span.kv->visible(block) == 0;
   }
-  // Which positions of a block query i sees: not after itself, inside the window, not pruned.
+  // Returns the positions of a block that query i sees, as bits: not after the query, inside the
+  // window and not pruned.
   uint64_t mask(size_t i, int64_t block) const {
     const int64_t begin = block * kBlockPositions, at = position(i), low = lowest(at);
     if (begin > at || begin + kBlockPositions <= low) return 0;
@@ -130,7 +132,7 @@ inline void pack_queries(const Queries& s, size_t first, size_t rows, float* pac
   }
 }
 
-// Of a block, as they are stored: keys, then values.
+// Returns the stored keys of a block, followed by its values, as a prefetch range.
 inline Fetch keys_and_values(const Queries& s, int64_t index) {
   const KvShape& shape = s.span.kv->shape();
   return {s.span.kv->unchecked_block(index) +
@@ -145,7 +147,7 @@ struct BlockView {
   const float *k_scale, *v_scale;  // [64], or null
 };
 
-// Of a block whose rows need padding, [64][ldv].
+// Copies int8 values of a block to `memory`, padding each row from head_dim to ldv: [64][ldv].
 inline const void* padded_int8(const std::byte* v, size_t head_dim, size_t ldv, float* memory) {
   auto* const rows = reinterpret_cast<std::byte*>(memory);
   for (size_t t = 0; t < kPanel; ++t) {
@@ -155,8 +157,8 @@ inline const void* padded_int8(const std::byte* v, size_t head_dim, size_t ldv, 
   return rows;
 }
 
-// The keys and values of a block: in place, or widened to float32 where rows need padding (int8
-// stays what it is).
+// Returns the keys and values of a block. They are used in place unless rows need padding; then
+// they are widened to float32, or copied if they are int8.
 inline BlockView view_block(const Queries& s, int64_t index, const Local& local) {
   const KvShape& shape = s.span.kv->shape();
   s.span.kv->check(index, s.a.layer);
@@ -181,14 +183,14 @@ inline BlockView view_block(const Queries& s, int64_t index, const Local& local)
   return {local.k, local.v, KvType::f32, nullptr, nullptr};
 }
 
-// Tiles of queries against one block, with the causal and window mask of each; those that see
-// nothing of it are left out.
+// Tiles of queries against one block, each with its causal and window mask. Tiles that see nothing
+// of the block are skipped.
 class MaskedTiles {
  public:
   MaskedTiles(const Queries& s, int64_t block) : s_(s), block_(block) {}
 
-  // Queries first .. first + rows - 1. Returns which of them see any, as bits; only theirs are set
-  // in `out` by attend().
+  // Adds queries first .. first + rows - 1. Returns the queries that see any position, as bits.
+  // attend() writes `out` for these only.
   unsigned add(size_t first, size_t rows, const float* packed, const SoftmaxSums& out) {
     uint64_t* const mask = masks_[count_];
     unsigned seen = 0;
@@ -224,20 +226,20 @@ class MaskedTiles {
   uint64_t masks_[kTilesPerTask][kTileRows];
 };
 
-// First and last+1 block that queries [first, first + count) can see.
+// Returns the first and one past the last block that queries [first, first + count) can see.
 inline std::pair<int64_t, int64_t> block_range(const Queries& s, size_t first, size_t count) {
   return {s.lowest(s.position(first)) / kBlockPositions,
           s.position(first + count - 1) / kBlockPositions + 1};
 }
 
-// Writes the output of queries first .. first + rows - 1.
+// Writes the output of queries first .. first + rows - 1: the weighted values divided by the sums.
 inline void finish(const Queries& s, size_t first, size_t rows, const SoftmaxSums& sums) {
   const size_t ldv = padded(s.a.head_dim);
   for (size_t r = 0; r < rows; ++r)
     s.p.kernels->divide(sums.o + r * ldv, sums.l[r], s.output(first + r), s.a.head_dim);
 }
 
-// Queries [first, first + count), count <= kTaskRows, over all blocks in order.
+// Runs queries [first, first + count) over all blocks in order. count is at most kTaskRows.
 inline void attend_queries(const Queries& s, size_t first, size_t count, const Local& local) {
   const size_t head_dim = s.a.head_dim, ldv = padded(head_dim);
   const auto rows = [count](size_t i) { return std::min(size_t{kTileRows}, count - i); };
@@ -264,10 +266,9 @@ inline void attend_queries(const Queries& s, size_t first, size_t count, const L
   for (size_t i = 0; i < count; i += kTileRows) finish(s, first + i, rows(i), part(local.sums, i));
 }
 
-// Attention while decoding: of spans of a single position, as many as `partial` has room for. The
-// heads of their blocks are shared out among the threads, in the order they lie in memory
-// (split-KV, as in Flash-Decoding); the sums of their tiles wait in `partial` and are then merged
-// in the same order as attend_queries does.
+// Attention during decoding: handles spans of a single position, as many as `partial` has room for.
+// The threads share the heads of all blocks in memory order (split-KV, as in Flash-Decoding). The
+// sums of each tile are stored in `partial`, then merged in the same order as in attend_queries.
 class DecodeAttention {
  public:
   DecodeAttention(const Pass& p, const AttentionShape& a, Rows q, Rows y,
@@ -281,7 +282,7 @@ class DecodeAttention {
         tiles_(a),
         ldv_(padded(a.head_dim)) {}
 
-  // The queries of a kv head's group in tiles of `rows`, as equal as can be.
+  // Splits the queries of a KV head's group into tiles of nearly equal size, `rows` each.
   struct Tiles {
     size_t group, count, rows;
     explicit Tiles(size_t queries)
@@ -289,13 +290,13 @@ class DecodeAttention {
           count((queries + kTileRows - 1) / kTileRows),
           rows((queries + count - 1) / count) {}
     explicit Tiles(const AttentionShape& a) : Tiles(a.heads / a.kv_heads) {}
-    // Of `partial`, for a block.
+    // Returns the floats of `partial` that one block needs.
     size_t floats(size_t kv_heads, size_t head_dim) const {
       return kv_heads * count * tile_floats(rows, padded(head_dim));
     }
   };
 
-  // How many of `spans`, from the first on, are taken at once.
+  // Returns how many leading spans are handled at once.
   static size_t fit(const Pass& p, const AttentionShape& a, std::span<const Span> spans) {
     const size_t room =
         p.scratch->partial.size() / sizeof(float) / Tiles(a).floats(a.kv_heads, a.head_dim);
@@ -319,7 +320,7 @@ class DecodeAttention {
       const Range some = part_of(heads, pieces, piece);
       Cursor at(*this, some.begin);
       for (size_t i = some.begin; i < some.end; ++i) {
-        // Behind the last one, where this thread probably goes on.
+        // After its last head, prefetch the piece that this thread will probably take next.
         const size_t other = piece + static_cast<size_t>(t.size);
         Cursor next = at;
         if (i + 1 < some.end)
@@ -344,7 +345,7 @@ class DecodeAttention {
   }
 
  private:
-  // Goes over the heads of blocks in the order in which they lie in memory.
+  // Iterates over the heads of all blocks in memory order.
   struct Cursor {
     const DecodeAttention* all;
     size_t span = 0, before = 0, block = 0, kv_head = 0;  // before: blocks of earlier spans
@@ -384,7 +385,7 @@ class DecodeAttention {
            ((block * a_.kv_heads + kv_head) * tiles_.count + tile) * tile_floats(tiles_.rows, ldv_);
   }
 
-  // The queries of one kv head against the span's `block`-th block that they can see.
+  // Attends with the queries of one KV head to the `block`-th block that the span can see.
   void attend_head(const Queries& s, size_t block, size_t before, const Fetch& next) const {
     const int64_t index = range(s).first + static_cast<int64_t>(block);
     const bool visible = s.span.kv->visible(index) != 0;
@@ -440,7 +441,7 @@ inline void attention(Team t, const Pass& p, const AttentionShape& a, Rows q, Ro
     const size_t each = (detail::Queries{p, a, spans[0], 0, q, y}.count() + detail::kTaskRows - 1) /
                         detail::kTaskRows,
                  tasks = each * a.kv_heads;
-    // The longest first: later queries see more.
+    // Later queries see more positions, so the longest tasks start first.
     t.each(tasks, [&](size_t i) {
       const detail::Queries s{p, a, spans[0], i % a.kv_heads, q, y};
       const size_t first = (each - 1 - i / a.kv_heads) * detail::kTaskRows;
@@ -472,7 +473,7 @@ inline void store_block(const Span& span, size_t head, int64_t layer, Rows k, Ro
 
 }  // namespace detail
 
-// A piece is a whole block of a head, so that no two threads write one cache line.
+// A task is one head of a whole block, so that no two threads write the same cache line.
 inline void store_kv(Team t, const Pass& p, int64_t layer, Rows k, Rows v) {
   const size_t heads = static_cast<size_t>(p.spans[0].kv->shape().kv_heads);
   const auto blocks = [](const Span& span) {

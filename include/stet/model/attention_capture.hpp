@@ -1,5 +1,5 @@
-// Scores and patterns of attention, and each head's part of its output, for whoever looks: by the
-// kernels that the pass itself used, in the same order of blocks, maxima and sums.
+// Captures attention scores, patterns and each head's part of the output. The same kernels run in
+// the same order of blocks, maxima and sums as in the pass itself, so the bits agree.
 #pragma once
 
 #include <algorithm>
@@ -12,15 +12,16 @@
 
 namespace stet {
 
-// After attention() of a pass with hooks. Allocates, where somebody looks.
+// Captures scores and patterns after attention(). The pass must have hooks. Allocates memory only
+// if a capture was requested.
 void capture_attention(Team t, const Pass& p, const AttentionShape& a, Rows q);
-// Between attention() and the output matrix, [hidden][heads head_dim]: what it gives for each head
-// alone. Overwrites p.qkv and p.out, which the pass needs no more.
+// Captures each head's contribution to the output, between attention() and the output matrix
+// ([hidden][heads head_dim]). Overwrites p.qkv and p.out, which the pass no longer needs.
 void result_point(Team t, const Pass& p, const ModelConfig& c, size_t index, const Matrix& output);
 
 namespace detail {
 
-// Values of which each position has a column of its own, for blocks of any type.
+// An identity matrix as the values of a block, for blocks of any type.
 struct OneHot {
   std::vector<float> floats = std::vector<float>(kPanel * kPanel), scales;
   std::vector<int8_t> bytes = std::vector<int8_t>(kPanel * kPanel);
@@ -30,8 +31,8 @@ struct OneHot {
   }
 };
 
-// One query's weights: what attention() gives for values of which each position has a column of its
-// own, so that every weight goes through the same maxima, sums and merges. A sink has no column.
+// Computes one query's attention weights by attending to one-hot values. Every weight therefore
+// goes through the same maxima, sums and merges as the output. A sink has no column.
 inline void pattern_of(const Queries& s, size_t query, size_t positions, std::vector<float>& keys,
                        float* packed, float* to) {
   const Kernels& k = *s.p.kernels;
@@ -74,7 +75,7 @@ inline void pattern_of(const Queries& s, size_t query, size_t positions, std::ve
 
 }  // namespace detail
 
-// Rows are [heads][positions], where positions are those after this pass.
+// Rows are [heads][positions]; `positions` counts those present after this pass.
 inline void capture_attention(Team t, const Pass& p, const AttentionShape& a, Rows q) {
   const auto layer = static_cast<size_t>(a.layer);
   for (const Point point : {Point::scores, Point::pattern}) {
@@ -107,8 +108,8 @@ inline void capture_attention(Team t, const Pass& p, const AttentionShape& a, Ro
   }
 }
 
-// The heads' outputs wait in the queries' place while one after the other stands alone in
-// p.attention.
+// The heads' outputs are kept in the columns of the queries while p.attention holds one head at a
+// time.
 inline void result_point(Team t, const Pass& p, const ModelConfig& c, size_t index,
                          const Matrix& output) {
   if (p.hooks == nullptr || !p.hooks->wants(Point::result, index)) return;

@@ -1,6 +1,6 @@
-// Attention under declared changes of scores and patterns: the queries that one reaches are
-// computed again, each alone, by the kernels and in the order of the pass, so that their bits
-// depend on nothing but the state, and a change that changes no score changes no bit.
+// Attention under interventions on scores and patterns. Each affected query is recomputed alone,
+// with the kernels and in the order of the pass. Its bits therefore depend only on the state, and
+// an intervention that leaves all scores as they are changes no bit.
 #pragma once
 
 #include <algorithm>
@@ -14,12 +14,13 @@
 
 namespace stet {
 
-// After attention() of a pass with hooks. Allocates, where a change reaches a query.
+// Recomputes the affected queries after attention(). The pass must have hooks. Allocates memory if
+// an intervention applies.
 void change_attention(Team t, const Pass& p, const AttentionShape& a, Rows q, Rows y);
 
 namespace detail {
 
-// Keys of one head of a block as float32, [head_dim][64]; of q8 without their scales.
+// Widens one head's keys of a block to float32, [head_dim][64]. Scales of q8 are not applied.
 inline void widened_keys(const Queries& s, int64_t block, std::vector<float>& keys) {
   const KvShape& shape = s.span.kv->shape();
   const std::byte* const k = s.span.kv->unchecked_block(block) +
@@ -27,7 +28,7 @@ inline void widened_keys(const Queries& s, int64_t block, std::vector<float>& ke
   s.p.kernels->widen[static_cast<int>(shape.type)](k, keys.data(), s.a.head_dim * kPanel);
 }
 
-// The 64 scales of one head's keys of a block; null where the type has none.
+// Returns the 64 scales of one head's keys in a block, or null if the type has none.
 inline const float* key_scales(const Queries& s, int64_t block) {
   const KvShape& shape = s.span.kv->shape();
   if (shape.type != KvType::q8) return nullptr;
@@ -36,7 +37,7 @@ inline const float* key_scales(const Queries& s, int64_t block) {
                                         shape.elements_bytes());
 }
 
-// One query's scores of the positions that it sees; -inf for the others. `to`: [positions].
+// Computes one query's scores, [positions]. Positions that it does not see get -inf.
 inline void scores_of(const Queries& s, size_t query, size_t positions, std::vector<float>& keys,
                       float* packed, float* to) {
   const Kernels& k = *s.p.kernels;
@@ -63,7 +64,7 @@ inline void scores_of(const Queries& s, size_t query, size_t positions, std::vec
   }
 }
 
-// Returns whether a change reaches this query.
+// Returns true if an intervention applies to this query.
 inline bool reaches(const Hooks::Change& c, const Queries& s, size_t query) {
   const size_t row = s.span.row + query / s.group();
   const int64_t position = s.position(query);
@@ -83,7 +84,7 @@ inline bool is_changed(const Queries& s, size_t query) {
   return found;
 }
 
-// One query: its scores, and what its weights become, as its changes have them.
+// One query under interventions: its changed scores, and a factor and a term for each weight.
 class ChangedQuery {
  public:
   ChangedQuery(const Queries& s, size_t query, size_t positions)
@@ -104,7 +105,7 @@ class ChangedQuery {
   }
 
   const float* scores() const { return scores_.data(); }
-  // The weights: [positions].
+  // Writes the changed weights, [positions].
   void pattern(float* to) const {
     const size_t width = scores_.size();
     std::vector<float> all(width), part(width), ones(kPanel * kPanel);
@@ -131,8 +132,8 @@ class ChangedQuery {
       if (term_[i] != 0) steer_add(to + i, &one, term_[i], 1);
     }
   }
-  // The output, [head_dim]: of weights that were scaled, the values are; what was set or added
-  // comes last, by a chain in the order of the positions.
+  // Writes the output, [head_dim]. Values are multiplied by the factors of their weights. Terms
+  // that were set or added come last, in a chain over ascending positions.
   void output(float* to) const {
     const size_t ldv = padded(s_.a.head_dim);
     std::vector<float> o(ldv), block_o(ldv), values(kPanel * ldv), scales(kPanel);
@@ -142,7 +143,7 @@ class ChangedQuery {
     attend_blocks(
         ldv, block_o.data(), [&](int64_t b) { return values_of(b, values, scales); },
         [&](int64_t, const SoftmaxSums& block) { s_.p.kernels->merge(sums, block, ldv, 1); });
-    std::fill_n(to, s_.a.head_dim, 0.0f);  // where nothing is seen
+    std::fill_n(to, s_.a.head_dim, 0.0f);  // if the query sees nothing
     if (l != 0) s_.p.kernels->divide(o.data(), l, to, s_.a.head_dim);
     for (size_t i = 0; i < positions_; ++i) {
       if (term_[i] == 0) continue;
@@ -155,7 +156,8 @@ class ChangedQuery {
   bool seen(size_t at) const {
     return (s_.mask(query_, static_cast<int64_t>(at / kPanel)) >> (at % kPanel) & 1) != 0;
   }
-  // f(intervention, position, its value or null) for every position that the query sees.
+  // Calls f(intervention, position, pointer to its value or null) for every position that the query
+  // sees.
   template <class F>
   void each(Point point, F f) const {
     s_.p.hooks->each_change(point, static_cast<size_t>(s_.a.layer), [&](const Hooks::Change& c) {
@@ -171,7 +173,7 @@ class ChangedQuery {
       }
     });
   }
-  // A score of -inf, which an earlier change hid, stays hidden unless it is set.
+  // A score of -inf, hidden by an earlier intervention, stays hidden unless it is set.
   static void change(const Intervention& w, float* x, const float* value) {
     if (w.op == Intervention::Op::set) {
       *x = *value;
@@ -203,7 +205,8 @@ class ChangedQuery {
     }
     return bits;
   }
-  // A key of one number, the score, and a query of 1: their product is the score, to the bit.
+  // Attends with one-dimensional keys that hold the scores and a query of 1. Their product is the
+  // score exactly.
   template <class Values, class Take>
   void attend_blocks(size_t ldv, float* o, Values values, Take take) const {
     float packed[kTileRows] = {1.0f}, m = 0, l = 0;
@@ -235,7 +238,8 @@ class ChangedQuery {
     return s_.span.kv->unchecked_block(block) +
            shape.v_offset(s_.a.layer, static_cast<int64_t>(s_.kv_head));
   }
-  // Those of a block as attention takes them, times what their weights are multiplied by.
+  // Returns the values of a block as attention reads them, multiplied by the factors of their
+  // weights.
   BlockView values_of(int64_t block, std::vector<float>& values, std::vector<float>& scales) const {
     const KvShape& shape = s_.span.kv->shape();
     const size_t head_dim = s_.a.head_dim, ldv = padded(head_dim),
@@ -275,7 +279,7 @@ class ChangedQuery {
 
   const Queries& s_;
   size_t query_, positions_;
-  std::vector<float> scores_;         // [positions, a multiple of 64]
+  std::vector<float> scores_;         // [positions], padded to a multiple of 64
   std::vector<float> factor_, term_;  // a weight w becomes factor w + term
 };
 

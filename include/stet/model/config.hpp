@@ -1,4 +1,4 @@
-// The shape of a model, in one form whatever its family and whoever wrote its config.json.
+// The shape of a model, in one form for all families and config.json dialects.
 #pragma once
 
 #include <algorithm>
@@ -11,57 +11,57 @@
 
 namespace stet {
 
-// Rotary position embedding (Su et al., arXiv 2104.09864) and the ways published configs stretch
-// it.
+// Rotary position embedding (Su et al., arXiv 2104.09864), with the published ways to extend its
+// context.
 struct Rope {
   enum class Scaling { none, linear, llama3, yarn, longrope };
 
   double theta = 10000;
   Scaling scaling = Scaling::none;
-  double factor = 1;              // of all of them
+  double factor = 1;              // used by all of them
   double low_freq_factor = 1;     // llama3
   double high_freq_factor = 4;    // llama3
   double original_positions = 0;  // all but linear: original_max_position_embeddings
-  double beta_fast = 32;          // yarn: pairs that turn more often than that are kept,
-  double beta_slow = 1;           // those that turn less often are divided by the factor
-  bool truncate = true;           // yarn: the borders between them are rounded to whole pairs
-  // yarn and longrope: what cosines and sines are multiplied by; 0: the paper's
+  double beta_fast = 32;  // yarn: pairs that rotate more often than this keep their frequency,
+  double beta_slow = 1;   // pairs that rotate less often are divided by the factor
+  bool truncate = true;   // yarn: round the bounds between them to whole pairs
+  // yarn and longrope: factor of cosines and sines. 0 means the default of the paper.
   double attention_factor = 0;
-  // longrope: what the frequency of each pair is divided by, for up to original_positions and for
-  // more. A model is one of both, by how many positions it has.
+  // longrope: divisor of each pair's frequency, for contexts up to original_positions and for
+  // longer ones. is_long selects the second, for models whose max_positions is larger.
   std::vector<double> short_factors = {}, long_factors = {};
   bool is_long = false;
 
   bool operator==(const Rope&) const = default;
 };
 
-// Angle per position of each pair of `dim` rotated dimensions: dim / 2 values, rounded to float32
-// at the same places as transformers' modeling_rope_utils.py (default, linear, llama3, yarn,
-// longrope), so that angles agree with the reference.
+// Returns the angle per position of each pair of `dim` rotated dimensions: dim / 2 values. They are
+// rounded to float32 at the same places as in transformers' modeling_rope_utils.py (default,
+// linear, llama3, yarn, longrope), so that angles agree with the reference.
 STET_API std::vector<float> inverse_frequencies(const Rope& rope, int64_t dim);
-// What the cosines and sines of all angles are multiplied by: 1, but for YaRN (arXiv 2309.00071,
-// 3.4), where it is 0.1 ln(factor) + 1, and LongRoPE (arXiv 2402.13753), where it is
-// sqrt(1 + ln(factor) / ln(original positions)), unless the config gives another.
+// Returns the factor of all cosines and sines, unless the config gives one: 1 by default, 0.1
+// ln(factor) + 1 for YaRN (arXiv 2309.00071, 3.4), and sqrt(1 + ln(factor) / ln(original
+// positions)) for LongRoPE (arXiv 2402.13753).
 STET_API float rope_magnitude(const Rope& rope);
 
-// A mixture of experts: a router gives each token to some of many MLPs.
+// A mixture of experts: a router assigns each token to some of many MLPs.
 struct ExpertShape {
-  int64_t count = 0;   // of experts; 0: no layer has any
-  int64_t chosen = 0;  // of them for each token
-  int64_t width = 0;   // of an expert: what its last matrix reads
+  int64_t count = 0;   // experts of a layer; 0: no layer has experts
+  int64_t chosen = 0;  // experts per token
+  int64_t width = 0;   // intermediate size of one expert
   RouterRule rule = RouterRule::softmax_divided;
-  std::vector<int64_t> dense;  // ascending: the layers that have a plain MLP in their place
+  std::vector<int64_t> dense;  // ascending: the layers that have a plain MLP instead
 
   bool operator==(const ExpertShape&) const = default;
 };
 
-// Attention in one layer, and the keys and values that it keeps.
+// The shape of one layer's attention, and of the keys and values that it stores.
 struct LayerShape {
   int64_t heads, kv_heads;
-  int64_t key_dim, value_dim;  // of a head
-  int64_t window;              // a query sees itself and window - 1 positions before it; 0: all
-  int rope;                    // index into ropes; -1: keys are not rotated
-  int64_t owner;  // the layer whose keys and values it reads: itself, or an earlier one
+  int64_t key_dim, value_dim;  // per head
+  int64_t window;              // a query sees itself and the window - 1 positions before it; 0: all
+  int rope;                    // index into ropes; -1: no rotation
+  int64_t owner;  // the layer whose keys and values are read: this one or an earlier one
 };
 
 struct STET_API ModelConfig {
@@ -74,28 +74,29 @@ struct STET_API ModelConfig {
   double attention_scale = 0;                       // scores are q·k times this
   double attention_softcap = 0, logit_softcap = 0;  // 0: none
   double embedding_scale = 1;
-  // Granite: what a layer adds to the residual stream is multiplied by the first, logits are
-  // divided by the second.
+  // Granite: residual_scale multiplies what each layer adds to the residual stream; logits are
+  // divided by logit_divisor.
   double residual_scale = 1, logit_divisor = 1;
-  int64_t rotary_dim = 0;  // how many of a head's dimensions, the first ones, turn; 0: all
+  int64_t rotary_dim = 0;  // rotated dimensions of each head, from the first on; 0: all
   bool tied_head = false;
-  bool parallel_residual = false;  // the MLP reads what attention reads, not what that gave
+  bool parallel_residual = false;  // attention and MLP read the same input
   bool attention_bias = false, mlp_bias = false;
-  double qkv_clip = 0;    // OLMoE: queries, keys and values are clamped to +- that; 0: they are not
-  double gate_limit = 0;  // gpt-oss: what gates and ups are clamped to; 0: they are not
+  double qkv_clip = 0;    // OLMoE: queries, keys and values are clamped to +- this; 0: no clamping
+  double gate_limit = 0;  // gpt-oss: gates and ups are clamped to this; 0: no clamping
   ExpertShape experts;
-  // Per layer: a query sees itself and window - 1 positions before it, or (0) all.
+  // Per layer: a query sees itself and the window - 1 positions before it; 0 means all.
   std::vector<int64_t> window;
-  std::vector<int> rope_of;      // per layer: index into ropes; -1: keys are not rotated
-  std::vector<Rope> ropes;       // both empty: learned positions
+  std::vector<int> rope_of;      // per layer: index into ropes; -1: no rotation
+  std::vector<Rope> ropes;       // both empty if positions are learned
   std::vector<int32_t> eos_ids;  // from config.json; generation_config.json overrides
 
   int64_t rotated() const { return rotary_dim > 0 ? rotary_dim : head_dim; }
-  // Whether a layer has experts.
+  // Returns whether a layer has experts.
   bool has_experts(int64_t index) const {
     return experts.count > 0 && !std::ranges::binary_search(experts.dense, index);
   }
-  // The layers of these families differ in window and rotation alone.
+  // Returns the shape of one layer. In the supported families, layers differ only in window and
+  // rotation.
   LayerShape layer(int64_t index) const {
     const auto i = static_cast<size_t>(index);
     return {heads,
@@ -107,27 +108,30 @@ struct STET_API ModelConfig {
             index};
   }
 
-  // All of the above as one line of JSON with sorted keys: what fingerprints and snapshots hold.
+  // Returns all of the above as one line of JSON with sorted keys. Fingerprints and snapshots
+  // contain it.
   std::string canonical() const;
-  // The inverse, but for architecture and eos_ids, which canonical() leaves out. `file` names the
-  // source in errors.
+  // Parses canonical(), which leaves out architecture and eos_ids. `file` names the source in
+  // errors.
   static ModelConfig from_canonical(const std::string& text, const std::string& file);
 };
 
-// What generation_config.json recommends. A file that is missing leaves the defaults.
+// The recommended settings of generation_config.json. If the file is missing, the defaults apply.
 struct GenerationConfig {
   std::vector<int32_t> eos_ids;  // stop tokens
   bool sample = false;           // do_sample
   double temperature = 1, top_p = 1, min_p = 0, typical_p = 1, repetition_penalty = 1;
-  int64_t top_k = 0;   // 0: all
-  std::string source;  // path, for errors; empty when there was none
+  int64_t top_k = 0;  // 0: all
+  // Settings that the makers recommend and stet does not have: the fields or keys that say so.
+  std::vector<std::string> ignored;
+  std::string source;  // path for errors; empty if there was no file
 };
 
-// `capacity` positions of a session, 0 being all that the model has. An argument Error for more, or
-// fewer than one.
+// Returns the capacity of a session in positions; 0 requests the model's maximum. Throws an
+// argument Error for a value outside 1 .. the maximum.
 STET_API int64_t checked_capacity(const ModelConfig& config, int64_t capacity);
 
-// Both parsers take the text of the file; `file` names it in errors.
+// Parse the text of a file. `file` names it in errors.
 STET_API ModelConfig parse_model_config(const std::string& text, const std::string& file);
 STET_API GenerationConfig parse_generation_config(const std::string& text, const std::string& file,
                                                   int64_t vocab_size);

@@ -1,5 +1,5 @@
-// Numeric contracts: what, beside weights, tokens, positions and visibility, decides the bits.
-// docs/contracts.md says what their versions mean.
+// Numeric contracts. Together with weights, tokens, positions and visibility, a contract determines
+// every bit. docs/contracts.md describes their versions.
 #pragma once
 
 #include <algorithm>
@@ -12,32 +12,33 @@
 
 namespace stet {
 
-// How linear layers compute (kernels.hpp): f32, weights widened exactly and activations float32;
-// f32_blas, the same with products of several rows by OpenBLAS, whose bits depend on shapes and
-// threads; bf16, activations rounded to bfloat16 and denormals flushed; q8 and q4, weights and
-// activations integers in blocks of 32; ggml, each tensor in a type of its own, as GGUF files have
-// them. All else is the same.
+// The arithmetic of linear layers (kernels.hpp). Everything else is the same under all contracts.
+//   f32       weights widened exactly, float32 activations
+//   f32_blas  the same, with OpenBLAS for several rows; bits depend on shapes and threads
+//   bf16      activations rounded to bfloat16, denormals flushed
+//   q8, q4    integer weights and activations in blocks of 32
+//   ggml      each tensor in its own type, as stored in GGUF files
 enum class Contract : uint8_t { f32, f32_blas, bf16, q8, q4, ggml };
 constexpr Contract kContracts[] = {Contract::f32, Contract::f32_blas, Contract::bf16,
                                    Contract::q8,  Contract::q4,       Contract::ggml};
-// "f32", "f32-blas", "bf16", "q8", "q4", "ggml": with the version, it names the bits, but for ggml,
-// whose full name lists types: contract_name(model, contract).
+// Returns "f32", "f32-blas", "bf16", "q8", "q4" or "ggml". Name and version identify the bits,
+// except for ggml, whose full name lists types: contract_name(model, contract).
 const char* contract_name(Contract contract);
-std::optional<Contract> parse_contract(const std::string& name);  // the inverse, of full names, too
+std::optional<Contract> parse_contract(const std::string& name);  // accepts full names, too
 constexpr int kContractVersion = 1;
-// Whether tokens give the same keys and values each time: all but f32_blas.
+// Returns true if the same tokens always give the same keys and values: for all but f32_blas.
 bool is_replayable(const std::string& contract);
 
-// The name of a contract as text, which a state carries:
+// A contract's name in text form, which every state carries:
 //
 //   name    = rule [ "(" entry { "," entry } ")" ]
 //   entry   = tensors "=" type         each tensors once, in ascending order of their bytes
 //   rule, tensors, type = one or more of a-z 0-9 _ - . *
 //
-// The list is for rules under which tensors have types of their own: "ggml(*=q4_k,ffn_down=q6_k)".
+// The list is for rules under which tensors have different types: "ggml(*=q4_k,ffn_down=q6_k)".
 struct ContractName {
   std::string rule;
-  std::vector<std::pair<std::string, std::string>> types;  // of tensors
+  std::vector<std::pair<std::string, std::string>> types;  // (tensors, type)
 
   std::string text() const;
   bool operator==(const ContractName&) const = default;
@@ -85,7 +86,7 @@ inline std::string ContractName::text() const {
 
 namespace detail {
 
-// Takes a word from the front.
+// Returns the longest word at the front of `rest` and removes it.
 inline std::string take_word(std::string_view& rest) {
   const size_t end =
       std::min(rest.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_-.*"), rest.size());

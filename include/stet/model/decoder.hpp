@@ -1,5 +1,5 @@
-// The forward pass of a decoder: embeddings, the residual stream from layer to layer, the final
-// norm. A family derives from it and adds its layers (layer.hpp).
+// The forward pass of a decoder: embeddings, layers over the residual stream, final norm. A family
+// derives from it and adds its layers (layer.hpp).
 #pragma once
 
 #include <string>
@@ -16,23 +16,23 @@ class Decoder : public Model {
   void forward(Team t, const Pass& p) const override;
 
  protected:
-  // Loads nothing: for families whose tensors have names, or an order, of their own.
+  // Loads nothing. For families whose tensors have other names or another order.
   explicit Decoder(ModelConfig config);
-  // Loads embeddings, final norm and head under the names that Llama gave them. Norm weights are
-  // stored less `norm_offset`.
+  // Loads embeddings, final norm and head under Llama's names. The checkpoint stores norm weights
+  // minus `norm_offset`.
   Decoder(ModelConfig config, WeightLoader& w, float norm_offset);
 
-  // Layer at.index: reads the residual stream p.x and adds to it.
+  // Runs layer at.index: reads the residual stream p.x and adds to it.
   virtual void layer(const LayerPass& at) const = 0;
-  // p.x = the embeddings of p.ids, times the config's embedding_scale.
+  // Sets p.x to the embeddings of p.ids times the config's embedding_scale.
   virtual void embed_tokens(Team t, const Pass& p) const;
 
-  // f("layers.0."), f("layers.1."), ... for every layer.
+  // Calls f("layers.0."), f("layers.1."), ... for every layer.
   template <class F>
   void each_layer(F f) const {
     for (int64_t i = 0; i < config_.layers; ++i) f("layers." + std::to_string(i) + ".");
   }
-  // NAME.weight of an RMS norm over `width` columns; with NAME.bias of a layer norm.
+  // Loads NAME.weight of an RMS norm over `width` columns; for a layer norm also NAME.bias.
   Norm load_rms_norm(WeightLoader& w, const std::string& name, int64_t width,
                      float offset = 0) const;
   Norm load_layer_norm(WeightLoader& w, const std::string& name, int64_t width) const;
@@ -40,13 +40,13 @@ class Decoder : public Model {
   std::vector<Frequencies> frequencies_;  // per Rope
 };
 
-// Which linear layers have biases.
+// The linear layers that have biases.
 struct Biases {
   bool qkv = false, o = false, mlp = false;
 };
 
-// The linear layers of layer `at` ("layers.0."), under the names that Llama gave them. `fused`:
-// with qkv_proj in place of three tensors, and gate_up_proj in place of two, as Phi-3 has them.
+// The linear layers of one layer, whose names begin with `at` ("layers.0.") and otherwise are
+// Llama's. If `fused`, qkv_proj and gate_up_proj replace the separate tensors, as in Phi-3.
 struct AttentionLayers {
   AttentionLayers(WeightLoader& w, const ModelConfig& c, const std::string& at, Biases biases = {},
                   bool fused = false);

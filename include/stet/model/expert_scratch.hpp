@@ -1,5 +1,4 @@
-// What layers of experts keep between their steps: how much room it takes, and whether a router
-// failed.
+// Scratch memory of layers with experts: its size, and the error that it reports.
 #pragma once
 
 #include <algorithm>
@@ -14,26 +13,26 @@
 
 namespace stet {
 
-// Forgets what the last pass with this scratch memory said of its routers.
+// Resets the error of the last pass with this scratch memory.
 inline void forget_routers(const Pass& p) { p.scratch->experts.failed_layer = -1; }
-// Throws an Error, naming layer and position, where a router of the pass gave a logit that is not
+// Throws an Error that names layer and position if a router of the pass gave a logit that is not
 // finite.
 void check_routers(const Pass& p);
 
 namespace detail {
 
-// Packed blocks of outputs that are computed at once, and what they fill.
+// Packed blocks that are computed at once, and their outputs.
 constexpr size_t kExpertBlocks = 16, kExpertOutputs = kExpertBlocks * kLanes;
 constexpr size_t kExpertOutputBytes = 2 * kGemvRows * kExpertOutputs * sizeof(float);
 
 inline size_t pad_to(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-// Slots of few rows, at most: a matrix-vector product has room for their inputs.
+// Returns the most slots that matrix-vector products have room for.
 inline size_t few_slots(const ExpertShape& e) {
   return static_cast<size_t>(std::max(e.count, kGemvRows * e.chosen));
 }
 
-// What experts need beside other layers.
+// Allocates the scratch memory of experts, and enlarges that which other layers share.
 inline void make_expert_scratch(const ModelConfig& c, size_t max_rows, Scratch* s) {
   const ExpertShape& e = c.experts;
   if (e.count == 0) return;
@@ -62,7 +61,8 @@ inline void make_expert_scratch(const ModelConfig& c, size_t max_rows, Scratch* 
   x.rows.resize(slots);
   x.slot_weights.resize(slots);
   x.sound.resize(max_rows, 1);
-  // Tiles of all slots, each expert's last one perhaps not full; and what a thread rounds.
+  // Packed tiles of all slots, of which each expert's last one may be partly filled; and the
+  // inputs that a thread rounds.
   const size_t deep = pad_to(std::max(width, hidden), kQuantStrip),
                packed = (slots + count * kTileRows) * deep * sizeof(float), few = few_slots(e);
   if (s->packed.size() < packed) s->packed = Memory(packed);

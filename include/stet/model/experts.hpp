@@ -1,11 +1,11 @@
-// A mixture of experts: a router chooses for each row some of many MLPs, and what these give is
-// summed by the router's weights.
+// Mixtures of experts: a router chooses some of many MLPs for each row, and their outputs are
+// summed with the router's weights.
 //
-// Rows are grouped by expert. All gates and ups are computed before the first of the last matrices;
-// both are operations that the threads of a team share out over all experts. A piece of the second
-// one has all experts for some columns of the output, so that it sums them itself, in ascending
-// number: y = +0, then y = fma(weight, what the expert gives, y). A row has the same bits whatever
-// rows it is grouped with.
+// Rows are grouped by expert. All gates and ups are computed before all last matrices. Each of
+// these two steps is one operation, whose pieces the threads of a team share over all experts. A
+// piece of the second step computes some columns of the output for all experts, so it can sum them
+// itself in ascending order: y = +0, then y = fma(weight, output of the expert, y). The bits of a
+// row do not depend on the rows that it is grouped with.
 #pragma once
 
 #include <algorithm>
@@ -21,36 +21,37 @@
 
 namespace stet {
 
-// logits = W x + b, in float32 whatever the contract.
+// A router: logits = W x + b, in float32 under every contract.
 struct ExpertRouter {
   Linear linear;  // [experts][what it reads]
-  // [experts], as RouterSettings has them; empty: none
+  // [experts], see RouterSettings; empty: none
   Vector bias = {}, scale = {};
 };
 
-// y = down(f(gate x) (up x)) of each of `count` experts. The matrices have all experts one behind
-// the other, each from a block of rows on (WeightLoader::experts).
+// The weights of `count` experts: y = down(f(gate x) (up x)). Each matrix holds all experts, and
+// each expert begins at a packed block (WeightLoader::experts).
 struct Experts {
   size_t count = 0;
-  size_t width = 0;                      // rows of an expert's gate: what its last matrix reads
+  size_t width = 0;                      // intermediate size of one expert
   Matrix gate, up;                       // [experts][width][hidden]
   Matrix down;                           // [experts][hidden][width]
   Vector gate_bias, up_bias, down_bias;  // [experts][width] twice, [experts][hidden]; empty: none
 };
 
-// The experts of layer `at` ("layers.0."), named AT + `experts` + ".N.NAME.weight", where NAME is
-// one of gate, up and down.
+// Names of experts: a tensor is called AT + `experts` + ".N.NAME.weight", where NAME is one of
+// gate, up and down.
 struct ExpertNames {
   const char *experts, *gate, *up, *down;
 };
+// Loads the experts of layer `at` ("layers.0.").
 Experts load_experts(WeightLoader& w, const ModelConfig& c, const std::string& at,
                      const ExpertNames& names);
 
-// The weights of the experts for each row of x, in p.scratch->experts.
+// Computes the weights of the experts for each row of x. They are left in p.scratch->experts.
 void route(const LayerPass& at, const ExpertRouter& router, Rows x);
-// y = the sum of what the experts make of x, by the weights that route() left.
+// y = the weighted sum of the experts' outputs for x, with the weights that route() left.
 void mix_experts(const LayerPass& at, const Experts& experts, Gate f, Rows x, Rows y);
-// p.out = the mixture of experts for x, which the router reads, too.
+// p.out = the mixture of experts for x. The router reads x, too.
 void experts(const LayerPass& at, const ExpertRouter& router, const Experts& experts, Gate f,
              Rows x);
 
@@ -58,15 +59,16 @@ void experts(const LayerPass& at, const ExpertRouter& router, const Experts& exp
 
 namespace detail {
 
-// How many rows are computed together, and what their number bounds.
+// Rows that are computed together, and upper bounds that depend on their number alone.
 struct ExpertRows {
   size_t row, count;  // of the pass
-  size_t slots;       // no more than these are filled
-  size_t experts;     // nor have more of them a row
-  size_t tiles;       // nor do their rows fill more tiles
+  size_t slots;       // of all experts
+  size_t experts;     // that have a row
+  size_t tiles;       // that the slots fill
 };
 
-// Where a change of weights may give a row any number of experts, slots have room for fewer rows.
+// Returns the number of rows to compute together. If an intervention may give a row any number of
+// experts, the slots have room for fewer rows.
 inline size_t expert_rows_at_once(const LayerPass& at) {
   const Pass& p = at.p;
   const size_t slots = p.scratch->experts.hidden.count,
@@ -102,12 +104,12 @@ inline void group_rows(const LayerPass& at, const ExpertRows& rows) {
   });
 }
 
-// An expert that has rows: the a-th of those.
+// Number `a` of the experts that have rows.
 struct ActiveExpert {
   ActiveExpert(const ExpertScratch& s, size_t a)
       : id(s.experts[a]), first(s.first[a]), rows(s.first[a + 1] - first), tile(s.tiles[a]) {}
 
-  size_t id, first, rows, tile;  // its number, its slots, its first tile
+  size_t id, first, rows, tile;  // the expert, its slots, its first tile
 };
 
 inline void add_bias(const Kernels& k, const Vector& bias, size_t at, float* y, size_t n) {
@@ -116,7 +118,7 @@ inline void add_bias(const Kernels& k, const Vector& bias, size_t at, float* y, 
 
 // ------------------------------------------------ few rows: a matrix-vector product of each expert
 
-// Room of one thread: inputs that are rounded, those of one expert side by side, and outputs.
+// Local memory of one thread: outputs, rounded inputs, and the gathered inputs of one expert.
 struct ExpertRoom {
   ExpertRoom(const Pass& p, int rank) : at(p.scratch->local[static_cast<size_t>(rank)].data()) {}
 
@@ -131,8 +133,8 @@ struct ExpertRoom {
   std::byte* at;
 };
 
-// Inputs of products, as the kernels of a type take them: rows of x, rounded by each thread when it
-// first needs them.
+// Rows of x in the form that the kernels of a type take. Each thread rounds them when it first
+// needs them.
 template <class Input>
 struct ExpertInputs {
   ExpertInputs(const VectorKernels<Input>& kernels, Rows all, const ExpertRoom& room)
@@ -152,7 +154,7 @@ struct ExpertInputs {
     else
       return own + r * v.per_row;
   }
-  // Some rows, `stride` apart: where they stand, if they follow each other; else side by side.
+  // Returns rows and the distance between them. Rows that do not follow each other are copied.
   std::pair<const Input*, size_t> gather(const uint32_t* rows, size_t n) {
     round();
     if (rows[n - 1] - rows[0] == n - 1) return {row(rows[0]), stride()};
@@ -168,8 +170,8 @@ struct ExpertInputs {
   bool rounded = false;
 };
 
-// Products of one or two matrices of equal type for all experts: finish(expert, first output,
-// outputs, their products, row by row) for some outputs at a time.
+// Computes products of one or two matrices of equal type for all experts, some outputs at a time.
+// Calls finish(expert, first output, outputs, products) for each.
 template <class Input, class Finish>
 void few_hidden(const LayerPass& at, const VectorKernels<Input>& v, const Experts& e,
                 const Matrix& w, const Matrix* second, const ExpertRows& rows, Rows x,
@@ -197,7 +199,7 @@ void few_hidden(const LayerPass& at, const VectorKernels<Input>& v, const Expert
   });
 }
 
-// What the last matrices read.
+// Computes the inputs of the last matrices.
 inline void few_gates(const LayerPass& at, const Experts& e, Gate f, const ExpertRows& rows,
                       Rows x) {
   const Pass& p = at.p;
@@ -246,7 +248,7 @@ inline void few_gates(const LayerPass& at, const Experts& e, Gate f, const Exper
   });
 }
 
-// Adds what an expert gives for some columns.
+// Adds the weighted output of an expert to some columns of a row.
 inline void add_weighted(const Pass& p, const Experts& e, const ActiveExpert& expert, size_t row,
                          size_t column, size_t n, float* product, Rows y) {
   const ExpertScratch& s = p.scratch->experts;
@@ -288,7 +290,7 @@ void few_downs(const LayerPass& at, const VectorKernels<Input>& v, const Experts
 
 // ------------------------------------------------ many rows: a panel serves all rows of its expert
 
-// Rows of x, or (of the last matrices) slots, packed in the tiles of their experts.
+// Packs rows of x, or slots if `slots`, into the tiles of their experts.
 template <class Arithmetic>
 void pack_slots(const LayerPass& at, const ExpertRows& rows, size_t depth, Rows x, bool slots) {
   const Pass& p = at.p;
@@ -320,13 +322,13 @@ void pack_slots(const LayerPass& at, const ExpertRows& rows, size_t depth, Rows 
   });
 }
 
-// What becomes of the products of an expert's panels, as product.hpp has it: the inputs of its last
-// matrix, of gates and ups together or, where they are of two types, of one after the other.
+// An Output of group_product() (product.hpp): the inputs of an expert's last matrix. Gates and ups
+// are multiplied together or, if their types differ, one after the other.
 struct ExpertHidden {
   const Experts& e;
   const Matrix& w;
   const Matrix* second;
-  bool ups;  // w has the ups, and the gates are there already
+  bool ups;  // w has the ups; the gates are in `hidden`
   Gate gate;
   Rows hidden;
   ActiveExpert expert;
@@ -359,6 +361,7 @@ struct ExpertHidden {
   }
 };
 
+// An Output that sums the experts' outputs.
 struct ExpertSums {
   const Pass& p;
   const Experts& e;
@@ -417,8 +420,8 @@ inline void many_gates(const LayerPass& at, const Experts& e, Gate f, const Expe
   });
 }
 
-// A panel has all experts' rows, for some columns of the output; narrower ones where threads are
-// many.
+// Computes the last matrices. Each piece has the rows of all experts for some columns, fewer of
+// them if there are many threads.
 template <class Arithmetic>
 void many_downs(const LayerPass& at, const Experts& e, const ExpertRows& rows, Rows y) {
   const Pass& p = at.p;

@@ -1,5 +1,5 @@
-// What happens at points of a forward pass beside the pass itself: changes that states declare, and
-// copies for whoever looks.
+// Hooks of a forward pass: interventions, callbacks, and copies of activations for whoever captures
+// them.
 #pragma once
 
 #include <algorithm>
@@ -22,34 +22,35 @@
 
 namespace stet {
 
-// A change of activations, declared: part of what a state is (State::interventions). It holds for
-// the positions that are processed after it was attached.
+// A declared change of activations, which is part of the state (State::interventions). It applies
+// to positions processed after it was attached.
 struct Intervention {
   enum class Op : uint8_t {
     set,          // x = values
     add,          // x += amount values
     scale,        // x *= amount
-    project_out,  // x -= its part in the direction of values
-    clamp,        // a feature of a sparse autoencoder is set to amount: values are its encoder's
-                  // column and, behind it, its decoder's
+    project_out,  // x minus its projection onto values
+    clamp,        // sets a feature of a sparse autoencoder to amount; values are its encoder's
+                  // column, then its decoder's
   };
   Point point = Point::resid_post;
   std::vector<int64_t> layers;  // empty: all
   std::vector<int64_t> heads;   // empty: all columns
-  int64_t begin = 0, end = -1;  // positions; -1: from `begin` on for ever
-  // Of scores and patterns: the positions that are looked at; -1: all from `key_begin` on.
+  int64_t begin = 0, end = -1;  // positions; end -1: unbounded
+  // For scores and patterns: the key positions concerned; key_end -1: unbounded.
   int64_t key_begin = 0, key_end = -1;
   Op op = Op::add;
-  float amount = 1, bias = 0, threshold = 0;  // the last two: of clamp
-  // [width], or [positions][width] for `set`, where width is that of the point or of one head;
-  // empty for scale. Of scores and patterns, which take set, add and scale: one number, or one for
-  // each of the positions that are looked at; a score may be set to -inf, and is then not seen.
-  // Shared by forks.
+  float amount = 1, bias = 0, threshold = 0;  // bias and threshold: for clamp
+  // [width], or [positions][width] for `set`; width is that of the point or of one head. Empty for
+  // scale. Forks share it.
+  //
+  // Scores and patterns accept set, add and scale: one number, or one per key position. A score may
+  // be set to -inf, which hides the position.
   std::shared_ptr<const std::vector<float>> values;
-  // Made by attach(): the positions and prunes that were there.
+  // Set by attach(): the number of positions and prunes at that time.
   int64_t at = 0, prunes = 0;
-  // Made by detach() where positions had moved since: the prunes that there were when `end` was
-  // said, before which it was open. -1: `end` counts as `begin` does.
+  // Set by detach() if positions have moved since attach(): the number of prunes when `end` was
+  // set. Before that, `end` was open. -1: `end` counts positions as `begin` does.
   int64_t ended = -1;
 
   bool operator==(const Intervention& o) const {
@@ -65,21 +66,22 @@ struct Intervention {
   }
 };
 
-// A function of the program that changes activations: `change` is called in every pass, at each of
-// `points`, with the rows of consecutive positions from `first` on, and may write to them. One call
-// at a time, by one of the threads that compute; again for the same rows where a pass begins anew,
-// because a file has changed meanwhile. It may throw. What it does stands in no file, so a state
-// that it had part in is marked (KvEdit::What::callback) and cannot be computed again.
+// A function of the program that changes activations. Every pass calls `change` at each of `points`
+// with the rows of consecutive positions from `first` on; it may write to them and may throw.
+//
+// Calls do not overlap, and any of the computing threads may make them. If a mapped file changes
+// during a pass, the pass restarts and the call repeats for the same rows. No file records the
+// effect, so an affected state is marked (KvEdit::What::callback) and cannot be recomputed.
 struct Callback {
-  std::vector<PointAt> points;  // each once, and such as can be changed
+  std::vector<PointAt> points;  // each once; only points that can be changed
   std::function<void(const PointAt& at, int64_t first, Rows rows)> change;
 };
 
-// The hooks of one pass. Called by all threads of its team; nothing is allocated.
+// The hooks of one pass. All threads of its team call them. They do not allocate.
 class Hooks {
  public:
-  // Rows [row, row + count) of the pass are positions `first` .. of a state with this intervention,
-  // which reaches positions [from, end) there (end -1: for ever).
+  // Rows [row, row + count) of the pass hold positions from `first` on of a state with this
+  // intervention. It applies to positions [from, end) there; end -1 is unbounded.
   struct Change {
     const Intervention* what;
     size_t row, count;
@@ -97,12 +99,12 @@ class Hooks {
         slot(change.what->point, static_cast<size_t>(l)).changes.push_back(change);
     }
   }
-  // Rows [row, row + count) of the pass are positions `first` .. of a session with this callback.
+  // Calls `what` for rows [row, row + count) of the pass, which hold positions from `first` on.
   void call(const Callback& what, size_t row, size_t count, int64_t first) {
     for (const PointAt& at : what.points)
       slot(at.point, static_cast<size_t>(at.layer)).calls.push_back({&what, at, row, count, first});
   }
-  // The rows of the pass from `row` on are copied there when they come by.
+  // Copies the rows of the pass from `row` on to `to` when the pass reaches the point.
   void copy(const PointAt& at, size_t row, Rows to) {
     slot(at.point, static_cast<size_t>(at.layer)).copies.push_back({row, to});
   }
@@ -111,12 +113,12 @@ class Hooks {
     const Slot& s = slots_[layer * kPoints + static_cast<size_t>(point)];
     return !s.changes.empty() || !s.calls.empty() || !s.copies.empty();
   }
-  // Whether what visit() leaves in x may be other than what was there.
+  // Returns true if visit() may change x.
   bool may_change(Point point, size_t layer) const {
     const Slot& s = slots_[layer * kPoints + static_cast<size_t>(point)];
     return !s.changes.empty() || !s.calls.empty();
   }
-  // The same of one head's columns.
+  // Returns true if visit() may change one head's columns.
   bool may_change(Point point, size_t layer, int64_t head) const {
     const Slot& s = slots_[layer * kPoints + static_cast<size_t>(point)];
     return !s.calls.empty() || std::ranges::any_of(s.changes, [&](const Change& c) {
@@ -124,7 +126,7 @@ class Hooks {
       return heads.empty() || std::ranges::find(heads, head) != heads.end();
     });
   }
-  // x: the rows of the pass from `begin` on.
+  // Runs changes, callbacks and copies on x, which holds the rows of the pass from `begin` on.
   void visit(Team t, Point point, size_t layer, Rows x, size_t begin = 0) const {
     const Slot& s = slots_[layer * kPoints + static_cast<size_t>(point)];
     visit_changes(t, point, layer, x, begin);
@@ -142,7 +144,7 @@ class Hooks {
       });
     }
   }
-  // The declared changes alone.
+  // Runs the interventions only.
   void visit_changes(Team t, Point point, size_t layer, Rows x, size_t begin) const {
     const int64_t heads = point_heads(*config_, point);
     for (const Change& c : slots_[layer * kPoints + static_cast<size_t>(point)].changes) {
@@ -151,18 +153,20 @@ class Hooks {
       });
     }
   }
-  // Room for kHeadInputRows rows of q_input, k_input or v_input, [heads][hidden]; and for what a
-  // layer makes of one head's, as wide as its queries, keys and values together. Empty where nobody
-  // asked for such a point.
+  // Scratch rows for q_input, k_input or v_input, [kHeadInputRows][heads][hidden], and for one
+  // head's product, as wide as queries, keys and values together. Empty unless such a point is
+  // hooked.
   static constexpr size_t kHeadInputRows = 16;
   const Rows& head_inputs() const { return head_inputs_; }
   const Rows& head_products() const { return head_products_; }
-  // After the pass: what a callback threw, or an argument Error for numbers that it left there and
-  // that are not finite. Its pass, all zeros from there on, is worth nothing.
+  // Rethrows, after the pass, the first exception of a callback. Throws an argument Error if a
+  // callback left numbers that are not finite. After a failure, the remaining rows are zeros and
+  // the pass must be discarded.
   void rethrow() const {
     if (failure_ != nullptr) std::rethrow_exception(std::exchange(failure_, nullptr));
   }
-  // Of scores and patterns, which no visit() changes: the changes that were declared.
+  // Returns true if interventions change this point. Used for scores and patterns, which visit()
+  // does not change.
   bool changes(Point point, size_t layer) const {
     return !slots_[layer * kPoints + static_cast<size_t>(point)].changes.empty();
   }
@@ -170,7 +174,8 @@ class Hooks {
   void each_change(Point point, size_t layer, F f) const {
     for (const Change& c : slots_[layer * kPoints + static_cast<size_t>(point)].changes) f(c);
   }
-  // Of points that are computed for whoever looks (scores, pattern): where their rows go.
+  // Calls f(row, destination) for each requested copy. Used for scores and patterns, which are
+  // computed only on request.
   template <class F>
   void each_copy(Point point, size_t layer, F f) const {
     for (const Copy& c : slots_[layer * kPoints + static_cast<size_t>(point)].copies)
@@ -194,13 +199,13 @@ class Hooks {
     std::vector<Copy> copies;
   };
 
-  // Which of the rows [row, row + count) of the pass are among x, the rows from `begin` on; counted
+  // Returns the part of rows [row, row + count) that lies in x, the rows from `begin` on, counted
   // from `row`.
   static Range common(size_t row, size_t count, Rows x, size_t begin) {
     const size_t from = std::max(row, begin), end = std::min(row + count, begin + x.count);
     return {from - row, std::max(from, end) - row};
   }
-  // f(i, the row of x) for each of them.
+  // Calls f(i, row of x) for each common row.
   template <class F>
   static void each_common(Team t, size_t row, size_t count, Rows x, size_t begin, F f) {
     const Range rows = common(row, count, x, begin);
@@ -227,7 +232,7 @@ class Hooks {
     head_inputs_ = make(head_memory_[0], c.heads * c.hidden_size);
     head_products_ = make(head_memory_[1], (c.heads + 2 * c.kv_heads) * c.head_dim);
   }
-  // No exception may leave a pass: the first waits until it is over.
+  // No exception may leave a pass, so the first one is kept until the pass is over.
   void run(const Call& c, int64_t first, Rows rows) const {
     try {
       if (failure_ == nullptr) {
@@ -281,7 +286,7 @@ class Hooks {
   std::vector<Slot> slots_;
   Memory head_memory_[2];
   Rows head_inputs_, head_products_;
-  mutable std::exception_ptr failure_;  // touched within pieces of the pass, and after it
+  mutable std::exception_ptr failure_;  // written during the pass, rethrown after it
 };
 
 }  // namespace stet

@@ -1,6 +1,5 @@
-// How much the inputs of a model's matrices matter, measured on text: rounding to blocks weighs its
-// errors by it. The idea, and that the mean square of an input is what counts, are llama.cpp's
-// ("importance matrix").
+// Importance of the inputs of a model's matrices, measured on text. Quantization to blocks weights
+// its errors by it. The idea of using an input's mean square is llama.cpp's ("importance matrix").
 #pragma once
 
 #include <cstddef>
@@ -20,24 +19,24 @@ class STET_API Importance {
  public:
   explicit Importance(ModelConfig config) : config_(std::move(config)) {}
 
-  // Where the inputs of the model's matrices are looked at: what Watch::points takes.
+  // Returns the points where the matrices' inputs are captured, for Watch::points.
   std::vector<PointAt> points() const;
-  // Rows of one of them, as Watch::sink gets them: in the order of positions, by one thread.
+  // Adds rows of one point, as Watch::sink receives them: in order of positions, by one thread.
   void add(const PointAt& at, Rows rows);
-  // Of the matrix that is called so in a checkpoint, without what differs between those of a family
-  // ("layers.0.mlp.up_proj.weight"): for each of its inputs the mean square, so scaled that they
-  // are 1 on the average, and none 0. Empty where nothing was added, and for what is looked up.
+  // Returns the mean square of each input of a matrix, scaled to an average of 1, none of them 0.
+  // `name` is the tensor's name without the family's prefix ("layers.0.mlp.up_proj.weight").
+  // Returns an empty vector if nothing was added, or for a lookup table.
   std::vector<float> of(const std::string& name) const;
 
  private:
   ModelConfig config_;
-  std::map<std::pair<Point, int64_t>, std::vector<double>> squares_;  // sums: [columns]
+  std::map<std::pair<Point, int64_t>, std::vector<double>> squares_;  // sums of squares: [columns]
 };
 
-// To which blocks of ggml a checkpoint's matrices are rounded: q4_k, q5_k or q6_k.
+// The ggml block type for a checkpoint's matrices: q4_k, q5_k or q6_k.
 struct BlockRounding {
   DType type;
-  const Importance* importance = nullptr;  // not owned; null: errors weigh by what is rounded alone
+  const Importance* importance = nullptr;  // not owned; null: weight errors by the values alone
 };
 
 }  // namespace stet

@@ -1,5 +1,5 @@
-// The steps that the layers of decoders are made of. Each passes the points that TransformerLens
-// names there, so that a family's file has the layer alone.
+// The building blocks of a decoder's layers. Each runs the hooks of the TransformerLens points
+// inside it, so that a family's file contains only the layer itself.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace stet {
 
-// Layer `index` of a pass: what every step is given.
+// Layer `index` of a pass: the context that every step receives.
 struct LayerPass {
   Team t;
   const Pass& p;
@@ -20,39 +20,39 @@ struct LayerPass {
   LayerShape shape() const { return config.layer(static_cast<int64_t>(index)); }
 };
 
-// Queries, keys and values: columns of what one linear layer gives for all three.
+// Queries, keys and values: columns of one linear layer's output.
 struct Qkv {
   Qkv(const LayerShape& shape, Rows qkv);
 
-  Rows q, k, v;  // [heads head_dim], [kv_heads head_dim] twice
+  Rows q, k, v;  // q [heads head_dim]; k and v [kv_heads head_dim]
 };
 
-// y = norm(x); at a point, if one is given: ln1 or ln2 of the layer.
+// Computes y = norm(x). With a point (ln1 or ln2 of the layer), also runs its hooks.
 void norm(const LayerPass& at, const Norm& n, Rows x, Rows y);
 void norm(const LayerPass& at, Point point, const Norm& n, Rows x, Rows y);
-// Every head of x by itself, [heads][head_dim] side by side.
+// Normalizes each head of x separately, [heads][head_dim].
 void norm_heads(const LayerPass& at, const Norm& n, Rows x);
 
-// Queries, keys and values of the residual stream p.x: qkv(norm(x)), in p.qkv; norm(x) is left in
-// p.normed. Without a norm qkv(x).
+// Computes queries, keys and values of the residual stream: p.qkv = qkv(norm(p.x)). Leaves
+// norm(p.x) in p.normed. Without a norm, p.qkv = qkv(p.x).
 Qkv attention_input(const LayerPass& at, const Norm& n, const Linear& qkv);
 Qkv attention_input(const LayerPass& at, const Linear& qkv);
-// RoPE: rotates queries and keys by their positions, where the layer has any.
+// Applies RoPE to queries and keys if the layer uses it.
 void rotate(const LayerPass& at, const Qkv& x);
-// Stores keys and values in the KV cache; p.attention = attention of the queries over all that is
-// there then. `sinks`: of AttentionShape; empty: none.
+// Stores keys and values in the KV cache, then sets p.attention to the attention of the queries
+// over the whole cache. `sinks` is empty or that of AttentionShape.
 void attend(const LayerPass& at, const Qkv& x, const Vector& sinks = {});
-// p.out = o(p.attention).
+// Computes p.out = o(p.attention).
 void attention_output(const LayerPass& at, const Linear& o);
-// What attention left in p.out is added to the residual stream.
+// Adds the attention output in p.out to the residual stream.
 void add_attention(const LayerPass& at);
 
-// p.out = down(f(gate) up), where gate and up are the halves of gate_up(x).
+// Computes p.out = down(f(gate) up), where gate and up are the halves of gate_up(x).
 void gated_mlp(const LayerPass& at, const Linear& gate_up, const Linear& down, Gate f, Rows x);
-// p.out = down(f(up(x))).
+// Computes p.out = down(f(up(x))).
 void plain_mlp(const LayerPass& at, const Linear& up, const Linear& down,
                void (*f)(Team t, const Pass& p, Rows x, Rows y), Rows x);
-// What the MLP left in p.out is added to the residual stream.
+// Adds the MLP output in p.out to the residual stream.
 void add_mlp(const LayerPass& at);
 
 inline Qkv::Qkv(const LayerShape& s, Rows qkv) {
@@ -77,9 +77,8 @@ inline void norm_heads(const LayerPass& at, const Norm& n, Rows x) {
 
 namespace detail {
 
-// Computes the part of the layer's queries, keys or values again of every head whose row of q_input,
-// k_input or v_input is not the residual stream's any more. ln1's interventions hold for them, too.
-// p.out is scratch.
+// Recomputes queries, keys or values of every head whose row of q_input, k_input or v_input differs
+// from the residual stream. Interventions on ln1 apply to them, too. Uses p.out as scratch.
 inline void take_head_inputs(const LayerPass& at, Point point, const Norm* n, const Linear& qkv,
                              Rows inputs, size_t begin, Rows to) {
   const Team t = at.t;
@@ -87,7 +86,8 @@ inline void take_head_inputs(const LayerPass& at, Point point, const Norm* n, co
   const size_t width = p.x.width, dim = static_cast<size_t>(at.config.head_dim),
                count = inputs.count;
   const Rows alone = p.out.rows(begin, count), products = p.hooks->head_products().rows(0, count);
-  const auto first = static_cast<size_t>(to.data - p.qkv.data);  // column of `to` in the product
+  // first column of `to` in the product
+  const auto first = static_cast<size_t>(to.data - p.qkv.data);
   for (size_t h = 0; h < inputs.width / width; ++h) {
     if (!p.hooks->may_change(point, at.index, static_cast<int64_t>(h))) continue;
     each_row(t, count, [&](size_t r) {

@@ -1,5 +1,5 @@
-// A model: immutable weights and the forward pass over them. Shared by any number of sessions and
-// threads.
+// A model: immutable weights and the forward pass over them. Any number of sessions and threads
+// share one.
 #pragma once
 
 #include <algorithm>
@@ -22,107 +22,107 @@
 
 namespace stet {
 
-// What the weights are, without keeping them twice: the text of a hash for each group of tensors,
-// in this order: "embeddings", "norms", "attention", "mlp", "head" (absent when the head is tied),
-// then "config" and, over all of these, "model". A group's covers names, shapes and exact values of
-// its tensors, not the type or the file that they are stored in (src/checkpoint/fingerprint.hpp).
+// (group, hash) pairs that identify the weights. The groups are, in this order: "embeddings",
+// "norms", "attention", "mlp", "head" (absent if the head is tied), "config" and, over all of
+// these, "model". A group's hash covers names, shapes and exact values of its tensors. It does not
+// depend on how or in which file they are stored (src/checkpoint/fingerprint.hpp).
 using Fingerprints = std::vector<std::pair<std::string, std::string>>;
 
 struct Workspace {
   Scratch scratch;
   std::vector<Memory> memory;
-  std::vector<int32_t> ids;  // of the present pass
+  std::vector<int32_t> ids;  // of the current pass
   std::vector<Span> spans;
-  Rows x, normed, qkv, attention, gate_up, mlp, out, logits;  // `rows` rows each; logits fewer
-  Rows last;  // of each session of a batch the last row of `out`
+  Rows x, normed, qkv, attention, gate_up, mlp, out, logits;  // `rows` rows each; fewer logits
+  Rows last;  // for each session of a batch, its last row of `out`
   size_t rows = 0;
   int threads = 0;
 };
 
 class Checkpoint;
-// The name of a contract in full: that of ggml lists the types of the model's tensors.
+// Returns the full name of a contract. For ggml, it lists the types of the model's tensors.
 class Model;
 const char* contract_name(const Model& model, Contract contract);
 
 class WeightGuard;
 struct WeightNeed;
 
-// Packed weights (packed.hpp) are used where they stand in the mapped file. After every pass the
-// file's stamp is looked at; when it has changed, all weights are compared with their digests: the
-// pass is done again where they are what they were, and is a format Error where not, which leaves
-// sessions as they were. A model out of directory_source(directory, false) is in memory, beyond the
-// reach of whatever happens to its file.
+// Immutable weights with a forward pass. Any thread may use a model.
+//
+// Packed weights (packed.hpp) are used in place, in the mapped file. After every pass the file's
+// stamp is compared. If it has changed, all weights are compared with their digests. If they are
+// intact, the pass is repeated; otherwise it throws a format Error and leaves sessions unchanged. A
+// model from directory_source(directory, false) is in memory and does not depend on its file.
 class STET_API Model {
  public:
-  // Reads a checkpoint directory in the published Hugging Face layout. `threads` (0: all
-  // processors) pack the weights. Throws Error, naming file and field, for anything missing,
+  // Loads a checkpoint directory in the published Hugging Face layout. `threads` threads pack the
+  // weights (0: all processors). Throws Error, naming file and field, if something is missing,
   // malformed or unsupported.
   static std::shared_ptr<const Model> load(const std::string& directory, int threads = 0);
-  // The same from wherever the files are; the model keeps the source. For `contract` q8 or q4,
-  // weights that are not packed already (packed.hpp) are rounded; for others they stay what they
-  // are, but blocks of a GGUF file are widened to float32 for all but ggml.
+  // Loads from any source of files, which the model keeps. For the contracts q8 and q4, weights
+  // that are not packed already (packed.hpp) are rounded. For others they keep their values, except
+  // that GGUF blocks are widened to float32 for all contracts but ggml.
   static std::shared_ptr<const Model> load(std::shared_ptr<const FileSource> source,
                                            int threads = 0, Contract contract = Contract::f32);
   // Writes the weights, packed and rounded as load() would, to a file (packed.hpp:
-  // pack_checkpoint). `blocks`: for the contract ggml, what matrices are rounded to; embeddings
-  // and head to q6_k, those whose columns are no multiple of 256 to q8_0.
+  // pack_checkpoint). For the contract ggml, `blocks` gives the type of the matrices. Embeddings
+  // and head become q6_k; matrices whose columns are not a multiple of 256 become q8_0.
   static void pack(const FileSource& source, Contract contract, const std::string& path,
                    int threads = 0, std::atomic<uint64_t>* written = nullptr,
                    std::optional<BlockRounding> blocks = std::nullopt);
-  // The tensors that the weights of a checkpoint are, in the order in which they are loaded. Loads
-  // none of them.
+  // Returns the tensors of a checkpoint's weights in loading order, without loading them.
   static std::vector<WeightNeed> weights_of(const FileSource& source, const Checkpoint& checkpoint);
-  // Names of the files that load() reads: config.json, generation_config.json where there is one,
-  // and the weights.
+  // Returns the names of the files that load() reads: config.json, the weights and, if there is
+  // one, generation_config.json.
   static std::vector<std::string> files_of(const FileSource& source);
   virtual ~Model();
 
   const ModelConfig& config() const { return config_; }
   const GenerationConfig& generation() const { return generation_; }
   const Fingerprints& fingerprints() const { return fingerprints_; }
-  // The last of them: what the model is called.
+  // Returns the hash "model" of fingerprints(), which identifies the model.
   const std::string& fingerprint() const { return fingerprints_.back().second; }
-  // Where it was loaded from; as text: the directory, or what errors call the archive ("s.stet:
-  // WEIGHTS").
+  // Returns the source of the files. directory() is its path in text form: a directory, or the name
+  // of an archive in errors ("s.stet: WEIGHTS").
   const FileSource& source() const { return *source_; }
   const std::string& directory() const { return source_->path(); }
   size_t weight_bytes() const { return weight_bytes_; }
-  // Where the packed matrices lie that every token multiplies with: all but the embeddings, where
-  // the head has its own; of experts the first ones, as many as a token is given to. They live as
+  // Returns the packed matrices that every token is multiplied with: all but the embeddings, if the
+  // head is separate. Of experts these are the first ones, as many as a token uses. They live as
   // long as the model.
   const std::vector<std::span<const std::byte>>& matrices() const { return matrices_; }
-  // The tensors that it was made of, in the order in which they were loaded (matrix.hpp). They
-  // show what lives as long as the model.
+  // Returns the tensors of the model in loading order (matrix.hpp). They are views that live as
+  // long as the model.
   const std::vector<LoadedWeight>& loaded() const { return loaded_; }
-  // The contract that the weights are for: q8 or q4 when they are rounded, ggml when they are in
-  // types of its own, otherwise f32 (or bf16, where they are bfloat16).
+  // Returns the contract of the weights: q8 or q4 if rounded, ggml if they have ggml types,
+  // otherwise f32 (or bf16 if they are bfloat16).
   Contract contract() const { return contract_; }
-  // The full name of the contract ggml with these weights; empty for other contracts.
+  // Returns the full name of the contract ggml with these weights; empty for other contracts.
   const std::string& types() const { return types_; }
-  // Throws an unsupported Error, naming a tensor, when the weights cannot be multiplied under this
-  // contract: bf16 takes bfloat16 alone, q8 and q4 take weights that were rounded for them.
+  // Throws an unsupported Error, naming a tensor, if this contract cannot use the weights. bf16
+  // requires bfloat16; q8 and q4 require weights that were rounded for them.
   void check_contract(Contract contract) const;
 
-  // p.ids -> p.out, the hidden states after the final norm; keys and values go to the caches of
-  // p.spans. Begins at p.first_layer.
+  // Computes p.out, the hidden states after the final norm, from p.ids. Stores keys and values in
+  // the caches of p.spans. Begins at p.first_layer.
   virtual void forward(Team t, const Pass& p) const = 0;
-  // Hidden states after the final norm [rows] -> logits [rows][vocab_size].
+  // Computes logits [rows][vocab_size] from hidden states after the final norm, [rows].
   void head(Team t, const Pass& p, Rows hidden, Rows logits) const;
 
-  // What stands between the residual stream and the head.
+  // Returns the norm before the head.
   const Norm& final_norm() const { return final_norm_; }
-  // The head's weights for one token as float32, [hidden_size].
+  // Writes the head's weights for one token as float32, [hidden_size].
   void head_row(int32_t token, float* to) const {
     (config_.tied_head ? embedding_ : head_).gather(static_cast<size_t>(token), to);
   }
 
-  // What a pass asks before it reads weights and after it, to know whether they were the model's
-  // all the while. Throws what check_packed() does.
+  // weights_version() is read before a pass. After it, weights_held_since() returns true if the
+  // weights were the model's all the while. Both throw what check_packed() throws.
   uint64_t weights_version() const;
   bool weights_held_since(uint64_t version) const;
 
-  // Scratch memory for a pass of up to `rows` tokens on `threads` threads; give it back when done,
-  // so that the next pass need not allocate. Nothing in it outlives a pass.
+  // take_workspace() returns scratch memory for a pass of up to `rows` tokens on `threads` threads.
+  // give_workspace() returns it for reuse by the next pass. Nothing in it outlives a pass.
   std::unique_ptr<Workspace> take_workspace(size_t rows, int threads) const;
   void give_workspace(std::unique_ptr<Workspace> workspace) const noexcept;
 
@@ -139,7 +139,7 @@ class STET_API Model {
   GenerationConfig generation_;
   Fingerprints fingerprints_;
   std::shared_ptr<const FileSource> source_;
-  std::shared_ptr<const WeightGuard> guard_;  // of packed weights in a mapped file
+  std::shared_ptr<const WeightGuard> guard_;  // for packed weights in a mapped file
   size_t weight_bytes_ = 0;
   std::vector<std::span<const std::byte>> matrices_;
   std::vector<LoadedWeight> loaded_;
@@ -147,14 +147,14 @@ class STET_API Model {
   std::string types_;
   struct {
     std::string file, name, dtype;
-  } not_bf16_;  // the first matrix of another type; no name when there is none
+  } not_bf16_;  // the first matrix of another type; no name if there is none
   mutable std::mutex workspaces_mutex_;
   mutable std::vector<std::unique_ptr<Workspace>> workspaces_;
 };
 
 namespace detail {
 
-constexpr size_t kHeadRows = 24;  // rows of logits computed at a time: a vocabulary is wide
+constexpr size_t kHeadRows = 24;  // rows of logits computed at a time, because a vocabulary is wide
 
 inline Rows make_rows(Workspace& w, size_t rows, int64_t width) {
   const size_t n = static_cast<size_t>(width),
@@ -199,7 +199,7 @@ inline std::unique_ptr<Workspace> Model::take_workspace(size_t rows, int threads
       workspaces_.erase(it);
       return found;
     }
-    if (!workspaces_.empty()) {  // one that does for both replaces one that is too small
+    if (!workspaces_.empty()) {  // one that fits both replaces one that is too small
       rows = std::max(rows, workspaces_.back()->rows);
       threads = std::max(threads, workspaces_.back()->threads);
       workspaces_.pop_back();
@@ -229,7 +229,7 @@ inline void Model::give_workspace(std::unique_ptr<Workspace> workspace) const no
   try {
     workspaces_.push_back(std::move(workspace));
   } catch (const std::bad_alloc&) {
-    // The next pass makes its own.
+    // If keeping the workspace fails, the next pass allocates its own.
   }
 }
 

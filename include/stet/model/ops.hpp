@@ -1,6 +1,6 @@
-// The operations a forward pass is written in. Each is called by all threads of a team with the
-// same arguments, splits outputs, rows, heads or blocks of positions among them, and returns when
-// all of it is done. None allocates.
+// The operations of a forward pass. All threads of a team call each one with the same arguments. It
+// splits outputs, rows, heads or blocks of positions among them, and returns when all of it is
+// done. None allocates.
 #pragma once
 
 #include <algorithm>
@@ -21,43 +21,43 @@ Scratch make_scratch(const ModelConfig& config, size_t max_rows, int threads, in
 
 void embed(Team t, const Pass& p, const Matrix& table, float scale, Rows x);
 void embed_positions(Team t, const Pass& p, const Matrix& table,
-                     Rows x);  // x = the table's row of each position
+                     Rows x);  // x = the row of `table` for each position
 void linear(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
 void linear(Team t, const Pass& p, const Linear& layer, Rows x, Rows y);
-// A gated linear unit: y = f(gate) up, element by element, where gate and up are the halves of
-// W x + b. They are written to gate_up, unless they can stay in the cache.
-// `index`: of the model's layer, whose points it passes.
+// Computes a gated linear unit: y = f(gate) up, element by element, where gate and up are the
+// halves of W x + b. Writes them to gate_up unless they can stay in the cache. `index` is the layer
+// whose points are run.
 void linear_gated(Team t, const Pass& p, size_t index, const Linear& layer, Gate gate, Rows x,
                   Rows gate_up, Rows y);
 void rms_norm(Team t, const Pass& p, const Vector& weight, double eps, Rows x, Rows y);
 void layer_norm(Team t, const Pass& p, const Vector& weight, const Vector& bias, double eps, Rows x,
                 Rows y);
-// Whichever of both the weights are for; x and y may be the same.
+// Applies the kind of norm that `n` describes. x and y may be the same.
 void norm(Team t, const Pass& p, const Norm& n, Rows x, Rows y);
-// Every head of x ([heads][head_dim] side by side) normalised by itself.
+// Normalizes each head of x ([heads][head_dim]) separately.
 void rms_norm_heads(Team t, const Pass& p, const Vector& weight, double eps, Rows x,
                     size_t head_dim);
 void add(Team t, const Pass& p, Rows y, Rows x);           // y += x
 void scale(Team t, const Pass& p, double factor, Rows y);  // y *= factor
 void clamp(Team t, const Pass& p, double limit, Rows y);   // to +- limit; nothing when that is 0
 void gelu_tanh(Team t, const Pass& p, Rows x, Rows y);
-void gelu(Team t, const Pass& p, Rows x, Rows y);  // with the error function itself
-// Of one Rope: the angle of each pair per position, and what cosines and sines are multiplied by.
+void gelu(Team t, const Pass& p, Rows x, Rows y);  // exact GELU, by the error function
+// One Rope: the angle per position of each pair, and the factor of cosines and sines.
 struct Frequencies {
   Vector inverse;
   float magnitude = 1;
 };
-// The tables of this pass, from the positions of its spans; then rotates every head of x, or the
-// first dimensions of it, by table `index`.
+// rope_tables() computes the pass's tables from the positions of its spans. rope() then rotates
+// every head of x, or its first dimensions, by table `index`.
 void rope_tables(Team t, const Pass& p, std::span<const Frequencies> frequencies);
 void rope(Team t, const Pass& p, int index, Rows x, size_t head_dim);
 void divide(Team t, const Pass& p, double divisor, Rows y);  // y /= divisor
-// y = cap * tanh(y / cap); nothing when cap is 0.
+// Computes y = cap * tanh(y / cap). Does nothing if cap is 0.
 void softcap(Team t, const Pass& p, double cap, Rows y);
 
-// x is what this point of layer `index` is called by: hooks of the pass change it and look at it.
+// Runs the hooks of point `which` in layer `index` on x.
 void point(Team t, const Pass& p, Point which, size_t index, Rows x);
-// The same of y, which a norm gave for x; and of what that divided by.
+// Runs the hooks of a norm on its output y, and on the divisor that it applied to x.
 void norm_point(Team t, const Pass& p, Point which, size_t index, const Norm& norm, Rows x, Rows y);
 
 namespace detail {
@@ -92,15 +92,15 @@ namespace detail {
 
 constexpr size_t kPieceBytes = 128 << 10;
 
-// f(begin, count) for packed blocks of w, which the team shares out.
+// Calls f(begin, count) for ranges of packed blocks of w, shared among the team.
 template <class F>
 void each_piece(Team t, const Matrix& w, F f) {
   t.each_range(w.blocks(), std::max<size_t>(1, kPieceBytes / w.block_bytes()),
                [&](Range blocks) { f(blocks.begin, blocks.size()); });
 }
 
-// How weights of a type are multiplied with few rows: inputs, `depth` of them, are rounded to
-// `per_row` Input, or (float) taken as they are.
+// The kernels that multiply weights of one type with few rows. Each row of `depth` inputs is rounded
+// to `per_row` values of type Input; float rows are not rounded.
 template <class Input>
 struct VectorKernels {
   size_t depth, per_row;
@@ -109,7 +109,7 @@ struct VectorKernels {
                size_t ldy, int rows);
 };
 
-// f(VectorKernels) of w.
+// Calls f with the VectorKernels of w.
 template <class F>
 void with_vectors(const Pass& p, const Matrix& w, F f) {
   const Kernels& k = *p.kernels;
@@ -233,8 +233,8 @@ inline void add(Team t, const Pass& p, Rows y, Rows x) {
 
 namespace detail {
 
-// f(r, begin, n) for columns [begin, begin + n) of row r. A single row is split, at multiples of a
-// cache line.
+// Calls f(r, begin, n) for columns [begin, begin + n) of row r. A single row is split at multiples
+// of a cache line.
 template <class F>
 void each_part(Team t, Rows y, F f) {
   const size_t parts = y.count == 1 ? static_cast<size_t>(t.size) : 1;
@@ -348,7 +348,8 @@ inline Scratch make_scratch(const ModelConfig& config, size_t max_rows, int thre
   s.packed = Memory(rows * depth * sizeof(float));
   const size_t inputs =
       kGemvRows *
-      std::max(depth / kQuantBlock * sizeof(SuperInput) / sizeof(float), depth / 2);  // rounded
+      // rounded inputs
+      std::max(depth / kQuantBlock * sizeof(SuperInput) / sizeof(float), depth / 2);
   for (int i = 0; i < threads; ++i) {
     s.local.emplace_back(std::max({gemm_local_floats(), attention_local_floats(head_dim), inputs}) *
                          sizeof(float));

@@ -1,5 +1,5 @@
-// Where activations can be looked at and changed: points of the forward pass, by the names that
-// TransformerLens gave them (docs/points.md says which exist for which family).
+// Points of the forward pass where activations can be captured and changed, under TransformerLens's
+// names. docs/points.md lists the points of each family.
 #pragma once
 
 #include <charconv>
@@ -14,45 +14,45 @@
 namespace stet {
 
 enum class Point : uint8_t {
-  embed,           // the residual stream's first value, scaled where the family scales it
-  pos_embed,       // GPT-2: what positions add to it
+  embed,           // the initial residual stream, scaled if the family scales it
+  pos_embed,       // GPT-2: the position embeddings added to it
   resid_pre,       // the residual stream before a layer
-  q_input,         // [heads][hidden]: what each head's queries are made of, resid_pre each
-  k_input,         // [kv_heads][hidden]: likewise its keys
-  v_input,         // likewise its values
-  ln1_scale,       // what the norm before attention divides by, one number; to look at alone
-  ln1,             // what attention reads: the norm's output, its weight included
-  q,               // [heads][head_dim], before norms of heads and rotation
+  q_input,         // [heads][hidden]: input of each head's queries, initially resid_pre
+  k_input,         // [kv_heads][hidden]: input of each head's keys
+  v_input,         // [kv_heads][hidden]: input of each head's values
+  ln1_scale,       // the divisor of the norm before attention, one number; read-only
+  ln1,             // attention's input: the norm's output, with its weight
+  q,               // [heads][head_dim], before head norms and rotation
   k,               // [kv_heads][head_dim]
-  v,               // likewise
-  rot_q,           // as attention multiplies them
-  rot_k,           // as the KV cache stores them
+  v,               // [kv_heads][head_dim]
+  rot_q,           // the queries that attention uses
+  rot_k,           // the keys that the KV cache stores
   scores,          // [heads][positions]: scaled and capped, -inf where unseen; interventions alone
                    // change them
-  pattern,         // [heads][positions]: their softmax, as the runtime summed it; likewise
+  pattern,         // [heads][positions]: softmax of the scores; interventions alone
   z,               // [heads][head_dim], before the output matrix
-  result,          // [heads][hidden]: each head's z times the output matrix; to look at alone
-  attn_out,        // what attention adds to the residual stream
-  resid_mid,       // the residual stream between attention and MLP, where they are in turn
+  result,          // [heads][hidden]: each head's z times the output matrix; read-only
+  attn_out,        // attention's output, added to the residual stream
+  resid_mid,       // the residual stream between attention and MLP; sequential layers only
   ln2_scale,       // as ln1_scale
-  ln2,             // what the MLP reads
-  router_logits,   // [experts]: what a router gives for each
-  expert_weights,  // [experts]: what each expert's output is multiplied by; 0: it is not computed
-  expert_indices,  // [experts chosen]: their numbers, best first; to look at alone
-  mlp_pre,         // before the activation function
-  mlp_pre_linear,  // what its result is multiplied with; not of GPT-2 and GPT-NeoX
-  mlp_post,        // what the last matrix reads
-  mlp_out,         // what the MLP adds to the residual stream
+  ln2,             // the MLP's input
+  router_logits,   // [experts]: the router's output
+  expert_weights,  // [experts]: factors of the experts' outputs; experts with 0 are not computed
+  expert_indices,  // [experts per token]: the chosen experts, best first; read-only
+  mlp_pre,         // input of the activation function
+  mlp_pre_linear,  // factor of its result; not in GPT-2 and GPT-NeoX
+  mlp_post,        // input of the MLP's last matrix
+  mlp_out,         // the MLP's output, added to the residual stream
   resid_post,      // the residual stream after a layer
   ln_final_scale,  // as ln1_scale
-  ln_final,        // what the head reads
+  ln_final,        // the head's input
 };
 constexpr int kPoints = 31;
 
 struct PointInfo {
-  const char* name;  // after "blocks.N." where it is of a layer
+  const char* name;  // after "blocks.N." if the point belongs to a layer
   bool of_layer;
-  bool changes;  // can be changed, too
+  bool changes;  // false: read-only
 };
 
 inline const PointInfo& point_info(Point p) {
@@ -90,10 +90,12 @@ inline const PointInfo& point_info(Point p) {
   return kAll[static_cast<int>(p)];
 }
 
-// [heads][positions]: interventions change them (Intervention::key_begin), callbacks do not.
+// Returns true for points [heads][positions]. Interventions can change them
+// (Intervention::key_begin), callbacks cannot.
 inline bool is_attention(Point p) { return p == Point::scores || p == Point::pattern; }
 
-// The residual stream once for each head, before the norm: a head's copy is changed by itself.
+// Returns true for the residual stream before the norm with one copy per head, each of which can be
+// changed by itself.
 inline bool is_head_input(Point p) {
   return p == Point::q_input || p == Point::k_input || p == Point::v_input;
 }
@@ -108,20 +110,20 @@ inline Point scale_of_norm(Point norm) {
                               : Point::ln_final_scale;
 }
 
-// Whether it is a point of layers with experts.
+// Returns true for points that only layers with experts have.
 inline bool is_of_router(Point p) {
   return p == Point::router_logits || p == Point::expert_weights || p == Point::expert_indices;
 }
 
-// Whether it is a point between the matrices of an MLP: of layers without experts.
+// Returns true for points inside an MLP, which layers with experts do not have.
 inline bool is_within_mlp(Point p) {
   return p == Point::mlp_pre || p == Point::mlp_pre_linear || p == Point::mlp_post;
 }
 
-// Whether models of this kind have it.
+// Returns true if models of this family have the point.
 inline bool has_point(const ModelConfig& c, Point p) {
   const bool gpt2 = c.family == "gpt2", neox = c.family == "gpt_neox";
-  // OLMo 2 and 3 normalise what a layer adds, not what it reads.
+  // OLMo 2 and 3 normalize the outputs of attention and MLP, not their inputs.
   if (p == Point::ln1 || p == Point::ln1_scale || p == Point::ln2 || p == Point::ln2_scale)
     return c.family != "olmo2" && c.family != "olmo3";
   if (is_of_router(p)) return c.experts.count > 0;
@@ -133,21 +135,21 @@ inline bool has_point(const ModelConfig& c, Point p) {
   return true;
 }
 
-// A point of one layer; layer 0 for those that have none.
+// A point of one layer. `layer` is 0 for points outside the layers.
 struct PointAt {
   Point point = Point::embed;
   int64_t layer = 0;
   bool operator==(const PointAt&) const = default;
 };
 
-// Whether a model has it in this layer, which must be one of the model's.
+// Returns true if the model has the point in this layer, which must be one of the model's.
 inline bool has_point(const ModelConfig& c, const PointAt& at) {
   if (!has_point(c, at.point)) return false;
   if (is_of_router(at.point)) return c.has_experts(at.layer);
   return !is_within_mlp(at.point) || !c.has_experts(at.layer);
 }
 
-// Heads that its columns are of; 0: none.
+// Returns the number of heads that the columns are divided into; 0: not by heads.
 inline int64_t point_heads(const ModelConfig& c, Point p) {
   switch (p) {
     case Point::k_input:
@@ -169,7 +171,8 @@ inline int64_t point_heads(const ModelConfig& c, Point p) {
   }
 }
 
-// Columns of one position; of scores and pattern, of `positions` that are there.
+// Returns the columns of one position. For scores and patterns, `positions` is the number of key
+// positions.
 inline int64_t point_width(const ModelConfig& c, Point p, int64_t positions) {
   if (is_attention(p)) return c.heads * positions;
   if (p == Point::result || is_head_input(p)) return point_heads(c, p) * c.hidden_size;
@@ -186,7 +189,7 @@ inline std::string point_name(const PointAt& at) {
   return (info.of_layer ? "blocks." + std::to_string(at.layer) + "." : "") + info.name;
 }
 
-// All points of a model, layer after layer in the order of the pass.
+// Returns all points of a model, layer after layer in the order of the pass.
 inline std::vector<PointAt> points_of(const ModelConfig& c) {
   std::vector<PointAt> all;
   const auto add = [&](Point p, int64_t layer) {
@@ -202,7 +205,7 @@ inline std::vector<PointAt> points_of(const ModelConfig& c) {
   return all;
 }
 
-// The point of a name without its layer ("attn.hook_q").
+// Returns the point with this name, which excludes the layer ("attn.hook_q").
 inline std::optional<Point> parse_point(std::string_view name) {
   for (int i = 0; i < kPoints; ++i) {
     if (name == point_info(static_cast<Point>(i)).name) return static_cast<Point>(i);
@@ -210,7 +213,7 @@ inline std::optional<Point> parse_point(std::string_view name) {
   return std::nullopt;
 }
 
-// The inverse of point_name().
+// Parses a name that point_name() returns.
 inline std::optional<PointAt> parse_point_at(std::string_view name) {
   constexpr std::string_view kBlocks = "blocks.";
   if (!name.starts_with(kBlocks)) {

@@ -1,5 +1,5 @@
-// Products of weights and many rows of inputs, by the tiles of the kernel table: how the work is
-// cut so that a panel of weights, the rows beside it and the sums stay in the caches.
+// Products of weights with many rows of inputs, by the tile kernels. The work is divided so that a
+// panel of weights, the rows beside it and the sums stay in the caches.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 
 namespace stet {
 
-// How a gated linear unit joins gate and up, element by element: f(gate) up, with a function of
-// Kernels; or, clamped, as clamped_silu_mul does with `limit`.
+// How a gated linear unit joins gate and up, element by element: f(gate) up, or, if clamped,
+// clamped_silu_mul of Kernels with `limit`.
 struct Gate {
   enum class Kind : uint8_t { silu, gelu_tanh, clamped };
   Kind kind = Kind::silu;
@@ -23,12 +23,12 @@ struct Gate {
 inline constexpr Gate Gate::silu = {Gate::Kind::silu, 0};
 inline constexpr Gate Gate::gelu_tanh = {Gate::Kind::gelu_tanh, 0};
 
-// Rows are taken in blocks that stay in the second-level cache beside a panel of weights. This is a
-// multiple of kTileRows, and one block for the default chunk of 512.
+// The largest block of rows, which must stay in the second-level cache beside a panel of weights.
+// It is a multiple of kTileRows and holds the default chunk of 512.
 constexpr size_t kGemmRows = 516;
 constexpr size_t kGemmDepth = 640;  // inputs of a panel that are widened at once
 
-// Returns what joins n elements: f(gate, up, y, n).
+// Returns the function that joins n elements: f(gate, up, y, n).
 inline auto gate_kernel(const Kernels& k, const Gate& by) {
   return [&k, by](const float* gate, const float* up, float* y, size_t n) {
     if (by.kind == Gate::Kind::clamped) return k.clamped_silu_mul(gate, up, by.limit, y, n);
@@ -37,20 +37,20 @@ inline auto gate_kernel(const Kernels& k, const Gate& by) {
 }
 
 void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
-// linear_gated() of a matrix whose half is a multiple of kLanes: gates go no further than the
-// first-level cache.
+// Computes linear_gated() for a matrix whose half is a multiple of kLanes. Gates go no further than
+// the first-level cache.
 void gemm_gated(Team t, const Pass& p, const Matrix& w, Gate gate, Rows x, Rows y);
-// Widens panels to float32 and hands them to OpenBLAS, which has been loaded.
+// Widens panels to float32 and multiplies them by OpenBLAS, which must be loaded.
 STET_API void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
-// Loads OpenBLAS, once in a process. Throws an unsupported Error, with the loader's reason, where
-// it is not to be had. Any number of threads may call it at once.
+// Loads OpenBLAS, once per process. Throws an unsupported Error with the loader's reason if it is
+// not available. Any thread may call it.
 STET_API void load_openblas();
 
 namespace detail {
 
 constexpr size_t kPanelBlocks = kPanel / kLanes;
 
-// Inputs are taken in pieces of equal depth, multiples of `unit`, none deeper than `most`.
+// Returns the depth of equal pieces of the inputs: a multiple of `unit`, at most `most`.
 inline size_t piece_depth(size_t depth, size_t most, size_t unit) {
   const size_t pieces = (depth + most - 1) / most;
   return ((depth + unit - 1) / unit + pieces - 1) / pieces * unit;
@@ -60,17 +60,17 @@ inline size_t tiles_of(size_t rows) { return (rows + kTileRows - 1) / kTileRows;
 
 struct Panel {
   const Matrix* w;
-  size_t block, blocks;  // up to kPanelBlocks packed blocks of w, from this one on
+  size_t block, blocks;  // up to kPanelBlocks packed blocks of w, beginning with `block`
 };
-// Panels that are multiplied together, of matrices of one type and depth: one, or a pair of gates
-// and what they are for.
+// Panels that are multiplied together: one, or the gate and up panels of a gated unit. Their
+// matrices have the same type and depth.
 struct Group {
   static constexpr size_t kMost = 2;
   Panel panels[kMost];
   size_t count = 0;
 };
 
-// The inputs k0 .. k0 + kc of a group of panels.
+// Inputs k0 .. k0 + kc of a group of panels.
 struct Piece {
   Piece(const Matrix& matrix, const Group& some, size_t first, size_t depth)
       : w(&matrix),
@@ -83,13 +83,14 @@ struct Piece {
   const Matrix* w;
   const Group* group;
   size_t k0, kc;
-  size_t offset, bytes;  // of a block, where this piece begins and how long it is
+  size_t offset, bytes;  // in bytes: the piece's start in each block, and its length
 
   const Panel& panel(size_t i) const { return group->panels[i]; }
   const std::byte* weights(size_t i, size_t b = 0) const {
     return static_cast<const std::byte*>(panel(i).w->block(panel(i).block + b)) + offset;
   }
-  // Part `part` of `parts` of the i-th panel, if there is one.
+  // Returns part `part` of `parts` of the i-th panel as a prefetch range, empty if there is no such
+  // panel.
   Fetch fetch(size_t i, size_t part, size_t parts) const {
     if (i >= group->count) return {};
     const size_t lines = bytes / kCacheLine, first = lines * part / parts;
@@ -98,10 +99,10 @@ struct Piece {
   }
 };
 
-// What the contracts do with a piece: a multiple of kUnit and at most kDepth inputs deep, so that
-// it stays in the second-level cache beside the next one and the sums (bench/README.md). Packed
-// rows of a tile: kElements of Packed for each kInputs inputs. `local`: what begin() makes of the
-// weights, panel after panel.
+// Each of the following types is the arithmetic of a contract, for one piece: a multiple of kUnit
+// and at most kDepth inputs deep. It then stays in the second-level cache beside the next piece and
+// the sums (bench/README.md). A tile of packed rows has kElements of Packed per kInputs inputs.
+// begin() prepares the weights in `local`, panel after panel.
 
 // Widens the inputs k0 .. k0 + kc of a panel to float32, in the order of the chain.
 inline void widen_panel(const Kernels& k, const Panel& panel, size_t k0, size_t kc, float* to) {
@@ -115,7 +116,7 @@ inline size_t widened_unit(const Matrix& w) {
   return w.type() == WeightType::mxfp4 ? size_t{kStripMxfp4} : 2;
 }
 
-// Panels are widened once and reused for all rows, by the kernels named.
+// Widens panels once and reuses them for all rows, by the given kernels.
 template <auto Kernels::*kPack, auto Kernels::*kTile, size_t kBegin = 2>
 struct Panels {
   using Packed = float;
@@ -139,7 +140,7 @@ using Floats = Panels<&Kernels::pack_rows, &Kernels::tile>;
 using WideMxfp4 = Panels<&Kernels::pack_rows, &Kernels::tile, kStripMxfp4>;
 using WidePairs = Panels<&Kernels::pack_rounded, &Kernels::tile_flushed>;
 
-struct Pairs {  // weights as they stand
+struct Pairs {  // weights used in place
   using Packed = uint32_t;
   static constexpr size_t kInputs = 2, kElements = kTileRows, kUnit = 2, kDepth = 2048;
   static constexpr size_t kPanelFloats = 0;
@@ -165,7 +166,7 @@ struct Quants {
   }
 };
 
-struct Quants8 : Quants {  // weights as they stand
+struct Quants8 : Quants {  // weights used in place
   static constexpr size_t kDepth = 2048, kPanelFloats = 0;
 
   static void begin(const Kernels&, const Piece&, float*) {}
@@ -175,7 +176,7 @@ struct Quants8 : Quants {  // weights as they stand
   }
 };
 
-// Expanded to bytes once and reused for all rows.
+// Expands weights to bytes once and reuses them for all rows.
 template <auto kExpand, auto kTile, size_t kStripBytes, size_t kBegin = kQuantStrip>
 struct Expanded : Quants {
   static constexpr size_t kUnit = kBegin, kDepth = 1024;
@@ -200,7 +201,7 @@ using Quants5 = Expanded<&Kernels::expand_q5, &Kernels::tile_q8, kStripBytesQ8>;
 using QuantsMxfp4 =
     Expanded<&Kernels::expand_mxfp4, &Kernels::tile_mxfp4, kExpandedMxfp4, kStripMxfp4>;
 
-// Weights in super-blocks, expanded to bytes once and reused for all rows.
+// Weights in super-blocks: expands them to bytes once and reuses them for all rows.
 struct Supers {
   using Packed = SuperTile;
   static constexpr size_t kInputs = kQuantBlock, kElements = 1, kUnit = kSuperBlock, kDepth = 1024;
@@ -225,24 +226,24 @@ struct Supers {
   }
 };
 
-// What begin() makes of the weights; then the sums of all rows between the pieces of a group, and a
-// tile's at the end.
+// Returns the size of a thread's local memory: the prepared weights, the sums of all rows between
+// the pieces of a group, and the sums of a tile at the end.
 template <class Arithmetic>
 constexpr size_t local_floats() {
   return Group::kMost * (Arithmetic::kPanelFloats + (kGemmRows + kTileRows) * kPanel);
 }
 
-// Where the sums of a tile go, rows `ld` apart.
+// Destination of a tile's sums, rows `ld` apart.
 struct TileOutput {
   float* at;
   size_t ld;
 };
 
-// What becomes of the products of a group of kPanels panels. last_sums(): where those of its i-th
-// panel end, for the rows of a tile from `row` on; `tile` is room for all of the group. finish()
-// takes them from there.
+// Each of the following types is a destination of a product, computed in groups of kPanels panels.
+// last_sums() returns the destination of the i-th panel's final sums, for the rows of a tile from
+// `row` on. `tile` is scratch memory for the whole group's. finish() then processes them.
 
-// y = W x
+// Computes y = W x.
 struct Plain {
   static constexpr size_t kPanels = 1;
   const Matrix& w;
@@ -256,7 +257,7 @@ struct Plain {
   void finish(const Kernels&, const Group&, size_t, Rows) const {}
 };
 
-// y = f(W x), of the first half of the outputs, gates, and those as far into the second one
+// Computes y = f(gate) up: gates are the first half of the outputs, up the second half.
 struct Gated {
   static constexpr size_t kPanels = 2;
   const Matrix& w;
@@ -279,7 +280,7 @@ struct Gated {
   }
 };
 
-// Where the rows of a tile stand, packed: [pieces][tiles][kc / kInputs][kElements].
+// Returns the packed rows of a tile in the layout [pieces][tiles][kc / kInputs][kElements].
 template <class Arithmetic>
 typename Arithmetic::Packed* packed_rows(const Pass& p, size_t k0, size_t kc, size_t tile,
                                          size_t tiles) {
@@ -304,17 +305,19 @@ void pack(Team t, const Pass& p, size_t depth, Rows x) {
   });
 }
 
-// Rows that are multiplied together, where they stand packed: tiles first .. of `all`.
+// Packed rows that are multiplied together: `rows` rows from tile `first` of `all` tiles.
 struct PackedRows {
   size_t rows, first, all;
 };
 
-// The products of a group for a block of rows, the first of which is row `first_row` of the output.
-// Its panels are taken a piece at a time, and each
-// piece serves all rows; between pieces the sums wait in `local`, so that each output stays one
-// chain. While the last kFetching tiles compute, the weights of the next piece come from memory (at
-// the end, those of the group `after`, which this thread probably takes next): the rows of a tile
-// pass through the second-level cache, and more of them would push the weights out again.
+// Multiplies a group of panels with a block of rows, the first of which is row `first_row` of the
+// output. Pieces of the panels are taken in turn, and each serves all rows. Between pieces the sums
+// are kept in `local`, so that each output stays one chain.
+//
+// During the last kFetching tiles, the weights of the next piece are prefetched. After the last
+// piece, these are the weights of the group `after`, which this thread probably takes next.
+// Prefetching earlier does not help: the rows of the remaining tiles would evict the weights from
+// the second-level cache.
 constexpr size_t kFetching = 24;
 template <class Arithmetic, class Output>
 void group_product(const Pass& p, const Output& out, const Group& group, const Group& after,
@@ -399,8 +402,8 @@ void multiply(Team t, const Pass& p, const Output& out, Rows x) {
                   [&]<class Arithmetic>(Arithmetic) { product<Arithmetic>(t, p, out, x); });
 }
 
-// OpenBLAS is given so many packed blocks at once: widened in the order of their inputs, beside one
-// panel in that of the chain.
+// OpenBLAS multiplies this many packed blocks at once. Local memory holds them widened in input
+// order, and one panel widened in chain order.
 constexpr size_t kBlasBlocks = 16, kBlasFloats = kBlasBlocks * kLanes * kGemmDepth;
 
 }  // namespace detail

@@ -1,4 +1,4 @@
-// Activations and the weights that are applied to them.
+// Activations, and the weights of linear layers and norms.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@
 
 namespace stet {
 
-// Activations: `count` rows of `width` float32, `stride` apart. Rows start on 64 bytes. In what
-// linear layers read, the padding up to the next multiple of 64 is zero.
+// Activations: `count` rows of `width` float32, `stride` apart, each 64-byte aligned. In the input
+// of a linear layer, the padding up to the next multiple of 64 is zero.
 struct Rows {
   float* data = nullptr;
   size_t stride = 0;
@@ -17,7 +17,7 @@ struct Rows {
   size_t count = 0;
 
   float* row(size_t i) const { return data + i * stride; }
-  // Columns [begin, begin + n) of the same rows.
+  // Returns columns [begin, begin + n) of the same rows.
   Rows columns(size_t begin, size_t n) const { return {data + begin, stride, n, count}; }
   Rows rows(size_t begin, size_t n) const { return {data + begin * stride, stride, width, n}; }
 };
@@ -30,11 +30,11 @@ struct Linear {
   Vector bias;
 };
 
-// The weights of a norm over [width] columns: of an RMS norm, or with a bias of a layer norm.
+// The weights of a norm over [width] columns. A layer norm has a bias; an RMS norm has none.
 struct Norm {
   Vector weight;
-  Vector bias;    // empty: an RMS norm
-  float eps = 0;  // under the root
+  Vector bias;    // empty for an RMS norm
+  float eps = 0;  // added under the root
 };
 
 }  // namespace stet

@@ -1,4 +1,4 @@
-// How a family asks for its weights.
+// The interface through which a family requests its weights.
 #pragma once
 
 #include <cstdint>
@@ -13,27 +13,28 @@ namespace stet {
 
 class Model;
 
-// A tensor that a model is made of, as it is multiplied: what GPT-2 stores transposed is turned,
-// and rows that a family stores in an order of its own are in that of the model.
+// A tensor of a model in the form that is multiplied. Tensors that GPT-2 stores transposed are
+// turned, and rows that a family stores in another order are put in the model's order.
 struct WeightNeed {
   std::string name;       // in the checkpoint
-  std::string canonical;  // without what differs between checkpoints of a family
-  int64_t rows, columns;  // a vector: one row
+  std::string canonical;  // without the family's prefix
+  int64_t rows, columns;  // a vector has one row
   bool is_vector = false, transposed = false, looked_up = false;
-  int64_t heads = 0;   // not 0: the checkpoint has the q, k and v of each head together
-  bool exact = false;  // multiplied in float32 whatever the contract
-  // In a packed checkpoint: the matrix that it is a part of, from that row on.
+  int64_t heads = 0;   // not 0: the checkpoint stores q, k and v of each head together
+  bool exact = false;  // multiplied in float32 under every contract
+  // In a packed checkpoint: the matrix that contains the tensor, and the first row of the tensor in
+  // it.
   std::string matrix;
   int64_t first_row = 0, matrix_rows = 0;
 };
 
-// Resolves what a family calls its weights to tensors of a checkpoint, and says how they stand
-// there. Who derives from it gives them (src/checkpoint): to a model, to a packed file, or not at
-// all, where only the names are wanted. `group` is that of Model::fingerprints(). All throw Error
-// for a tensor that is missing, or of another type or shape.
+// Maps a family's weight names to the tensors of a checkpoint. Derived classes (src/checkpoint)
+// load them into a model, write them to a packed file, or only list their names. `group` is a group
+// of Model::fingerprints(). All functions throw Error if a tensor is missing or has another type or
+// shape.
 class STET_API WeightLoader {
  public:
-  // What a family's names are preceded by in this checkpoint.
+  // `prefix` precedes the family's names in this checkpoint.
   explicit WeightLoader(std::string prefix) : prefix_(std::move(prefix)) {}
   virtual ~WeightLoader() = default;
   WeightLoader(const WeightLoader&) = delete;
@@ -43,68 +44,68 @@ class STET_API WeightLoader {
     std::string name;
     int64_t rows;
   };
-  // Tensors [rows][columns] stacked into one matrix. All must share a dtype.
+  // Loads tensors [rows][columns] and stacks them into one matrix. All must have the same dtype.
   Matrix matrix(const std::string& group, const std::vector<Part>& parts, int64_t columns);
-  // The same for one that is looked up and never multiplied: it keeps its numbers.
+  // Loads a lookup table, which is never multiplied. Its values are not rounded.
   Matrix table(const std::string& group, const Part& part, int64_t columns);
-  // lm_head.weight, or what a family calls it, which stands outside the prefix's last "model.":
-  // [vocab][hidden].
+  // Loads the head [vocab][hidden], lm_head.weight by default. The name stands outside the prefix's
+  // last "model.".
   Matrix head(int64_t vocab, int64_t hidden, const char* name = "lm_head.weight");
-  // [n], widened to float32; `offset` is added to every element.
+  // Loads [n], widened to float32, and adds `offset` to every element.
   Vector vector(const std::string& group, const std::string& name, int64_t n, float offset = 0);
-  // Layers NAME.weight [rows][columns] stacked into one, with their NAME.bias [rows] where `bias`
-  // says they have one.
+  // Loads NAME.weight [rows][columns] of several layers and stacks them into one; if `bias`, also
+  // NAME.bias [rows].
   Linear linear(const std::string& group, const std::vector<Part>& layers, int64_t columns,
                 bool bias);
-  // One that is stored transposed, as GPT-2's Conv1D is: NAME.weight [columns][rows], NAME.bias
-  // [rows].
+  // Loads a layer that is stored transposed, as in GPT-2's Conv1D: NAME.weight [columns][rows] and
+  // NAME.bias [rows].
   Linear transposed(const std::string& group, const Part& layer, int64_t columns);
-  // Of each of `count` experts the tensor EXPERTS.N.NAME.weight [rows][columns]: one matrix, in
-  // which each expert begins at a block of rows.
+  // Loads EXPERTS.N.NAME.weight [rows][columns] of `count` experts into one matrix, in which each
+  // expert begins at a packed block.
   Matrix experts(const std::string& group, const std::string& experts, int64_t count,
                  const Part& part, int64_t columns);
-  // Of each expert the vector EXPERTS.N.NAME.bias [rows]: [count][rows].
+  // Loads EXPERTS.N.NAME.bias [rows] of `count` experts: [count][rows].
   Vector expert_biases(const std::string& group, const std::string& experts, int64_t count,
                        const Part& part);
-  // A matrix NAME.weight that is multiplied in float32 whatever the contract, with its bias.
+  // Loads a layer that is multiplied in float32 under every contract, such as a router:
+  // NAME.weight and, if `bias`, NAME.bias.
   Linear exact(const std::string& group, const Part& layer, int64_t columns, bool bias);
-  // Queries, keys and values in one tensor that has those of each head together, as GPT-NeoX does,
-  // with their bias where `bias` says so: all queries, then all keys, then all values.
+  // Loads queries, keys and values from one tensor that stores them head by head, as in GPT-NeoX;
+  // if `bias`, also their bias. Returns all queries, then all keys, then all values.
   Linear interleaved(const std::string& group, const Part& layer, int64_t columns, int64_t heads,
                      bool bias);
 
-  // Gives the model what it reports of its weights. Called once, after everything was loaded.
+  // Gives the model the metadata of its weights. Called once, after everything was loaded.
   virtual void finish(Model& model) = 0;
 
-  // A tensor of the checkpoint: its name there, and that without what differs between checkpoints
-  // of a family.
+  // A tensor of the checkpoint: its name there, and its name without the family's prefix.
   struct Stored {
     std::string name, canonical;
     int64_t rows;
   };
-  // One matrix of tensors that follow each other.
+  // A request for one matrix, made of consecutive tensors.
   struct MatrixRequest {
     std::string group;
     std::vector<Stored> tensors;
     int64_t columns;
-    bool looked_up = false;   // not multiplied: no contract rounds it
+    bool looked_up = false;   // a lookup table: no contract rounds it
     bool transposed = false;  // the one tensor is [columns][rows]
-    int64_t heads = 0;        // as WeightNeed has it
-    bool exact = false;       // no contract rounds it, or what it is multiplied with
-    // Not empty: each tensor is an expert's and begins at a block of rows; what the matrix of all
-    // is called in packed files.
+    int64_t heads = 0;        // see WeightNeed
+    bool exact = false;       // see WeightNeed
+    // If not empty, each tensor belongs to one expert and begins at a packed block. The name of the
+    // whole matrix in packed files.
     std::string experts = {};
 
-    // Rows of the matrix.
+    // Returns the rows of the matrix.
     int64_t rows() const;
-    // Rows from where one tensor begins to where the next one does.
+    // Returns the distance in rows from the beginning of a tensor to that of the next one.
     int64_t step(const Stored& tensor) const;
   };
   struct VectorRequest {
     std::string group;
     Stored tensor;
     float offset = 0;   // added to every element
-    int64_t heads = 0;  // as WeightNeed has it
+    int64_t heads = 0;  // see WeightNeed
   };
 
  protected:

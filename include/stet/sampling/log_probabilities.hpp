@@ -1,4 +1,4 @@
-// Log-probabilities of several tokens by the logits of one position.
+// Log-probabilities of several tokens from the logits of one position.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace stet {
 
-// Writes what log_probability() (sampler.hpp) gives for each of `ids` to `out`, as many. Returns
-// the likeliest token of all, of equals the lowest id.
+// Writes log_probability() (sampler.hpp) of each of `ids` to `out`, of the same size. Returns the
+// most probable token of all; among equals the lowest id.
 STET_API int32_t log_probabilities(std::span<const float> logits, std::span<const int32_t> ids,
                                    std::span<double> out);
 

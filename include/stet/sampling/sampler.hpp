@@ -1,19 +1,19 @@
-// From the logits of one position to the next token.
+// Samples the next token from the logits of one position.
 //
-// The processors and their order are those of Hugging Face transformers
-// (generation/logits_process.py): repetition penalty, temperature, top-k, top-p, min-p, typical. As
-// there, scores are float32 through penalty and temperature, and each later processor sees the
-// distribution that the ones before it left, renormalised. Probabilities are accumulated in double.
+// Processors and their order follow Hugging Face transformers (generation/logits_process.py):
+// repetition penalty, temperature, top-k, top-p, min-p, typical. As there, scores are float32
+// through penalty and temperature. Each later processor sees the renormalized distribution that the
+// previous ones left. Probabilities are accumulated in double.
 //
-// Transformers has no frequency and presence penalties. They are OpenAI's (API reference, "Advanced
-// usage: parameter details"), and stand where vLLM (v1/sample/sampler.py) and llama.cpp
-// (llama-sampling.cpp) apply them: a token's bias is added first, then comes the repetition
-// penalty, then these, then the temperature. The sums are computed in double and rounded to float32
-// once. With c the number of times that a token stands among the drawn ones:
+// Frequency and presence penalties are OpenAI's (API reference, "Advanced usage: parameter
+// details"); transformers has none. The order follows vLLM (v1/sample/sampler.py) and llama.cpp
+// (llama-sampling.cpp): first a token's bias, then the repetition penalty, then these, then the
+// temperature. Sums are computed in double and rounded to float32 once. With c the number of times
+// that a token was drawn:
 //   bias     score += bias
 //   drawn    score -= c * frequency_penalty + presence_penalty, where c > 0
 //
-// Equal scores are treated as transformers does:
+// Equal scores are treated as in transformers:
 //   top-k    keeps every token whose score equals that of the k-th
 //   top-p    drops the lowest scores while their probabilities sum to at most 1 - p; of equal
 //            scores the lower ids go first; the last token in that order stays
@@ -35,7 +35,7 @@
 
 namespace stet {
 
-// What is added to the logit of a token.
+// A value added to the logit of a token.
 struct TokenBias {
   int32_t id = 0;
   double bias = 0;
@@ -43,14 +43,14 @@ struct TokenBias {
   bool operator==(const TokenBias&) const = default;
 };
 
-// The one form in which biases stand in settings: by ascending id, without those of 0. Throws an
-// argument Error for an id that comes twice.
+// Returns biases in the form used by settings: in ascending order of id, without zeros. Throws an
+// argument Error for a repeated id.
 STET_API std::vector<TokenBias> logit_bias_of(std::vector<TokenBias> biases);
 constexpr size_t kMaxLogitBias = 4096;  // tokens with a bias
 
 struct STET_API SamplingSettings {
-  // The best score after biases and penalties, of equals the lowest id; the other settings do not
-  // matter then.
+  // Take the best score after biases and penalties, among equals the lowest id. The other settings
+  // are then ignored.
   bool greedy = true;
   double temperature = 1;         // [1e-30, 1e30]
   int top_k = 0;                  // >= 0; 0: off
@@ -61,51 +61,50 @@ struct STET_API SamplingSettings {
   uint64_t seed = 0;
   double frequency_penalty = 0;            // [-2, 2]; 0: off
   double presence_penalty = 0;             // [-2, 2]; 0: off
-  std::vector<TokenBias> logit_bias = {};  // as logit_bias_of() gives it, each in [-100, 100]
+  std::vector<TokenBias> logit_bias = {};  // as from logit_bias_of(), each in [-100, 100]
 
-  // Throws an argument Error that names `source` (a file, or empty), the field, its range and what
-  // was found.
+  // Throws an argument Error that names `source` (a file, or empty), the field, its range and the
+  // value.
   void validate(const std::string& source) const;
-  // Whether a frequency or presence penalty or a bias is in use.
+  // Returns true if a frequency or presence penalty or a bias is set.
   bool weighs_tokens() const {
     return frequency_penalty != 0 || presence_penalty != 0 || !logit_bias.empty();
   }
   bool operator==(const SamplingSettings&) const = default;
 };
 
-// The natural logarithm of a token's probability under the softmax of these logits: the model's own
-// distribution, at temperature 1, before the penalty and every filter. logits [vocab_size], finite
-// or -inf, at least one finite; id one of them. Summed in double in the order of the ids: the same
-// bits on every machine.
+// Returns the natural logarithm of a token's probability under the softmax of the logits: at
+// temperature 1, without penalties and filters. logits: [vocab_size], finite or -inf, at least one
+// finite. Summed in double in order of ids, with the same bits on every machine.
 STET_API double log_probability(std::span<const float> logits, int32_t id);
 
-// Holds scratch memory and nothing else: a token is a pure function of settings, logits, previous
-// ids and position, with the same bits on every machine. Not to be shared between threads.
+// Draws tokens. Holds only scratch memory: a token is a pure function of settings, logits, previous
+// ids and position, with the same bits on every machine. Must not be shared between threads.
 //
-// Arguments common to both calls:
-//   logits        [vocab_size]: finite or -inf, at least one finite; anything else is an argument
-//                 Error, so a nan never turns into a token
-//   previous_ids  any length, any order, repeated or not: what the repetition penalty applies to
-//   drawn_ids     the same: what the frequency and the presence penalty count
+// Arguments of both calls:
+//   logits        [vocab_size]: finite or -inf, at least one finite; anything else, such as a nan,
+//                 is an argument Error
+//   previous_ids  tokens that the repetition penalty applies to, in any order and number
+//   drawn_ids     tokens that frequency and presence penalties count, in any order and number
 class STET_API Sampler {
  public:
-  explicit Sampler(int vocab_size);  // >= 1; an argument Error otherwise
+  explicit Sampler(int vocab_size);  // throws an argument Error unless >= 1
 
-  // The distribution that sample() draws from: out [vocab_size], exact zeros for tokens that were
-  // dropped.
+  // Computes the distribution that sample() draws from. out: [vocab_size], exactly zero for dropped
+  // tokens.
   void probabilities(const SamplingSettings& settings, std::span<const float> logits,
                      std::span<const int32_t> previous_ids, std::span<float> out,
                      std::span<const int32_t> drawn_ids = {});
 
-  // Draws the token that will stand at `position`, counted in tokens from the start of the session:
-  // u = philox_uniform(seed, position), and of the kept tokens in the order of their ids the first
-  // at which the cumulated probability exceeds u. Allocates nothing.
+  // Draws the token for `position`, counted in tokens from the start of the session. Takes the
+  // first kept token, in order of ids, whose cumulative probability exceeds u =
+  // philox_uniform(seed, position). Allocates nothing.
   int32_t sample(const SamplingSettings& settings, std::span<const float> logits,
                  std::span<const int32_t> previous_ids, uint64_t position,
                  std::span<const int32_t> drawn_ids = {});
 
  private:
-  // Which of these run is decided here; what they compute stands in kernels/sampler.cpp.
+  // Decides which steps run; kernels/sampler.cpp implements them.
   void process(const SamplingSettings& settings, std::span<const float> logits,
                std::span<const int32_t> previous_ids, std::span<const int32_t> drawn_ids);
   void score(const SamplingSettings& settings, std::span<const float> logits,
@@ -128,21 +127,20 @@ class STET_API Sampler {
   void normalize(std::span<float> out) const;
   int32_t draw(double u) const;
 
-  float best_ = 0;  // of all scores
+  float best_ = 0;  // best of all scores
 
-  // The tokens still in play, in the order of their ids: the first count_ entries of three arrays
-  // [vocab].
+  // The remaining candidates in order of ids: the first count_ entries of three arrays [vocab].
   size_t count_ = 0;
   std::vector<int32_t> ids_;
   std::vector<float> scores_;
-  std::vector<double> weights_;  // exp(score - best score), once weigh() was called
+  std::vector<double> weights_;  // exp(score - best score), after weigh()
 
-  std::vector<float> group_best_;  // [groups] best score of the ids that are equal modulo groups
-  std::vector<float> values_;      // [vocab] scratch of keep_typical and score_tokens
+  std::vector<float> group_best_;  // [groups] best score of ids that are equal modulo groups
+  std::vector<float> values_;      // [vocab] scratch for keep_typical and score_tokens
   std::vector<double> bins_;       // [2048] scratch
 };
 
-// Leaves the tokens kept and their weights in ids_ and weights_.
+// Leaves the kept tokens in ids_ and their weights in weights_.
 inline void Sampler::process(const SamplingSettings& settings, std::span<const float> logits,
                              std::span<const int32_t> previous_ids,
                              std::span<const int32_t> drawn_ids) {

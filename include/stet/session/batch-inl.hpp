@@ -1,4 +1,4 @@
-// What append() does with tokens of one session or of many, processed together.
+// Implements append(): tokens of one or several sessions are processed in shared passes.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace detail {
 
 inline std::string entry_name(size_t entry) { return "batch[" + std::to_string(entry) + "]: "; }
 
-// Gives the workspace back however the pass ends.
+// Returns the workspace to the model when the pass ends, also by an exception.
 class WorkspaceLease {
  public:
   WorkspaceLease(const Model& model, size_t rows, int threads)
@@ -34,18 +34,19 @@ class WorkspaceLease {
   std::unique_ptr<Workspace> w_;
 };
 
-// Where rows of points are copied to.
+// A copy of a watched point's rows.
 struct WatchedRows {
   const Watch* watch;
   PointAt at;
-  int64_t first;  // position
+  int64_t first;  // position of the first row
   Memory memory;
   Rows rows;
 };
 
 constexpr size_t kWatchedBytes = size_t{64} << 20;
 
-// The most tokens of a pass whose watched rows fit, `positions` being there in the end.
+// Returns the largest number of tokens per pass for which the watched rows fit in memory.
+// `positions` is the number of positions after the call.
 inline size_t watched_rows(const ModelConfig& c, const Watch& watch, int64_t positions,
                            size_t most) {
   size_t row = 0;
@@ -66,7 +67,7 @@ inline void check_watch(const ModelConfig& c, const Watch& watch) {
   }
 }
 
-// Null: none was given.
+// Throws an argument Error if the callback is null or has an unsuitable point.
 inline void check_callback(const ModelConfig& c, const Callback* callback) {
   if (callback == nullptr || !callback->change)
     throw Error(ErrorKind::argument, "", "callback", "a function", "none");
@@ -97,7 +98,7 @@ inline Pass make_pass(const ComputeOptions& compute, Workspace& w, const Hooks* 
           cut(w.out)};
 }
 
-// What `step` does for one entry of a batch; an Error names the entry.
+// Runs `step` for one entry of a batch. Adds the entry's name to an Error.
 template <class Step>
 void for_entry(size_t entries, size_t index, Step step) {
   try {
@@ -108,7 +109,7 @@ void for_entry(size_t entries, size_t index, Step step) {
   }
 }
 
-// The logits of a token, of the row of hidden state that the head reads.
+// Returns the logits [vocab_size] for one row of hidden state that the head reads, [hidden_size].
 inline std::shared_ptr<std::vector<float>> logits_of(const Model& model,
                                                      const ComputeOptions& compute,
                                                      const std::vector<float>& hidden) {
@@ -129,18 +130,18 @@ inline std::shared_ptr<std::vector<float>> logits_of(const Model& model,
 
 }  // namespace detail
 
-// One append() of tokens to some sessions. The tokens of all entries, one after the other, are cut
-// into passes of `chunk` rows. Each session's last row is kept until all are through: then one
-// product gives the logits, and nothing can fail any more.
+// One append() of tokens to some sessions. The tokens of all entries are concatenated and cut into
+// passes of `chunk` rows. Each session's last row is kept until all passes are done. One product
+// then computes all logits, and nothing can fail after it.
 class BatchAppend {
  public:
   struct Sinks {
-    const LogitSink& logits;   // of a batch of one
-    const Progress& progress;  // likewise
+    const LogitSink& logits;   // only for a batch of one
+    const Progress& progress;  // only for a batch of one
     const std::function<void()>* after_layer = nullptr;
   };
 
-  // At least one entry, none of them empty.
+  // Needs at least one entry; no entry may be empty.
   BatchAppend(std::span<const BatchEntry> batch, const Sinks& sinks)
       : batch_(batch), sinks_(sinks), first_(*batch[0].session) {
     for (const BatchEntry& entry : batch_)
@@ -152,7 +153,7 @@ class BatchAppend {
   BatchAppend(const BatchAppend&) = delete;
   BatchAppend& operator=(const BatchAppend&) = delete;
 
-  // Whatever is thrown, all sessions are as they were.
+  // Runs the append. If it throws, no session has changed.
   void run();
 
  private:
@@ -170,7 +171,7 @@ class BatchAppend {
 
   std::span<const BatchEntry> batch_;
   const Sinks& sinks_;
-  const Session& first_;  // says how to compute
+  const Session& first_;  // its compute options apply to all
 };
 
 inline void append(std::span<const BatchEntry> batch, const BatchOptions& options) {
@@ -210,7 +211,7 @@ inline void BatchAppend::run() {
   drop_windows();
 }
 
-// A session that cannot drop a window for want of memory keeps it for now.
+// Drops windows. A session that runs out of memory while doing so keeps its windows for now.
 inline void BatchAppend::drop_windows() {
   try {
     for (const BatchEntry& entry : batch_)
@@ -232,15 +233,16 @@ inline void BatchAppend::begin_entry(size_t index) {
   });
 }
 
-// Runs a pass until all that it read of files was what was saved there. Its spans are those of the
-// entries from `first_entry` on.
+// Repeats a pass until all mapped data that it read was intact, healing damaged blocks in between.
+// Its spans belong to the entries from `first_entry` on.
 inline void BatchAppend::run_until_sound(size_t first_entry, const Pass& pass, const Workspace& w) {
   const auto forward = [&](Team t) { model().forward(t, pass); };
   for (int tries = 0; tries <= detail::kMostMends; ++tries) {
     const uint64_t weights = model().weights_version();
     forget_routers(pass);
     run_interruptible(detail::team_of(first_.compute_),
-                      std::ref(forward));  // by reference: a copy of the closure would be allocated
+                      // by reference, because a copy of the closure would be allocated
+                      std::ref(forward));
     if (pass.hooks != nullptr) pass.hooks->rethrow();
     bool sound = model().weights_held_since(weights);
     for (size_t i = first_entry; i < first_entry + w.spans.size(); ++i) {
@@ -255,8 +257,8 @@ inline void BatchAppend::run_until_sound(size_t first_entry, const Pass& pass, c
   detail::throw_restless();
 }
 
-// The next `most` tokens of the batch: a stretch of consecutive entries, of which the first may
-// have begun already and the last may go on in the next pass.
+// Processes the next `most` tokens of the batch. They come from consecutive entries, of which the
+// first may have begun in an earlier pass and the last may continue in the next.
 inline void BatchAppend::run_pass(size_t most, Workspace& w) {
   const auto done = [](const BatchEntry& e) {
     return static_cast<size_t>(e.session->size() - e.session->pending_.before);
@@ -294,8 +296,8 @@ inline void BatchAppend::run_pass(size_t most, Workspace& w) {
   drop_windows();
 }
 
-// What the sessions of this pass have declared, and what somebody wants to see of it. Null:
-// nothing.
+// Returns the hooks of this pass: interventions, callbacks and watched points. Null if there are
+// none.
 inline std::unique_ptr<Hooks> BatchAppend::hooks_of(
     size_t first_entry, const Workspace& w, std::vector<detail::WatchedRows>& watched) const {
   const ModelConfig& c = model().config();
@@ -331,7 +333,7 @@ inline std::unique_ptr<Hooks> BatchAppend::hooks_of(
   return hooks;
 }
 
-// Hands the rows of a batch of one to its sink.
+// Passes the logits of every row to the sink, if there is one (only for a batch of one).
 inline void BatchAppend::hand_out(const Pass& pass, const Workspace& w) {
   for (size_t at = 0; sinks_.logits && at < pass.out.count; at += w.logits.count) {
     const Rows part = w.logits.rows(0, std::min(w.logits.count, pass.out.count - at));
@@ -345,7 +347,7 @@ inline void BatchAppend::run_head(const Pass& pass, Rows hidden, Rows logits) co
   run_interruptible(detail::team_of(first_.compute_), std::ref(head));
 }
 
-// The logits of every entry, from weights that were the model's all the while.
+// Computes the logits of every entry. Repeats this if the weights changed meanwhile.
 inline void BatchAppend::compute_logits(const Pass& pass, Workspace& w) {
   for (int tries = 0; tries <= detail::kMostMends; ++tries) {
     const uint64_t weights = model().weights_version();

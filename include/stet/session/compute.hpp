@@ -1,4 +1,4 @@
-// How a session computes.
+// Options that control how a session computes.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@
 
 namespace stet {
 
-// How to compute. No choice here changes a bit of the result, but for `contract`.
+// Computation settings of a session. Only `contract` influences the bits of the result.
 struct ComputeOptions {
-  Contract contract = Contract::f32;  // bf16: for checkpoints whose matrices are all bfloat16
-  int threads = 0;                    // 0: default_threads()
-  TeamBackend team = TeamBackend::automatic;  // where the threads of passes come from
-  Executor* executor = nullptr;  // not null: in place of `team`; it lives as long as the session
-  std::string isa;               // a name of kernel_names(); empty: the best this CPU has
-  int64_t chunk = 512;           // tokens processed at once, of all sessions of a batch together
+  Contract contract = Contract::f32;          // bf16 requires all matrices to be bfloat16
+  int threads = 0;                            // 0: default_threads()
+  TeamBackend team = TeamBackend::automatic;  // source of the threads of passes
+  Executor* executor = nullptr;  // not null: used instead of `team`; must outlive the session
+  std::string isa;               // a name of kernel_names(); empty: the best for this CPU
+  int64_t chunk = 512;           // tokens per pass, over all sessions of a batch
 };
 
 namespace detail {
@@ -55,7 +55,7 @@ inline void check_compute(const ComputeOptions& compute, const Model& model) {
   if (compute.contract == Contract::f32_blas) load_openblas();
 }
 
-// How often a call begins anew because a file has changed meanwhile.
+// Maximal number of restarts of a call because a mapped file changed.
 constexpr int kMostMends = 8;
 
 [[noreturn]] inline void throw_restless() {

@@ -1,4 +1,4 @@
-// Keys and values that are set from outside.
+// Edits of keys and values from outside the model.
 #pragma once
 
 #include <algorithm>
@@ -17,30 +17,31 @@
 
 namespace stet {
 
-// Edits of positions from `size` on are forgotten, as their positions are by a rewind.
+// Removes edits of positions from `size` on, as a rewind does.
 void forget_edits(State& state, int64_t size);
 
-// Replaces the key (as it is stored: after its norm and rotation) or the value of one position by
-// `x`, [head_dim], rounded once to the cache's type (write_row()). Blocks that others share stay as
-// they are. The logits stay those of the last token, as it was computed. Throws an argument Error
-// for what is not there: a position, layer or head, a position that was pruned, another number of
-// elements, numbers that are not finite.
+// Replaces the key or the value of one position by `x`, [head_dim]. Keys are given as stored, after
+// norm and rotation. `x` is rounded once to the cache's type (write_row()). Shared blocks are
+// copied before the write. Logits remain those computed for the last token.
+//
+// Throws an argument Error for a position, layer or head that does not exist and for a pruned
+// position. Also throws one for a wrong number of elements, and for numbers that are not finite.
 void set_key(State& state, int64_t layer, int64_t head, int64_t position, std::span<const float> x);
 void set_value(State& state, int64_t layer, int64_t head, int64_t position,
                std::span<const float> x);
-// One of them as float32, [head_dim]; widening is exact. Throws an argument Error for what is not
-// there, a format Error where its block is damaged.
+// Returns a key or value as float32, [head_dim]; widening is exact. Throws an argument Error if it
+// does not exist, and a format Error if its block is damaged.
 std::vector<float> read_key(const State& state, int64_t layer, int64_t head, int64_t position);
 std::vector<float> read_value(const State& state, int64_t layer, int64_t head, int64_t position);
-// The same state with keys and values of another type, each rounded once, to nearest even; widening
-// is exact (of q8: what read_row() gives). What a session of that type computes from the tokens is
-// not the same, since its later layers see rounded keys and values: so this is an edit. `capacity`
-// 0: as it was. Layers that a session with windows only has let go are computed again
-// (WindowOptions::before_recall); a state without a session (Snapshot::state) cannot do that: an
-// argument Error.
+// Returns the state with keys and values converted to another type. Each is rounded once, to
+// nearest even; widening is exact (q8: as in read_row()). `capacity` 0 keeps the capacity.
+//
+// The conversion counts as an edit. A session of that type would compute other bits from the
+// tokens, because its later layers would see rounded keys and values. Layers that a window-only
+// session has dropped are recomputed (WindowOptions::before_recall). Throws an argument Error for
+// dropped layers of a state without a session (Snapshot::state).
 State with_kv_type(const State& state, KvType type, int64_t capacity = 0);
-// Whether the logits that a state has, or had, after its last token are those that its tokens give:
-// all edits, if any, came later.
+// Returns true if the tokens give the logits after the last token, which then precede all edits.
 bool tokens_give_logits(const State& state);
 
 inline const char* kv_edit_name(KvEdit::What what) {
@@ -66,7 +67,7 @@ inline void check_index(const char* field, int64_t i, int64_t count) {
   throw Error(ErrorKind::argument, "", field, "0.." + std::to_string(count - 1), std::to_string(i));
 }
 
-// An argument Error for numbers that the type of the cache would make infinite.
+// Throws an argument Error for numbers that the cache's type would turn into infinities.
 inline void check_fits(const KvShape& shape, KvEdit::What what, std::span<const float> x) {
   if (shape.type != KvType::f16) return;
   for (const float& one : x) {
@@ -100,8 +101,8 @@ inline KvEdit entry(const State& state, KvEdit::What what) {
   return {what, state.size(), static_cast<int64_t>(state.prunes.size()), -1, -1, -1};
 }
 
-// Keeps the logits, which an edit does not change, for whoever comes back to this size.
-// Returns whether the state did not keep them before.
+// Saves the current logits, which an edit does not change, for a later rewind to this size. Returns
+// true unless they were already saved.
 inline bool keep_logits(State& state) {
   return state.size() > 0 && state.logits != nullptr && !state.logits->empty() &&
          state.kept.keep({state.size() - 1, false, state.logits});
@@ -165,7 +166,7 @@ inline std::vector<float> read_value(const State& state, int64_t layer, int64_t 
 
 namespace detail {
 
-// The keys and values of a state, of all layers.
+// Returns the keys and values of all layers, recomputing dropped ones.
 inline KvCache whole_kv(const State& state) {
   for (int64_t b = 0; b < state.kv.blocks(); ++b) {
     if (state.kv.block_info(b).holds_all()) continue;
@@ -215,14 +216,15 @@ inline State with_kv_type(const State& state, KvType type, int64_t capacity) {
 
 namespace detail {
 
-// Whether an edit was made after the last token of a state had been processed.
+// Returns true if an edit was made after the last token had been processed.
 inline bool is_later(const KvEdit& e, const State& state) {
   return std::pair(e.prunes, e.at) >
          std::pair(static_cast<int64_t>(state.prunes.size()), state.size() - 1);
 }
 
-// Whether the cache holds what the last token saw: unless it was edited since. A callback that had
-// part in it may be gone. Positions that were put together have no other logits than these.
+// Returns true if the cache still holds what the last token saw, so that it gives the logits. An
+// edit after the token changes it, and a callback may have been removed. Spliced positions have no
+// other logits than these.
 inline bool cache_gives_logits(const State& state) {
   return std::ranges::all_of(state.edits, [&](const KvEdit& e) {
     return e.what == KvEdit::What::splice ||

@@ -1,10 +1,10 @@
-// The names of states and of blocks of keys and values: SHA-256 over all that produced them, so
-// that the same name means the same bytes. docs/snapshot-format.md ("The id") has the bytes that
-// are hashed, docs/identity.md says what the names are for.
+// Identities of states and of blocks of keys and values: SHA-256 over everything that determined
+// them. Equal identities mean equal bytes. docs/snapshot-format.md ("The id") defines the hashed
+// bytes, and docs/identity.md the use of identities.
 //
-// A name is known before anything is computed, does not depend on how tokens were chunked, batched,
-// forked, rewound or restored, and can be looked up by whoever has the tokens: a running state's by
-// Session::block_identities(), a file's by Snapshot::block_identities().
+// An identity is known before anything is computed. It does not depend on how tokens were chunked,
+// batched, forked, rewound or restored. Anyone with the tokens can look it up, for a session by
+// Session::block_identities() and for a file by Snapshot::block_identities().
 #pragma once
 
 #include <cstdint>
@@ -20,27 +20,28 @@ namespace stet {
 
 struct BlockIdentity {
   Sha256 id;
-  bool replayable = true;  // its tokens give it; else the id is that of its bytes
+  bool replayable = true;  // false: the id is a digest of the bytes instead
   bool operator==(const BlockIdentity&) const = default;
 };
 
-// Of every full block, the first first. Blocks that cannot be replayed are read, by `threads` (0:
-// all processors) threads: a format Error where they are damaged.
+// Returns the identities of all full blocks in order. Reads the blocks that cannot be replayed,
+// with `threads` threads (0: all processors). Throws a format Error if such a block is damaged.
 STET_API std::vector<BlockIdentity> block_identities(const State& state, int threads = 0);
 
-// Which blocks, the last one perhaps partial, hold what the tokens give: all of a state without
-// edits; of an edited one those that were not edited, nor computed or changed after an edit.
+// Returns, for each block, whether its tokens determine it. True for all blocks of a state without
+// edits. In an edited state, false for blocks that were edited, or computed or changed after an
+// edit. The last block may be partial.
 STET_API std::vector<bool> replayable_blocks(const State& state);
 
-// Equal ids: equal continuations, by the same tokenizer. Capacity and how to compute are not part
-// of it.
+// Returns the id of a state. Equal ids mean equal continuations with the same tokenizer. Capacity
+// and compute options are not part of it.
 STET_API Sha256 state_id(const State& state, int threads = 0);
 
-// From where on, and why, a state is not what its tokens give.
+// The first position from which tokens do not determine a state, and the reason.
 struct ReplayLimit {
   int64_t position = 0;
   std::string reason;  // "the key of position 70, layer 1, head 0 was set"
 };
-STET_API std::optional<ReplayLimit> replay_limit(const State& state);  // nothing: all of it is
+STET_API std::optional<ReplayLimit> replay_limit(const State& state);  // none: no limit
 
 }  // namespace stet

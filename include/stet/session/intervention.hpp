@@ -1,4 +1,4 @@
-// Interventions: changes of activations that a state declares, and that are part of what it is.
+// Interventions: changes of activations that are declared in a state and are part of it.
 #pragma once
 
 #include <algorithm>
@@ -13,23 +13,23 @@ namespace stet {
 
 const char* intervention_op_name(Intervention::Op op);  // "set", "add", "scale", "project_out", ...
 
-// Throws an argument Error for one that cannot be of a model of this kind.
+// Throws an argument Error if models of this family cannot have the intervention.
 void check_intervention(const ModelConfig& config, const Intervention& w);
-// Attaches it where the state is now; see Session::attach.
+// Attaches an intervention at the current position; see Session::attach.
 void attach(State& state, const ModelConfig& config, Intervention w);
-// Intervention `index` ends at position `from`, as if that had been said when it was attached: it
-// changes what is processed before, and nothing from there on. One that has changed nothing by then
-// is forgotten. Throws an argument Error for an index or a position that is not there.
+// Ends intervention `index` at position `from`, as if attached with that end: it changes nothing
+// from there on. Removes it if it has changed nothing until then. Throws an argument Error for an
+// invalid index or position.
 void detach(State& state, const ModelConfig& config, size_t index, int64_t from);
-// Those that were attached after position `size` are forgotten, as by a rewind.
+// Removes interventions that were attached after position `size`, as a rewind does.
 void forget_interventions(State& state, int64_t size);
-// Positions of a shift would no longer be those that were said: an argument Error where one goes
-// on.
+// Throws an argument Error if an intervention that is still in force names positions that a shift
+// would renumber.
 void check_shift_allowed(const State& state);
 
-// The positions [from, end) that one reaches in a state that goes on; end -1: for ever. Positions
-// that moved up are no longer those that were said: an open one had begun by then, and reaches all
-// that comes; others were over (check_shift_allowed).
+// The positions [from, end) to which an intervention applies from now on; end -1: unbounded. After
+// a shift, original position numbers are no longer valid. An open intervention had begun by then
+// and applies to all further positions; the others had ended (check_shift_allowed).
 struct Reach {
   int64_t from, end;
 };
@@ -70,7 +70,7 @@ inline void check_indices(const char* field, const std::vector<int64_t>& all, in
   }
 }
 
-// How many numbers it takes.
+// Returns the number of values that an intervention needs.
 inline size_t values_of(const ModelConfig& c, const Intervention& w, size_t found) {
   if (is_attention(w.point)) {
     const auto keys = static_cast<size_t>(std::max<int64_t>(0, w.key_end - w.key_begin));
@@ -86,7 +86,7 @@ inline size_t values_of(const ModelConfig& c, const Intervention& w, size_t foun
   return w.op == Intervention::Op::set && found == each ? each : width;
 }
 
-// The positions that are looked at, and what can be done with them.
+// Checks the key positions and the operation of interventions on scores and patterns.
 inline void check_keys(const Intervention& w) {
   const std::string found = range_text(w.key_begin, w.key_end);
   if (!is_attention(w.point)) {
@@ -155,7 +155,7 @@ inline void detach(State& state, const ModelConfig& config, size_t index, int64_
                                 std::to_string(from));
   const Intervention& w = state.interventions[index];
   const Reach reach = reach_of(state, w);
-  if (reach.end >= 0 && reach.end <= from) return;  // it has ended by then
+  if (reach.end >= 0 && reach.end <= from) return;  // it has already ended
   const bool moved = std::any_of(state.prunes.begin() + w.prunes, state.prunes.end(),
                                  [](const Prune& p) { return p.shift; });
   if (!moved && from <= reach.from) {

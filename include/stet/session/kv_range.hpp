@@ -1,6 +1,5 @@
-// Keys and values as material: ranges of layers, heads and positions are set, made zero, scaled, or
-// copied from another state of the model. Like edit.hpp, each leaves entries in the log of edits,
-// so that the state says what was done, and blocks that others share stay as they are.
+// Edits of ranges of keys and values: set, zero, scale, or copy from another state of the model. As
+// with edit.hpp, each edit is logged in the state, and shared blocks are copied before the write.
 #pragma once
 
 #include <algorithm>
@@ -15,24 +14,26 @@
 
 namespace stet {
 
-// Positions that were pruned are left out of each of these.
+// A range of keys and values. Pruned positions in it are skipped.
 struct KvRange {
-  std::vector<int64_t> layers, heads;  // of keys and values; empty: all
-  int64_t begin = 0, end = -1;         // positions begin .. end-1; -1: to the last
+  std::vector<int64_t> layers, heads;  // of KV heads; empty: all
+  int64_t begin = 0, end = -1;         // positions begin .. end-1; end -1: to the last
   bool keys = true, values = true;
 };
 
-// The logits stay those of the last token, as it was computed. All of these throw an argument
-// Error, and change nothing, for what is not there: layers, heads or positions out of range or
-// twice, neither keys nor values, no position, numbers that are not finite or would not be.
+// Each function leaves the logits as computed for the last token. All throw an argument Error, and
+// change nothing, for layers, heads or positions that are out of range or repeated. The same holds
+// for a range without keys, values or positions, and for results that are not finite.
 void zero_kv(State& state, const KvRange& range);
 void scale_kv(State& state, const KvRange& range, float factor);
-// x: [head_dim], for each of them; or [positions][heads][head_dim], the same for each layer.
+// Sets each key or value to x. x is [head_dim], used for all of them, or
+// [positions][heads][head_dim], used for each layer.
 void set_kv(State& state, const KvRange& range, std::span<const float> x);
-// From positions from_position .. of `from`, of the same model and contract. Where that is not
-// range.begin, keys are rotated to their new positions (prune.hpp says how), which an unsupported
-// Error refuses for a model whose keys carry no rotary position; a mismatch Error for another model
-// or contract. Types of keys and values may differ.
+// Copies from positions from_position .. of `from`. Types of keys and values may differ. If
+// positions move, keys are rotated to their new positions (prune.hpp).
+//
+// Throws a mismatch Error for a state of another model or contract. Throws an unsupported Error if
+// keys move in a model without rotary positions.
 void copy_kv(State& state, const ModelConfig& config, const KvRange& range, const State& from,
              int64_t from_position);
 
@@ -63,8 +64,8 @@ inline KvRange checked_range(const State& state, KvRange r) {
   return r;
 }
 
-// change(entry, x) for each vector of the range, x being what is there. Entries of the log are as
-// few as name what was meant.
+// Calls change(entry, x) for each vector of the range, where x holds its current value. Logs as few
+// entries as describe the range.
 template <class Change>
 void change_range(State& state, const KvRange& given, const KvEdit& log, Change change) {
   const FloatEnvironment contract;

@@ -1,4 +1,4 @@
-// The head over any residual stream: the logit lens.
+// The logit lens: the head applied to any residual stream.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@ namespace stet {
 
 namespace detail {
 
-// Logits [rows][vocab_size] of the head, over what normed(t, pass, x, y) makes of `rows`, as the
-// session computes.
+// Returns logits [rows][vocab_size] of the head over the output of normed(t, pass, x, y) on `rows`.
+// Uses the session's compute options.
 template <class Normed>
 std::vector<float> head_over(const Session& session, Rows rows, Normed normed) {
   const Model& model = session.model();
@@ -39,14 +39,15 @@ std::vector<float> head_over(const Session& session, Rows rows, Normed normed) {
 
 }  // namespace detail
 
-// Logits [rows][vocab_size] of the model's final norm and head over rows of the residual stream.
+// Returns logits [rows][vocab_size] of the model's final norm and head on rows of the residual
+// stream.
 inline std::vector<float> lens_logits(const Session& session, Rows residual) {
   return detail::head_over(session, residual, [&](Team t, const Pass& p, Rows x, Rows y) {
     norm(t, p, session.model().final_norm(), x, y);
   });
 }
 
-// The same of the head alone, over rows of ln_final.hook_normalized.
+// Returns logits [rows][vocab_size] of the head alone, on rows of ln_final.hook_normalized.
 inline std::vector<float> head_logits(const Session& session, Rows normed) {
   return detail::head_over(session, normed, [](Team t, const Pass&, Rows x, Rows y) {
     detail::each_row(t, x.count, [&](size_t r) { std::copy_n(x.row(r), x.width, y.row(r)); });

@@ -1,4 +1,4 @@
-// Taking positions out of a state.
+// Pruning: removes positions from a state.
 #pragma once
 
 #include <algorithm>
@@ -17,43 +17,42 @@
 
 namespace stet {
 
-// What prune() keeps: the first `sinks` positions and the last `keep_last`.
+// prune() keeps the first `sinks` positions and the last `keep_last`.
 struct PruneOptions {
   int64_t keep_last = 0, sinks = 0;
-  // false: positions stay, and the gap is masked. true: later positions move up to close it.
+  // false: later positions stay, and the gap is masked. true: they move up to close the gap.
   bool shift = false;
 };
 
-// Takes positions out of a state; needs no weights. Returns the number of positions that are seen
-// no more (0: nothing to do). The logits stay those of the last token, as it was computed; where no
-// token is left, there are none.
+// Removes positions from a state; needs no weights. Returns the number of positions removed from
+// view (0 if there was nothing to do). Logits remain those computed for the last token. If no token
+// is left, there are none.
 //
-// keep is exact: what follows equals a computation in which the pruned positions are masked from
-// then on. shift rotates stored keys by -d positions, d = end - begin: for each pair (a, b) of a
-// head's dimensions and its angle t = float32(d x frequency), with c = float32(cos t), s =
-// float32(sin t):
-//   a' = fma(a, c, b s),  b' = fma(b, c, -(a s)),
-// in float32, of what read_row() gives, and is rounded once to the cache's type by write_row() (so
-// a key of type q8 has a scale of its own again); values move as they are. Beside keys computed at
-// the new position, the error is that of two angles rounded to float32 (relative 2^-24 of the
-// position's angle, in radians) and some units in the last place of the rotation itself; for
-// float32 caches, it is below 1e-6 of a key's length per thousand positions of d. Values and keys
-// of deeper layers keep what they saw of the removed tokens; they are not recomputed.
+// Without shift, the result is exact: it equals a computation that masks the pruned positions from
+// then on. With shift, stored keys are rotated by -d positions, d = end - begin. For each pair (a,
+// b) of a head's dimensions, let t = float32(d x frequency), c = float32(cos t) and s = float32(sin
+// t). Then
+//   a' = fma(a, c, b s),  b' = fma(b, c, -(a s))
+// in float32, from the result of read_row(). write_row() rounds once to the cache's type, so a q8
+// key gets a new scale. Values move unchanged.
 //
-// Throws an argument Error for negative numbers, and where keys of the model carry no rotary
-// position (shift); a capacity Error where the log would become longer than a snapshot can hold
-// (limits.hpp).
+// Compared with keys computed at the new position, the error has two sources: two angles rounded to
+// float32 (relative 2^-24 of the position's angle, in radians), and a few units in the last place
+// of the rotation. For float32 caches it is below 1e-6 of a key's length per thousand positions of
+// d. Values, and keys of deeper layers, are not recomputed and still depend on the removed tokens.
+//
+// Throws an argument Error for negative numbers, and for a shift if the model has no rotary
+// positions. Throws a capacity Error if the log would exceed what a snapshot can hold (limits.hpp).
 int64_t prune(State& state, const ModelConfig& config, const PruneOptions& options);
-// The same with a range: what replaying a log needs. Of the log's limits, that of tokens shifted
-// out is left to saving.
+// Prunes positions begin .. end-1, as a replayed log does. Does not check the limit of tokens
+// shifted out; saving does.
 void prune_range(State& state, const ModelConfig& config, int64_t begin, int64_t end, bool shift);
-// Throws a capacity Error for a log of so many prunes, and tokens that shifts took out, as no
-// snapshot can hold.
+// Throws a capacity Error if a snapshot cannot hold that many prunes and tokens shifted out.
 void check_prune_log(size_t prunes, int64_t removed);
 
 namespace detail {
 
-// The rotation of every pair of dimensions by -distance positions; a negative distance turns them
+// The rotation of every pair of dimensions by -distance positions. A negative distance rotates
 // forward.
 struct Rotation {
   std::vector<float> cos, sin;
@@ -66,13 +65,13 @@ struct Rotation {
   }
 };
 
-// Copies one position of one head, its key rotated in `key`, [head_dim], where `r` says how. Values
-// are copied with their scales.
+// Copies one position of one head. If `r` is not null, rotates the key, using `key` [head_dim] as
+// scratch. Values are copied with their scales.
 inline void move_position(const KvShape& shape, const Rotation* r, const std::byte* from,
                           size_t slot, std::byte* to, size_t to_slot, std::vector<float>& key) {
   const size_t row = static_cast<size_t>(shape.head_dim) * shape.element_size(),
                scale = (shape.head_bytes() - shape.elements_bytes()) / kBlockPositions;
-  const auto copy_column = [&](size_t at, size_t bytes) {  // of [64] at both ends
+  const auto copy_column = [&](size_t at, size_t bytes) {  // both are [64]
     std::memcpy(to + at + to_slot * bytes, from + at + slot * bytes, bytes);
   };
   if (r != nullptr) {
@@ -88,8 +87,7 @@ inline void move_position(const KvShape& shape, const Rotation* r, const std::by
   copy_column(shape.head_bytes() + shape.elements_bytes(), scale);
 }
 
-// Positions begin .. end-1 of `old` are added behind those of `kv`, their keys rotated to where
-// they are then.
+// Appends positions begin .. end-1 of `old` to `kv`, and rotates their keys to the new positions.
 inline void add_positions(const KvCache& old, int64_t begin, int64_t end, KvCache& kv,
                           const ModelConfig& config) {
   const KvShape& shape = old.shape();
@@ -119,11 +117,11 @@ inline void add_positions(const KvCache& old, int64_t begin, int64_t end, KvCach
       }
     }
   }
-  check_overflow(kv, first, moved);  // a rotation can make one of two numbers larger
+  check_overflow(kv, first, moved);  // a rotation can enlarge one number of a pair
   writer.commit(moved);
 }
 
-// Turns after the gap move up; what lay in it is cut off.
+// Moves turns after the gap up, and cuts what lay in it.
 inline void shift_turns(GenerationState& g, int64_t begin, int64_t end) {
   const auto moved = [&](int64_t at) {
     return at < begin ? at : std::max(begin, at - (end - begin));
@@ -179,9 +177,9 @@ inline void prune_range(State& state, const ModelConfig& config, int64_t begin, 
   } else {
     KvWriter(kv).hide(begin, end);
   }
-  state.prunes.push_back(std::move(entry));  // the last that can fail
+  state.prunes.push_back(std::move(entry));  // the last step that can fail
   state.kv = std::move(kv);
-  state.kept.clear();  // below the floor
+  state.kept.clear();  // all below the floor
   if (!shift) return;
   state.tokens = std::move(tokens);
   state.generation = std::move(generation);

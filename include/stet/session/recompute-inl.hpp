@@ -1,4 +1,4 @@
-// Recompute (recompute.hpp), by sessions of the tokens that give a block.
+// Implements Recompute (recompute.hpp): temporary sessions process the tokens of the lost blocks.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace stet {
 
 namespace detail {
 
-// Blocks of positions begin .. end-1 that lack layers.
+// Returns the blocks of positions begin .. end-1 that lack layers.
 inline std::vector<int64_t> partial_blocks(const State& state, int64_t begin, int64_t end) {
   std::vector<int64_t> found;
   for (int64_t b = std::max<int64_t>(0, begin) / kBlockPositions; b < blocks_of(end); ++b) {
@@ -24,14 +24,14 @@ inline std::vector<int64_t> partial_blocks(const State& state, int64_t begin, in
   return found;
 }
 
-// The first block that tokens do not give.
+// Returns the first block that tokens do not determine.
 inline int64_t first_edited_block(const State& state) {
   if (state.edits.empty()) return state.kv.blocks();
   const std::vector<bool> given = replayable_blocks(state);
   return std::find(given.begin(), given.end(), false) - given.begin();
 }
 
-// Throws for blocks that tokens do not give.
+// Throws a format Error if tokens do not determine one of the blocks.
 inline void refuse_edited(const State& state, const std::vector<int64_t>& damaged) {
   if (state.edits.empty()) return;
   const std::vector<bool> given = replayable_blocks(state);
@@ -44,7 +44,7 @@ inline void refuse_edited(const State& state, const std::vector<int64_t>& damage
   }
 }
 
-// What the state is without its edits, as replay() needs it.
+// Returns the state without keys, values and edits, as replay() needs it.
 inline State recipe_of(const State& state) {
   State recipe;
   recipe.origin = state.origin;
@@ -101,9 +101,9 @@ inline void Recompute::mend(Target target, KvCache::Look look) {
   if (!damaged.empty()) heal(target, damaged);
 }
 
-// Run by run, so that each is computed over whole blocks, from where a window is whole before it.
-// Where a prune came later than that, what its tokens saw is gone, and everything is computed
-// again. What was edited is no part of either.
+// Recomputes run by run. Each run covers whole blocks and begins where the window before it is
+// held. If a prune came later than that, the keys that its tokens saw are gone, and everything is
+// recomputed. Edits are not reproduced in either case.
 inline void Recompute::heal(Target target, const std::vector<int64_t>& damaged) {
   State& state = target.state;
   detail::refuse_edited(state, damaged);
@@ -130,7 +130,7 @@ inline void Recompute::heal(Target target, const std::vector<int64_t>& damaged) 
   }
 }
 
-// Whoever keeps windows only is told before tokens are processed again for what was dropped.
+// Calls before_recall, or throws without one, before dropped layers are recomputed.
 inline void Recompute::tell_or_refuse(const State& state,
                                       const std::vector<int64_t>& damaged) const {
   const bool recalled =
@@ -146,7 +146,7 @@ inline void Recompute::tell_or_refuse(const State& state,
   before_recall_(tokens);
 }
 
-// Blocks of another session take the place of damaged ones, once all of them have proved to be what
+// Replaces damaged blocks by those of another session, after all of them have proved equal to what
 // was saved.
 inline void Recompute::take_blocks(State& state, const Session& from,
                                    std::span<const int64_t> damaged, int64_t tokens) {
@@ -170,8 +170,8 @@ inline void Recompute::take_blocks(State& state, const Session& from,
   healed_.back().tokens += tokens;
 }
 
-// A session of the tokens before `size`, a multiple of 64, that shares the state's blocks. Of those
-// before `wanted` it keeps windows alone, where the state does.
+// Returns a session over the first `size` tokens (a multiple of 64) that shares the state's blocks.
+// In a window-only state, the session drops windows only before the block `wanted`.
 inline Session Recompute::front(Target target, int64_t size, int64_t wanted) const {
   State& whole = target.state;
   State state;
@@ -183,7 +183,7 @@ inline Session Recompute::front(Target target, int64_t size, int64_t wanted) con
     blocks.push_back(KvWriter(whole.kv).share(b));
     visible.push_back(whole.kv.visible(b));
   }
-  for (Intervention w : whole.interventions) {  // of this state without its prunes
+  for (Intervention w : whole.interventions) {  // rewritten for this state, which has no prunes
     const Reach reach = reach_of(whole, w);
     if (reach.end == 0) continue;
     if (reach.from < w.begin) w.begin = 0;
@@ -198,14 +198,14 @@ inline Session Recompute::front(Target target, int64_t size, int64_t wanted) con
   return Session(model_, std::move(state), options);
 }
 
-// ----------------------------------------------------- which tokens, for what
+// ----------------------------------------------------- tokens to process
 
-// The last position not behind a block's first one, and at a block's, before which a window is
-// whole and nothing was edited.
+// Returns the latest block boundary at or before `block` whose preceding window is held and before
+// which nothing was edited.
 inline int64_t Recompute::resume_point(const State& state, int64_t block,
                                        int64_t first_edited) const {
   const int64_t window = widest_window();
-  int64_t whole = 0, at = 0;  // the blocks before `b` from `whole` on lack nothing
+  int64_t whole = 0, at = 0;  // blocks whole .. b-1 lack no layers
   for (int64_t b = 0; b <= std::min(block, first_edited); ++b) {
     if (whole == 0 || (b - whole) * kBlockPositions >= window) at = b;
     if (!state.kv.block_info(b).holds_all()) whole = b + 1;
@@ -213,8 +213,8 @@ inline int64_t Recompute::resume_point(const State& state, int64_t block,
   return at * kBlockPositions;
 }
 
-// What is computed in one go for blocks in ascending order: one goes on where the next could not
-// begin behind it.
+// Groups blocks, in ascending order, into runs. A block joins the current run if it could not begin
+// after it.
 inline std::vector<Recompute::Run> Recompute::runs(const State& state,
                                                    const std::vector<int64_t>& blocks) const {
   std::vector<Run> all;
@@ -229,7 +229,7 @@ inline std::vector<Recompute::Run> Recompute::runs(const State& state,
   return all;
 }
 
-// Tokens that heal() processes again.
+// Returns the number of tokens that heal() processes.
 inline int64_t Recompute::cost(const State& state, const std::vector<int64_t>& blocks) const {
   int64_t tokens = 0;
   for (const Run& run : runs(state, blocks)) {
@@ -257,7 +257,8 @@ inline std::vector<int64_t> Recompute::needed_by_rewind(const State& state, int6
   return detail::partial_blocks(state, size - widest_window(), size);
 }
 
-// What a prune changes or moves of blocks, and what the next token sees of those before the gap.
+// Returns the blocks that a prune changes or moves, and those before the gap that the next token
+// sees.
 inline std::vector<int64_t> Recompute::needed_by_prune(const State& state, int64_t begin,
                                                        int64_t end, bool shift) const {
   if (begin < 0 || begin >= end || end > state.size()) return {};

@@ -1,5 +1,5 @@
-// What a session computes again of its own keys and values: blocks that a mapped file has lost
-// (healing), and layers of a window that were dropped (recall).
+// Recomputes parts of a session's own keys and values: blocks that a mapped file has lost
+// (healing), and layers that were dropped outside a window (recall).
 #pragma once
 
 #include <cstdint>
@@ -18,74 +18,75 @@ namespace stet {
 
 class Session;
 
-// Blocks of one file that were no longer what was saved there, and that a session has computed
-// again.
+// Blocks that a session has recomputed: of one file, because they were damaged there, or, with an
+// empty `file`, because their layers had been dropped.
 struct HealedBlocks {
   std::string file;
   std::vector<int64_t> blocks;
-  int64_t tokens = 0;  // that were processed for it
+  int64_t tokens = 0;  // tokens processed for it
 
-  // "s.stet: KV blocks 0, 3 were not what was saved: computed again from 128 tokens"
+  // Returns, for example, "s.stet: KV blocks 0, 3 were not what was saved: computed again from 128
+  // tokens".
   std::string text() const;
 };
 
-// Knows which blocks of a state are held without layers, which tokens give a block again, and
-// processes these. The state is the caller's: every call is about the same one. What is computed
-// again must prove to be what was there, by the digests that were kept; otherwise, and whatever
-// else is thrown, the state is as it was.
+// Knows which blocks of a state lack layers and which tokens reproduce a block, and processes these
+// tokens. The caller owns the state; every call must pass the same one. Recomputed blocks must
+// match the digests that were kept. If they do not, or if anything else throws, the state is
+// unchanged.
 class Recompute {
  public:
-  // A state, and how it is computed.
+  // A state and the options to compute it with.
   struct Target {
     State& state;
     const ComputeOptions& compute;
   };
 
   Recompute() = default;
-  // Throws what plan_window() does.
+  // Throws what plan_window() throws.
   Recompute(std::shared_ptr<const Model> model, Contract contract, const WindowOptions& options);
-  // The same for a copy of the state: it has healed nothing yet.
+  // Returns the object for a copy of the state, without its list of healed blocks.
   Recompute fork() const;
 
-  // Looks at blocks and computes those again that are not what was saved. Throws a format Error
-  // where that is impossible: what the block holds was edited, or computed after an edit
-  // (replayable_blocks), or comes from BLAS.
+  // Checks blocks and recomputes damaged ones. Throws a format Error if a block cannot be
+  // recomputed: it was edited, computed after an edit (replayable_blocks), or computed by BLAS.
   void mend(Target target, KvCache::Look look);
-  // Runs what reads blocks, and changes nothing when it throws, until none of them was damaged.
+  // Calls `reads`, which reads blocks and must change nothing if it throws, until it meets no
+  // damaged block.
   template <class Reads>
   void with_mending(Target target, Reads reads);
-  // Computes these blocks again, in ascending order.
+  // Recomputes these blocks, given in ascending order.
   void heal(Target target, const std::vector<int64_t>& damaged);
-  // What was computed again since the last call.
+  // Returns the blocks recomputed since the last call.
   std::vector<HealedBlocks> take_healed() { return std::exchange(healed_, {}); }
 
   bool keeps_windows_only() const { return window_ != nullptr; }
-  // Drops what no window holds any more, once tokens have been committed. What an append that may
-  // yet be undone needs stays: it began with `before` positions (-1: it is through). A state that
-  // its tokens do not give keeps all.
+  // Drops layers outside all windows, after tokens have been committed. Keeps what is needed to
+  // undo an append in progress that began with `before` positions (-1: none is in progress). Drops
+  // nothing from a state that its tokens do not determine.
   void drop_windows(State& state, int64_t before);
-  // To be called where blocks were changed, or taken back: drop_windows() looks at all of them.
+  // Makes drop_windows() consider all blocks again. Call it after blocks were changed or restored.
   void blocks_changed() { dropped_to_ = 0; }
-  // Tokens that before_rewind() and before_prune() process.
+  // Return the number of tokens that before_rewind() and before_prune() would process.
   int64_t rewind_cost(const State& state, int64_t size) const;
   int64_t prune_cost(const State& state, int64_t begin, int64_t end, bool shift) const;
-  // Computes again what a query at `size` sees, or what a prune changes, moves, and leaves to be
-  // seen.
+  // Recompute the dropped layers that a query at `size` sees, or that a prune changes, moves, or
+  // leaves visible.
   void before_rewind(Target target, int64_t size);
   void before_prune(Target target, int64_t begin, int64_t end, bool shift);
-  // WindowOptions::before_recall from here on; null: none.
+  // Replaces WindowOptions::before_recall; null: none.
   void set_before_recall(std::function<void(int64_t)> told) { before_recall_ = std::move(told); }
   void tell(int64_t tokens) const {
     if (before_recall_ != nullptr) before_recall_(tokens);
   }
-  // Gives the state the means to compute what it lacks by itself (State::whole_kv).
+  // Sets State::whole_kv, by which the state can recompute dropped layers.
   void offer_whole_kv(Target target) const;
 
-  // Called after each layer of each pass; null: nothing is.
+  // Called after each layer of each pass; may be null.
   const std::function<void()>* after_layer = nullptr;
 
  private:
-  // Tokens begin .. end-1 are processed again to have `blocks`.
+  // A run: processing tokens begin .. end-1 yields `blocks`.
   struct Run {
     int64_t begin, end;
     std::vector<int64_t> blocks;
@@ -103,9 +104,9 @@ class Recompute {
                    int64_t tokens);
 
   std::shared_ptr<const Model> model_;
-  std::shared_ptr<const WindowPlan> window_;  // null: everything is kept
+  std::shared_ptr<const WindowPlan> window_;  // null: nothing is dropped
   std::function<void(int64_t)> before_recall_;
-  int64_t dropped_to_ = 0;  // of the blocks before, all that can be
+  int64_t dropped_to_ = 0;  // all that can be dropped before this block has been dropped
   std::vector<HealedBlocks> healed_;
 };
 

@@ -1,4 +1,4 @@
-// A state computed again from what it was made of.
+// Implements replay(): computes a state from its recipe.
 #pragma once
 
 #include <memory>
@@ -7,7 +7,7 @@
 
 namespace stet {
 
-// Tokens were only ever appended, so the transcript is what was appended, in order.
+// Appends the transcript in order, because tokens are only ever appended.
 inline Session replay(std::shared_ptr<const Model> model, const State& state,
                       const SessionOptions& options, const Progress& progress,
                       const Appender& append) {
@@ -18,7 +18,7 @@ inline Session replay(std::shared_ptr<const Model> model, const State& state,
   }
   const std::vector<int32_t> all = state.transcript();
   std::span<const int32_t> rest = all;
-  SessionOptions own = options;  // all that it does is processing again
+  SessionOptions own = options;  // replaying is reprocessing, so before_recall must not refuse
   if (own.window.only) own.window.before_recall = [](int64_t) {};
   Session session(model, own);
   const auto append_to = [&](int64_t end) {

@@ -1,5 +1,4 @@
-// What a session does, but for the pass itself (batch-inl.hpp) and what it computes again
-// (recompute-inl.hpp).
+// Implements Session, except for passes (batch-inl.hpp) and recomputing (recompute-inl.hpp).
 #pragma once
 
 #include <algorithm>
@@ -36,7 +35,7 @@ inline StateOrigin origin_of(const Model& model, Contract contract) {
 
 namespace detail {
 
-// Of a state that a session of `model` is to go on from.
+// Throws a mismatch Error unless a session of `model` can continue the state.
 inline void check_origin(const StateOrigin& state, const StateOrigin& session, const Model& model) {
   if (contract_text(state) != contract_text(session)) {
     throw Error(ErrorKind::mismatch, "", "contract",
@@ -49,7 +48,8 @@ inline void check_origin(const StateOrigin& state, const StateOrigin& session, c
   }
 }
 
-// Kept rows come from files, too, and are copied into room for this model's.
+// Checks the sizes of kept rows. They can come from files and are copied into buffers of this
+// model's size.
 inline void check_kept(const KeptLogits& kept, const ModelConfig& config) {
   for (const KeptLogits::Row& row : kept.rows()) {
     const int64_t numbers = row.hidden ? config.hidden_size : config.vocab_size;
@@ -129,7 +129,7 @@ inline Session Session::fork() const {
 
 namespace detail {
 
-// Hidden states are points, too: the residual stream before each layer, and what the head reads.
+// Implements hidden states by points: the residual stream before each layer, and the head's input.
 inline Watch watch_hidden(const ModelConfig& c, const HiddenSink& hidden, const Watch* more) {
   Watch w;
   for (int64_t i = 0; i < c.layers; ++i) w.points.push_back({Point::resid_pre, i});
@@ -163,8 +163,8 @@ inline void Session::append(std::span<const int32_t> ids, const LogitSink& logit
   BatchAppend({&alone, 1}, {logits, progress}).run();
 }
 
-// What can fail before the first pass; preparing the cache comes last, so that a failure leaves
-// nothing to undo.
+// Does everything that can fail before the first pass. Prepares the cache last, so that a failure
+// leaves nothing to undo.
 inline void Session::begin_append(const Session& first, std::span<const int32_t> ids) {
   refuse_in_sink("append");
   if (model_ != first.model_)
@@ -175,7 +175,8 @@ inline void Session::begin_append(const Session& first, std::span<const int32_t>
                 contract_name(compute_.contract));
   }
   detail::check_ids(ids, model_->config().vocab_size);
-  state_.tokens.reserve(static_cast<size_t>(capacity()));  // once: later tokens allocate nothing
+  // at once, so that later tokens allocate nothing
+  state_.tokens.reserve(static_cast<size_t>(capacity()));
   const bool mark = !callbacks_.empty() &&
                     std::none_of(state_.edits.begin(), state_.edits.end(),
                                  [](const KvEdit& e) { return e.what == KvEdit::What::callback; });
@@ -183,15 +184,14 @@ inline void Session::begin_append(const Session& first, std::span<const int32_t>
   if ((mark || !state_.edits.empty()) && detail::keep_logits(state_)) logits_shared_.set();
   std::shared_ptr<std::vector<float>> logits =
       spare_ != nullptr ? std::move(spare_) : logits_room();
-  // Those of the token before become the next spare ones, unless there are none or others have
-  // them.
+  // The previous logits buffer becomes the next spare one, unless there is none or it is shared.
   if (state_.logits == nullptr || logits_shared_.is_set()) spare_ = logits_room();
   with_mending([&] { KvWriter(state_.kv).prepare(static_cast<int64_t>(ids.size())); });
   pending_ = {size(), std::move(logits)};
   if (mark) mark_callback();
 }
 
-// One mark does for all that comes after it; there is room for it.
+// Logs the callback. One entry covers all later positions; its room is reserved.
 inline void Session::mark_callback() {
   KvEdit e = detail::entry(state_, KvEdit::What::callback);
   e.position = size();
@@ -215,8 +215,8 @@ inline void Session::undo_append() {
   pending_ = {};
 }
 
-// Nothing can fail here. The logits of the token before are written to again at the next, unless
-// others have them.
+// Commits the append; cannot fail. The next append reuses the previous logits buffer unless it is
+// shared.
 inline void Session::finish_append() {
   if (spare_ == nullptr) spare_ = std::move(state_.logits);
   state_.logits = std::move(pending_.logits);
@@ -226,13 +226,13 @@ inline void Session::finish_append() {
 
 inline void Session::attach(Intervention intervention) {
   refuse_in_sink("attach");
-  logits();  // those of the last token, which it does not change
+  logits();  // computed first, because the intervention does not apply to the last token
   stet::attach(state_, model_->config(), std::move(intervention));
 }
 
 inline void Session::detach(size_t index, int64_t from) {
   refuse_in_sink("detach");
-  logits();  // those of the last token, which it had part in
+  logits();  // computed first, because the intervention applied to the last token
   stet::detach(state_, model_->config(), index, from);
 }
 
@@ -245,11 +245,11 @@ inline void Session::attach(std::shared_ptr<const Callback> callback) {
 
 inline void Session::detach_callbacks() {
   refuse_in_sink("detach_callbacks");
-  if (!callbacks_.empty()) logits();  // under them, where they are not known
+  if (!callbacks_.empty()) logits();  // computed first, under the callbacks
   callbacks_.clear();
 }
 
-// Positions behind a gap that was closed move up.
+// Moves positions after a closed gap.
 inline void Session::move_callbacks(const Prune& p) {
   for (Attached& a : callbacks_) {
     if (p.shift && a.from > p.begin) a.from = std::max(p.begin, a.from - (p.end - p.begin));
@@ -289,7 +289,7 @@ inline void Session::cut(int64_t to) {
 
 inline int64_t Session::prune(const PruneOptions& options) {
   refuse_in_sink("prune");
-  logits();  // a rewound session cannot compute them any more when keys are gone
+  logits();  // computed first, because a rewound session cannot after keys are removed
   int64_t gone = 0;
   const int64_t begin = std::min(options.sinks, size()),
                 end = size() - std::min(options.keep_last, size());
@@ -321,7 +321,7 @@ template <class Change>
 void Session::change_kv(const char* call, Change change) {
   refuse_in_sink(call);
   logits();
-  logits_shared_.set();  // the state keeps them
+  logits_shared_.set();  // the state keeps a reference to them
   with_mending(change);
 }
 
@@ -373,7 +373,7 @@ inline void Session::restore_logits() {
   if (from_cache) {
     Session again = fork();
     again.cut(size() - 1);
-    forget_interventions(again.state_, size() - 1);  // what waits behind the last token
+    forget_interventions(again.state_, size() - 1);  // those attached after the last token
     again.append({&state_.tokens.back(), 1});
     state_.logits = std::move(again.state_.logits);
   } else {
@@ -386,7 +386,7 @@ inline void Session::restore_logits() {
   logits_shared_.clear();
 }
 
-// Of the positions that come next, [positions][hidden_size]: what the head would read of them.
+// Keeps the head's input of the next positions, [positions][hidden_size].
 inline void Session::keep_rows(Rows hidden) {
   for (size_t i = 0; i < hidden.count; ++i) {
     state_.kept.keep(
@@ -398,7 +398,7 @@ inline void Session::keep_rows(Rows hidden) {
 inline const State& Session::state() {
   logits();
   recompute_.mend(target(), KvCache::Look::at_all);
-  logits_shared_.set();  // whoever copies the state shares them
+  logits_shared_.set();  // copies of the state share them
   return state_;
 }
 

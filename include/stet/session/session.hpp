@@ -1,4 +1,4 @@
-// A conversation with a model: everything that changes while it runs, and nothing else.
+// A session: a conversation with a model, holding everything that changes while it runs.
 #pragma once
 
 #include <atomic>
@@ -24,25 +24,25 @@
 namespace stet {
 
 struct SessionOptions {
-  // Positions; 0: the model's max_position_embeddings, which it may not exceed.
+  // In positions. 0 means the model's max_position_embeddings, which is also the maximum.
   int64_t capacity = 0;
   KvType kv_type = KvType::f32;
   ComputeOptions compute = {};
   WindowOptions window = {};
 };
 
-// Of what a session of this model computes under this contract.
+// Returns the contract, version and fingerprint that a session stamps on its states.
 StateOrigin origin_of(const Model& model, Contract contract);
 
-// Called for consecutive rows: `logits` are those of positions first .. first + logits.count - 1.
+// Receives consecutive rows: `logits` of positions first .. first + logits.count - 1.
 using LogitSink = std::function<void(int64_t first, Rows logits)>;
-// Called for consecutive rows of hidden state `index`: 0 is the embedding, i the residual stream
-// before layer i (layers count from 0), and the last one what the head reads, after the norm.
+// Receives consecutive rows of hidden state `index`. Index 0 is the embedding, index i the residual
+// stream before layer i (counted from 0), and the last index the head's input, after the norm.
 using HiddenSink = std::function<void(size_t index, int64_t first, Rows hidden)>;
-// What somebody wants to see of the tokens of a call: these points, each once. `sink` is called
-// after every chunk, for each point, with rows of consecutive positions from `first` on; those of
-// scores and pattern are [heads][positions so far]. Chunks are cut so that the rows of one take at
-// most 64 MB, where a single position does.
+// The points to capture during a call. List each point once. After every chunk, `sink` is called
+// for each point with rows of consecutive positions from `first` on. Rows of scores and pattern are
+// [heads][positions so far]. Chunks are cut so that a chunk's rows take at most 64 MB, if a single
+// position's do.
 struct Watch {
   std::vector<PointAt> points;
   std::function<void(const PointAt& at, int64_t first, Rows rows)> sink;
@@ -50,7 +50,7 @@ struct Watch {
 // Called after every chunk with the number of tokens of this call processed so far.
 using Progress = std::function<void(int64_t done)>;
 
-// That something was given to others, who may keep it. Copies are told of it from any thread.
+// Set once a buffer is shared, after which it must not be written. Any thread may set it.
 class SharedMark {
  public:
   SharedMark() = default;
@@ -68,70 +68,80 @@ class SharedMark {
 };
 
 class Session;
-// Has tokens processed in place of Session::append: by passes that others share, say.
+// Processes tokens in place of Session::append, for example in passes shared with other sessions.
 using Appender = std::function<void(Session& session, std::span<const int32_t> ids)>;
 
-// A session whose blocks lie in a mapped file heals itself: where that file is cut off, overwritten
-// or unreadable, the blocks that are no longer what was saved are computed again from the session's
-// own tokens, exactly, within the call that finds out. The bytes decide: a file that is merely
-// touched changes nothing. Calls that can find out throw a format Error, and leave the session as
-// it was, where that is impossible: what the block holds was edited, or computed after an edit
-// (replayable_blocks), or comes from BLAS.
+// A session. It is movable and is copied only by fork().
+//
+// A session whose blocks are in a mapped file heals itself. If that file is truncated, overwritten
+// or unreadable, the call that detects the damage recomputes the blocks from the session's own
+// tokens, exactly. Only the bytes count: touching the file has no effect.
+//
+// A call throws a format Error, and leaves the session unchanged, if a damaged block cannot be
+// recomputed. This is the case for blocks that were edited, computed after an edit
+// (replayable_blocks), or computed by BLAS.
 class Session {
  public:
-  // Throws an argument Error for options out of range, or an isa that this CPU lacks; an
-  // unsupported Error for a contract that this model's weights are not for (Model::check_contract).
+  // Throws an argument Error for options out of range or an isa that this CPU lacks. Throws an
+  // unsupported Error for a contract that does not suit the model's weights
+  // (Model::check_contract).
   explicit Session(std::shared_ptr<const Model> model, const SessionOptions& options = {});
-  // Goes on from a state of this model; of the options, only `compute` and `window` count. Throws a
-  // mismatch Error for a state of another contract or model (State::origin), an argument Error for
-  // one whose cache has another shape, or whose tokens are not of the model's vocabulary.
+  // Continues from a state of this model. Uses only `compute` and `window` of the options. Throws a
+  // mismatch Error for a state of another contract or model (State::origin). Throws an argument
+  // Error for a cache of another shape, or for tokens outside the model's vocabulary.
   Session(std::shared_ptr<const Model> model, State state, const SessionOptions& options);
 
-  // Tokens go through the model after those already there. Throws an argument Error for an id
-  // outside the vocabulary and a capacity Error when they do not fit; either leaves the session as
-  // it was. With sinks, every row is handed out; an exception that a sink throws leaves the session
-  // as it was, too. A sink may read tokens() and kv() (the chunks before its own); changing,
-  // copying or asking logits of the session is an argument Error.
+  // Processes tokens after those already present. Throws an argument Error for an id outside the
+  // vocabulary and a capacity Error if they do not fit. If anything throws, sinks included, the
+  // session is unchanged.
+  //
+  // With sinks, every row is passed to them. A sink may read tokens() and kv(), which hold the
+  // chunks before its own. If it changes or copies the session or requests its logits, that call
+  // throws an argument Error.
   void append(std::span<const int32_t> ids, const LogitSink& logits = nullptr,
               const HiddenSink& hidden = nullptr, const Progress& progress = nullptr,
               const Watch* watch = nullptr);
-  // From here on activations are changed as it says (hooks.hpp): of what is processed now, in this
-  // session, its forks and what is restored from it. Rewinding before it forgets it. Throws an
-  // argument Error, and does nothing, for a point, layer or head that is not there, positions that
-  // were processed already, and values of another number or that are not finite.
+  // Attaches an intervention (hooks.hpp). It applies to tokens processed from now on, in this
+  // session, its forks and sessions restored from it. Rewinding to before this point removes it.
+  // Throws an argument Error, and does nothing, for a point, layer or head that does not exist. The
+  // same holds for positions already processed, and for values of a wrong number or not finite.
   void attach(Intervention intervention);
-  // Intervention `index` of interventions() ends at position `from`, which is not before size():
-  // the session is then what it would be, had it been attached with that end. A later rewind leaves
-  // the end where it is. One that has changed nothing by then is forgotten. Throws an argument
-  // Error for an index or a position that is not there.
+  // Ends intervention `index` of interventions() at position `from`, which must be at least size().
+  // The session is then the same as if it had been attached with that end. A later rewind does not
+  // move the end. Removes the intervention if it has changed nothing until then. Throws an argument
+  // Error for an invalid index or position.
   void detach(size_t index, int64_t from);
-  // From here on this function changes activations (hooks.hpp): of what is processed now, in this
-  // session and its forks, until it is detached; snapshots do not hold it. All that it had part in
-  // is marked as an edit: such a state is truth itself, named by its bytes and never computed
-  // again. Throws an argument Error, and does nothing, for a point that is not there, stands twice
-  // or cannot be changed, and without a function.
+  // Attaches a function that changes activations (hooks.hpp). It applies to tokens processed from
+  // now on, in this session and its forks, until it is detached. Snapshots do not contain it.
+  // Everything it affects is logged as an edit: the state is then identified by its bytes and never
+  // recomputed. Throws an argument Error, and does nothing, for a null function and for a point
+  // that does not exist, is repeated or cannot be changed.
   void attach(std::shared_ptr<const Callback> callback);
   void detach_callbacks();
-  // Drops all tokens from position `size` on. Exact: what follows is as if they had never been. Of
-  // an edited session, the logits of before come back with what was kept of them (State::kept), or
-  // are computed again; where neither can be, logits() throws until a token is appended. A
-  // turn that is cut is open again; text of its reply then begins at the next token. Throws an
-  // argument Error for a position that is not there, or that is not after the last prune
-  // (State::floor): what it saw is gone. Where windows before it were let go, its cost is
+  // Drops all tokens from position `size` on, exactly: the session continues as if they had never
+  // been appended. A turn that is cut becomes open again; text of its reply then starts at the next
+  // token.
+  //
+  // In an edited session, logits are taken from State::kept or recomputed. If neither is possible,
+  // logits() throws until a token is appended. If dropped windows must be recomputed, the cost is
   // rewind_cost() (WindowOptions::before_recall).
+  //
+  // Throws an argument Error for a position that does not exist, or that is not after the last
+  // prune (State::floor). The keys that it saw are gone.
   void rewind(int64_t size);
-  // How many tokens are processed again by rewind(size), or for the keys and values of all layers
-  // to be there that a query at `size` sees. 0 but for a session that keeps windows only.
+  // Returns the number of tokens that rewind(size) would process again. The same tokens give the
+  // keys and values of all layers that a query at `size` sees. 0 except in window-only sessions.
   int64_t rewind_cost(int64_t size) const { return recompute_.rewind_cost(state_, size); }
-  // The same for prune_range().
+  // Returns the number of tokens that prune_range() would process again.
   int64_t prune_cost(int64_t begin, int64_t end, bool shift) const {
     return recompute_.prune_cost(state_, begin, end, shift);
   }
-  // WindowOptions::before_recall from here on.
+  // Replaces WindowOptions::before_recall.
   void set_before_recall(std::function<void(int64_t tokens)> told);
-  // A second session that shares every full block with this one and goes its own way.
+  // Returns an independent copy of the session, which shares all blocks until one of the two
+  // writes.
   Session fork() const;
-  // See state.hpp. Returns the number of positions that are seen no more.
+  // See prune.hpp and edit.hpp. prune() returns the number of positions removed from view.
   int64_t prune(const PruneOptions& options);
   void prune_range(int64_t begin, int64_t end, bool shift);
   void set_key(int64_t layer, int64_t head, int64_t position, std::span<const float> x);
@@ -148,14 +158,16 @@ class Session {
   int64_t size() const { return state_.size(); }
   int64_t transcript_size() const { return state_.transcript_size(); }
   int64_t capacity() const { return state_.kv.capacity(); }
-  // What every full block is called (identity.hpp): of a state that its tokens give, nothing is
-  // looked at but those.
+  // Returns the identities of all full blocks (identity.hpp). Computed from the tokens alone,
+  // unless the state was edited.
   std::vector<BlockIdentity> block_identities();
-  // Logits that follow the last token, [vocab_size]; empty when there are no tokens. After a rewind
-  // they are those of before: kept, or computed here by processing the last token again, or all of
-  // them where keys or values were edited since. Keys and values stay as they are. Throws an
-  // argument Error where a rewind led to a token whose logits are neither kept nor can be computed:
-  // one from before keys and values were rounded to another type, say.
+  // Returns the logits that follow the last token, [vocab_size]; empty if there are no tokens.
+  // After a rewind they are restored: from kept logits, by processing the last token again, or, if
+  // keys or values were edited since, by processing all tokens again. Keys and values do not
+  // change.
+  //
+  // Throws an argument Error if the logits after a rewind are neither kept nor computable. This
+  // happens, for example, if keys and values were rounded to another type in between.
   std::span<const float> logits();
 
   GenerationState& generation() { return state_.generation; }
@@ -167,33 +179,33 @@ class Session {
   ChatState& chat() { return state_.chat; }
   const ChatState& chat() const { return state_.chat; }
   std::vector<int32_t> transcript() const { return state_.transcript(); }
-  // All of it, with logits() known and every block looked at.
+  // Returns the complete state, with logits computed and every block checked.
   const State& state();
-  // What was healed since the last call.
+  // Returns the blocks healed since the last call.
   std::vector<HealedBlocks> take_healed() { return recompute_.take_healed(); }
 
   const Model& model() const { return *model_; }
   const std::shared_ptr<const Model>& shared_model() const { return model_; }
   const KvCache& kv() const { return state_.kv; }
   const ComputeOptions& compute() const { return compute_; }
-  // Throws what the constructor does, and a mismatch Error for another contract while there are
-  // tokens.
+  // Throws what the constructor throws, and a mismatch Error if the contract changes while there
+  // are tokens.
   void set_compute(const ComputeOptions& compute);
 
  private:
   friend class BatchAppend;  // batch-inl.hpp
-  // Of an append that is running.
+  // An append in progress.
   struct PendingAppend {
-    int64_t before = -1;                         // the size it began with; -1: none is running
-    std::shared_ptr<std::vector<float>> logits;  // where the new ones will go
-    bool marked = false;                         // the log of edits has one more for it
+    int64_t before = -1;                         // size at its beginning; -1: none in progress
+    std::shared_ptr<std::vector<float>> logits;  // buffer for the new logits
+    bool marked = false;                         // it has added an entry to the log of edits
   };
   struct Attached {
     std::shared_ptr<const Callback> what;
-    int64_t from;  // position
+    int64_t from;  // first position that it applies to
   };
 
-  Session(const Session& other);  // fork() is the only copy
+  Session(const Session& other);  // only fork() copies
   void begin_append(const Session& first, std::span<const int32_t> ids);
   void undo_append();
   void finish_append();
@@ -213,17 +225,17 @@ class Session {
   }
 
   std::shared_ptr<const Model> model_;
-  ComputeOptions compute_;  // how, not what
-  State state_;             // what
+  ComputeOptions compute_;
+  State state_;
   PendingAppend pending_;
-  SharedMark logits_shared_;  // somebody else may hold state_.logits
-  // The logits of the token before, which nobody else holds.
+  SharedMark logits_shared_;  // another object may hold state_.logits
+  // The logits buffer of the previous token, held by nobody else.
   std::shared_ptr<std::vector<float>> spare_;
   std::vector<Attached> callbacks_;
   Recompute recompute_;
 };
 
-// The tokens, one or more, that a batch adds to one of its sessions.
+// One session of a batch and the tokens to append to it, at least one.
 struct BatchEntry {
   Session* session;
   std::span<const int32_t> ids;
@@ -231,26 +243,29 @@ struct BatchEntry {
 };
 
 struct BatchOptions {
-  // Called after each layer of each pass, also of those that compute again what a file has lost: a
-  // sign that the call goes on. By any thread that computes, one at a time; it may not throw.
+  // Called after each layer of each pass, including those that recompute damaged blocks, as a sign
+  // of progress. Any computing thread may call it, one at a time. It must not throw.
   std::function<void()> after_layer = nullptr;
 };
 
-// Every session goes on by its tokens, and all of them by the same passes over the weights: prompts
-// and single tokens may be mixed. Each session afterwards has the bits that an append() of its own
-// would have given it (not under f32_blas). Sessions may differ in length, capacity and kv type,
-// and may be forks of one another. How to compute (isa, threads, chunk) is up to the first; nothing
-// but the calling thread may use any of them meanwhile. Throws an argument Error for sessions of
-// different models or contracts, for one that stands twice and for an entry without tokens, and
-// what append() throws; where an entry is at fault, the field begins with its place ("batch[2]:
-// tokens"). Whatever is thrown, all sessions are as they were.
+// Appends tokens to several sessions in shared passes over the weights. Prompts and single tokens
+// may be mixed. Each session gets the bits that its own append() would give (not under f32_blas).
+//
+// Sessions may differ in length, capacity and KV type, and may be forks of each other. The first
+// session's compute options (isa, threads, chunk) apply to all. Only the calling thread may use the
+// sessions meanwhile.
+//
+// Throws an argument Error for sessions of different models or contracts, for a repeated session
+// and for an entry without tokens, and whatever append() throws. If an entry is at fault, the
+// error's field names it ("batch[2]: tokens"). If anything throws, all sessions are unchanged.
 void append(std::span<const BatchEntry> batch, const BatchOptions& options = {});
 
-// A session in which the tokens of a state were processed again from nothing, with its prunes where
-// they were made. `state` need not have keys, values or logits; its generation state is taken over.
-// What a prune needs of windows that were let go is processed again, whatever before_recall says.
-// With `append`, `progress` hears of what lies between two changes at once. Throws an argument
-// Error for a state with edits.
+// Returns a session in which all tokens of a state were processed again, with its prunes at their
+// places. `state` needs no keys, values or logits; its generation state is copied. Windows that a
+// prune needs are recomputed without asking before_recall.
+//
+// If `append` is given, `progress` is called once for each stretch between two changes. Throws an
+// argument Error for a state with edits.
 Session replay(std::shared_ptr<const Model> model, const State& state,
                const SessionOptions& options, const Progress& progress = nullptr,
                const Appender& append = nullptr);

@@ -1,4 +1,4 @@
-// States put together from parts of others.
+// Splicing: builds a state from parts of others.
 #pragma once
 
 #include <algorithm>
@@ -16,20 +16,23 @@ struct Cut {
   int64_t begin, end;
 };
 
-// The positions of all cuts, one after the other, as one state: tokens, and keys and values as they
-// are there, keys rotated to where they are now (prune.hpp says how). A prefix of one state onto
-// another is {a, 0, n}, {b, m, b.size()}. Nothing is computed again: each part still saw what stood
-// before it where it was taken from, and not what stands there now. How far that is from the truth,
-// truth_of() says, beside compare(). Settings, open interventions and the capacity are those of the
-// first cut's state; there are no messages, turns and logits (Session::logits computes those).
+// Returns a state that concatenates the positions of all cuts: tokens, and keys and values as they
+// are, with keys rotated to their new positions (prune.hpp). A prefix of one state before another
+// is {a, 0, n}, {b, m, b.size()}.
 //
-// Throws an argument Error for positions that are not there or were pruned, and for none at all; a
-// mismatch Error for states of different models or contracts, or of different types of keys and
-// values; an unsupported Error where parts move and keys of the model carry no rotary position; a
-// capacity Error where they do not fit.
+// Nothing is recomputed: each part still depends on what preceded it in its source, not on what
+// precedes it here. truth_of() together with compare() measures the difference. Settings, open
+// interventions and capacity come from the first cut's state. There are no messages, turns or
+// logits (Session::logits computes those).
+//
+// Throws an argument Error for positions that do not exist or were pruned, and if there are none.
+// Throws a mismatch Error for states of different models, contracts or KV types. Throws an
+// unsupported Error if parts move and the model has no rotary positions, and a capacity Error if
+// they do not fit.
 State splice(const ModelConfig& config, std::span<const Cut> cuts);
 
-// The same tokens, prunes and interventions computed from nothing, whatever was edited.
+// Returns a session with the same tokens, prunes and interventions, all computed anew without the
+// edits.
 inline Session truth_of(std::shared_ptr<const Model> model, const State& state,
                         const SessionOptions& options, const Progress& progress = nullptr) {
   State recipe = state;
@@ -67,7 +70,7 @@ inline void check_cuts(const ModelConfig& config, std::span<const Cut> cuts) {
                 std::to_string(size));
 }
 
-// The front of a state, shared where its blocks are whole.
+// Takes the beginning of a state; whole blocks are shared.
 inline void take_front(State& to, const Cut& c) {
   to.kv = KvCache(c.from->kv);
   KvWriter(to.kv).truncate(c.end);

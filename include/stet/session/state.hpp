@@ -1,5 +1,5 @@
-// All that influences the next token and is not a weight: what a session carries, a snapshot keeps
-// and a fork shares.
+// The state: everything but the weights that influences the next token. Sessions carry it,
+// snapshots store it, forks share it.
 #pragma once
 
 #include <algorithm>
@@ -19,135 +19,133 @@
 
 namespace stet {
 
-// One exchange: a prompt and the reply to it, as positions. A turn whose reply has not begun, or
-// that had no prompt, has an empty part.
+// One exchange, a prompt and its reply, as positions. The reply is empty if it has not begun; the
+// prompt is empty if there was none.
 struct Turn {
   int64_t prompt = 0;  // first token of the prompt
   int64_t reply = 0;   // first token of the reply
   int64_t end = 0;     // one past the last token of the reply so far
-  bool open = false;   // the reply was cut by a limit and may go on
+  bool open = false;   // the reply was cut by a limit and may continue
 
   bool operator==(const Turn&) const = default;
 };
 
-// How the next tokens are drawn, where the reply stops, and what a reply in progress holds back.
+// Settings for drawing and stopping, and what an unfinished reply holds back.
 struct GenerationState {
-  SamplingSettings sampling;  // with the seed; randomness is a function of seed and position
+  SamplingSettings sampling;  // includes the seed; each draw depends on seed and position only
   std::vector<int32_t> stop_ids;
   std::vector<std::string> stop_strings;
   std::vector<Turn> turns;
-  std::string stream;  // TextStream::state of an open reply
-  std::string held;    // StopMatcher::pending of an open reply
+  std::string stream;  // open reply: TextStream::state
+  std::string held;    // open reply: StopMatcher::pending
 
-  // Forgets what lies at or after a position: later turns, the end of a turn that is cut, which may
-  // then go on, and text held back by a reply.
+  // Discards everything from a position on: later turns, the end of a turn that is cut (which may
+  // then continue), and text held back.
   void rewind(int64_t size);
-  // Of a session's tokens those of the open reply, from its first one on: what frequency and
-  // presence penalties count. Earlier replies and prompts are not counted, and a reply that was cut
-  // and goes on is one reply.
+  // Returns the session's tokens that belong to the open reply, from its first one on. Frequency
+  // and presence penalties count these. Prompts and earlier replies are not counted; a reply that
+  // was cut and continued counts as one.
   std::span<const int32_t> reply_of(std::span<const int32_t> tokens) const;
   bool operator==(const GenerationState&) const = default;
 };
 
-// What someone said. Positions count as if none had ever been shifted out (State::transcript).
+// A message of a chat. Positions count as if none had ever been shifted out (State::transcript).
 struct Message {
-  std::string role;     // as the template knows it: "system", "user", "assistant", "tool"
+  std::string role;     // as the template uses it: "system", "user", "assistant", "tool"
   std::string content;  // UTF-8
-  // A JSON object of further members for the template (tool_calls, content as a list, ...), or "".
+  // Further members for the template (tool_calls, content as a list, ...): a JSON object, or "".
   std::string fields;
-  // Where it is: the tokens of a generated reply, its stop token left out; of other messages the
-  // stretch of tokens between two such replies that holds it.
+  // The message's tokens. For a generated reply these are its tokens without the stop token. For
+  // another message they are the stretch between two such replies that contains it.
   int64_t begin = 0, end = 0;
-  // A reply of the model: its tokens are what was said, and content is their text.
+  // True for a reply of the model: its tokens are authoritative, and content is their text.
   bool generated = false;
 
   bool operator==(const Message&) const = default;
 };
 
-// What a session keeps of a chat: all that the chat template is given. Conversation
-// (conversation.hpp) is what changes it.
+// The chat of a session: all inputs of the chat template. Conversation (conversation.hpp) modifies
+// it.
 struct ChatState {
   std::vector<Message> messages;
   std::string variables;      // for the template (tools, ...): a JSON object, or ""
-  std::string chat_template;  // in place of the tokenizer's, or ""
-  // The time that a template which asks for it (strftime_now) is told, so that it renders alike for
-  // ever; seconds since 1970.
+  std::string chat_template;  // overrides the tokenizer's; "" uses that
+  // Time given to templates that request it (strftime_now), in seconds since 1970. It is stored so
+  // that the chat always renders alike.
   int64_t now = 0;
-  bool special_in_text = false;  // marks that a message contains are marks, not text
+  bool special_in_text = false;  // special tokens in a message's text count as such, not as text
 
-  // Forgets messages of which a part lies at or after a position; of a generated reply the front
-  // stays.
+  // Discards messages that extend past a position. A generated reply is cut instead.
   void rewind(int64_t size);
   bool empty() const { return *this == ChatState(); }
   bool operator==(const ChatState&) const = default;
 };
 
-// Positions begin .. end-1 were taken out when `at` positions were there. Either they stay and are
-// seen no more, or (shift) those behind them moved up and their tokens went. An entry of the log by
-// which the state can be replayed.
+// An entry of the prune log, by which a state can be replayed: positions begin .. end-1 were
+// removed when there were `at` positions. Without shift, they remain but are hidden. With shift,
+// later positions moved up and the tokens were removed.
 struct Prune {
   int64_t at = 0, begin = 0, end = 0;
   bool shift = false;
-  std::vector<int32_t> removed;  // shift: the token ids that went
+  std::vector<int32_t> removed;  // shift: the removed token ids
 
-  int64_t left() const { return shift ? at - (end - begin) : at; }  // positions there afterwards
+  int64_t left() const { return shift ? at - (end - begin) : at; }  // positions that remained
   bool operator==(const Prune&) const = default;
 };
 
-// Keys or values were changed from outside, when `at` positions were there: an entry of the log by
-// which a state says that its tokens do not give it any more.
+// An entry of the edit log: keys or values were changed from outside when there were `at`
+// positions. A state with edits is no longer determined by its tokens.
 struct KvEdit {
   enum class What : uint8_t {
-    key,  // of one position, layer and head
+    key,  // one position, layer and head
     value,
-    kv_type,   // all, rounded to another type once they were there
-    callback,  // what came from `position` on was computed under a program's own function
-    splice,    // positions from `position` on were put together from several states
+    kv_type,   // all were rounded to another type
+    callback,  // positions from `position` on were computed under a callback
+    splice,    // positions from `position` on were spliced from several states
   };
-  enum class How : uint8_t { set, scale, copy };  // of a key or value
+  enum class How : uint8_t { set, scale, copy };  // for keys and values
   What what = What::key;
   int64_t at = 0;
-  int64_t prunes = 0;  // that were made before: `position` counts as after them
+  int64_t prunes = 0;  // number of earlier prunes; `position` counts after them
   int64_t position = -1, layer = -1, head = -1;  // -1: all
-  int64_t end = -1;  // positions position .. end-1; -1: one, or as `what` says
+  int64_t end = -1;  // positions position .. end-1; -1: one, or as `what` implies
   How how = How::set;
-  std::string source = {};  // the id of the state that they are of: of a copy and a splice
+  std::string source = {};  // copy and splice: the id of the source state
 
-  // One past the last position that it changed itself; -1: all of them.
+  // Returns one past the last position that was edited itself; -1: all of them.
   int64_t reach() const { return position < 0 ? -1 : std::max(end, position + 1); }
 
   bool operator==(const KvEdit&) const = default;
 };
 const char* kv_edit_name(KvEdit::What what);  // "key", "value", "kv type", "callback", "splice"
 
-// How many positions the shifts of a log took out.
+// Returns the number of positions that the shifts of a log removed.
 int64_t shifted_out(const std::vector<Prune>& prunes);
 
-// Logits of single positions of an edited state, which its keys and values do not give again: after
-// a rewind they are the logits of before. Kept as they were, or as the row of hidden state that the
-// head reads. In the order of their positions; what they hold is never written to.
+// Logits of single positions of an edited state, for rewinds: its keys and values would not give
+// them again. Stored as logits, or as the row of hidden state that the head reads. Rows are in
+// ascending order of position, and their values are immutable.
 class KeptLogits {
  public:
   struct Row {
     int64_t position = 0;
-    bool hidden = false;  // values: [hidden_size], else logits, [vocab_size]
+    bool hidden = false;  // true: values are [hidden_size]; false: logits, [vocab_size]
     std::shared_ptr<std::vector<float>> values;
   };
 
   const std::vector<Row>& rows() const { return rows_; }
-  // Null: it is not kept.
+  // Returns null if the position is not kept.
   const Row* find(int64_t position) const {
     const auto row = std::ranges::lower_bound(rows_, position, {}, &Row::position);
     return row != rows_.end() && row->position == position ? &*row : nullptr;
   }
-  // Adds a row behind the others. Does nothing, and returns false, for a position that is there
-  // already.
+  // Appends a row. Returns false and does nothing unless its position is after all others.
   bool keep(Row row) {
     if (!rows_.empty() && rows_.back().position >= row.position) return false;
     rows_.push_back(std::move(row));
     return true;
   }
-  // Forgets the positions from `size` on.
+  // Removes positions from `size` on.
   void truncate(int64_t size) {
     while (!rows_.empty() && rows_.back().position >= size) rows_.pop_back();
   }
@@ -157,11 +155,11 @@ class KeptLogits {
   std::vector<Row> rows_;
 };
 
-// What computed a state, beside its tokens. Whoever goes on with it must be the same.
+// The contract and model that computed a state. A session that continues it must have the same.
 struct StateOrigin {
   std::string contract;  // contract_name()
   int version = 0;       // of the contract
-  std::string model;     // its fingerprint, as text
+  std::string model;     // the model's fingerprint in text form
 
   bool operator==(const StateOrigin&) const = default;
 };
@@ -170,25 +168,27 @@ struct State {
   StateOrigin origin;
   std::vector<int32_t> tokens;  // position i holds tokens[i]
   KvCache kv;                   // keys, values and visibility of positions 0 .. tokens.size()-1
-  // After the last token; null: not known (no tokens, or rewound). Forks share them: whoever goes
-  // on makes new ones.
+  // Logits after the last token, [vocab_size]. Null if unknown (no tokens, or rewound). Forks share
+  // them; an append allocates new ones.
   std::shared_ptr<std::vector<float>> logits;
   GenerationState generation;
-  std::vector<Prune> prunes;                // in the order they were made
-  std::vector<KvEdit> edits;                // likewise; empty for a state that its tokens give
-  std::vector<Intervention> interventions;  // in the order they were attached
-  ChatState chat;                           // empty where there is no chat
-  KeptLogits kept = {};                     // empty for a state that its tokens give
-  // Computes the keys and values of all layers, also of those that a session with windows only has
-  // let go. Null: nothing was let go, or there is no model to compute with.
+  std::vector<Prune> prunes;                // in order
+  std::vector<KvEdit> edits;                // in order; empty if the tokens determine the state
+  std::vector<Intervention> interventions;  // in order of attachment
+  ChatState chat;                           // empty if there is no chat
+  KeptLogits kept = {};                     // empty if the tokens determine the state
+  // Computes the keys and values of all layers, including those that a window-only session has
+  // dropped. Null if nothing was dropped or there is no model.
   std::shared_ptr<const std::function<KvCache(const State&)>> whole_kv = nullptr;
 
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
-  // Below this size the state cannot be rewound: keys that the earlier positions saw are gone.
+  // Returns the size below which the state cannot be rewound, because keys that earlier positions
+  // saw are gone.
   int64_t floor() const { return prunes.empty() ? 0 : prunes.back().left(); }
-  // All tokens that were appended and not rewound, as if none had been shifted out.
+  // Returns all tokens that were appended and not rewound, including those shifted out.
   std::vector<int32_t> transcript() const;
-  // Their number: what randomness is keyed by, so that no draw is repeated after a shift.
+  // Returns the size of the transcript. Random draws are keyed by it, so that none repeats after a
+  // shift.
   int64_t transcript_size() const { return size() + shifted_out(prunes); }
 };
 
@@ -214,8 +214,7 @@ inline int64_t shifted_out(const std::vector<Prune>& prunes) {
 
 namespace detail {
 
-// The slots of a row that are still free, found by their rank among the free ones in logarithmic
-// time (a Fenwick tree).
+// Finds free slots by their rank among the free ones in logarithmic time (a Fenwick tree).
 class FreeSlots {
  public:
   explicit FreeSlots(size_t count) : counts_(count + 1) {
@@ -241,8 +240,8 @@ class FreeSlots {
 
 }  // namespace detail
 
-// What the first prune removed stands where it says; what the second removed where it says among
-// the rest; and so on. What remains is what is still there.
+// The tokens of the first prune go to the slots that it names. Those of each later prune go to
+// slots counted among the rest. The current tokens fill the remaining slots.
 inline std::vector<int32_t> State::transcript() const {
   if (shifted_out(prunes) == 0) return tokens;
   std::vector<int32_t> all(static_cast<size_t>(transcript_size()));

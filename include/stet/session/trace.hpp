@@ -1,5 +1,5 @@
-// What tokens gave, kept so that their end can be computed again under changes of activations, from
-// the layer and the position of the first change on: sweeps of activation patching.
+// Traces for activation patching sweeps: keeps what tokens produced, so that many changed versions
+// need recomputing only from the first changed layer and position on.
 #pragma once
 
 #include <algorithm>
@@ -14,64 +14,66 @@
 
 namespace stet {
 
-// A prompt of a trace under changes, all of them at once.
+// One run over a prompt of a trace, with several changes at once.
 struct TraceRun {
   std::vector<Intervention> changes;
-  size_t prompt = 0;                    // which of the trace's
-  std::vector<int64_t> positions = {};  // whose logits are asked for; none: the last
+  size_t prompt = 0;                    // index of the prompt
+  std::vector<int64_t> positions = {};  // positions whose logits are wanted; empty: the last
 };
 
-// Holds the residual stream behind each layer, [layers][tokens][hidden_size] float32, beside a
-// session of each prompt.
+// Holds a session of each prompt, and the residual stream after each layer:
+// [layers][tokens][hidden_size] float32.
 class Trace {
  public:
-  // `ids` go through the model after what `before` holds, which stays as it is. Throws what
-  // Session::append does, and an argument Error for a session with callbacks and for no tokens.
+  // Processes `ids` after the tokens of `before`, which does not change. Throws what
+  // Session::append throws, and an argument Error for a session with callbacks and for no tokens.
   Trace(const Session& before, std::span<const int32_t> ids);
-  // The same of several prompts, each after what `before` holds.
+  // Processes several prompts, each after the tokens of `before`.
   Trace(const Session& before, std::span<const std::vector<int32_t>> prompts);
 
-  // After the tokens of a prompt.
+  // Returns the session after a prompt's tokens.
   Session& session(size_t prompt = 0) { return prompts_[prompt].session; }
   size_t prompts() const { return prompts_.size(); }
-  // Called once for each change: the logits after the last token, [vocab_size].
+  // Called once for each change with the logits after the last token, [vocab_size].
   using Sink = std::function<void(size_t index, std::span<const float> logits)>;
-  // Each change alone, to the first prompt, as if it had been attached before the tokens, with the
-  // same bits. Changes of a layer share passes over the weights, from that layer on (all layers,
-  // where the model cannot begin at a later one). Throws what attach() does, its field with the
-  // change's place before it ("changes[3]: ..."), before anything is computed.
+  // Runs the first prompt once for each change, which alone is in force as if it had been attached
+  // before the tokens. The bits are the same. Changes in the same layer share passes from that
+  // layer on (from the first, if the model cannot begin later).
+  //
+  // Throws what attach() throws, before anything is computed; the error's field names the change
+  // ("changes[3]: ...").
   void run(std::span<const Intervention> changes, const Sink& sink);
-  // Called once for each position that a run asks for, those of a run in ascending order.
+  // Called once for each wanted position, in ascending order within a run.
   using RunSink =
       std::function<void(size_t index, int64_t position, std::span<const float> logits)>;
-  // The same of runs with any number of changes, attached in their order. Throws, before anything
-  // is computed, what attach() does ("runs[2]: changes[0]: ..."), and an argument Error for a
-  // prompt that is not there and a position that none of its tokens has.
+  // Runs prompts with any number of changes, attached in order. Throws what attach() throws
+  // ("runs[2]: changes[0]: ..."), before anything is computed. Throws an argument Error for a
+  // prompt or a position that does not exist.
   void run(std::span<const TraceRun> runs, const RunSink& sink);
 
  private:
   struct Prompt {
     Session session;
-    std::vector<std::vector<float>> residual;  // [layers]: [tokens][hidden_size], behind each
+    std::vector<std::vector<float>> residual;  // per layer, [tokens][hidden_size]: after that layer
   };
-  // A run that is checked, and what is computed of it.
+  // A run after validation.
   struct Job {
     Prompt* prompt;
     std::vector<Intervention> changes;
     std::vector<int64_t> positions;  // ascending
-    size_t layer = 0;                // the first that is computed
-    int64_t first = 0;               // the position where it begins
+    size_t layer = 0;                // first layer to compute
+    int64_t first = 0;               // first position to compute
   };
-  // A job that is being computed.
+  // A job in progress.
   struct Run {
     size_t index;
     const Job* job;
-    int64_t next;  // position of its next pass
+    int64_t next;  // position where its next pass begins
     KvCache kv;
 
     int64_t size() const { return job->prompt->session.size(); }
   };
-  // A row of the pass whose logits are asked for.
+  // A row of the pass whose logits are wanted.
   struct Wanted {
     size_t index, row;
     int64_t position;
@@ -95,7 +97,7 @@ class Trace {
   size_t layers() const { return static_cast<size_t>(model().config().layers); }
 
   std::vector<Prompt> prompts_;
-  int64_t first_;  // position of the first token of each
+  int64_t first_;  // position of each prompt's first token
 };
 
 inline Trace::Trace(const Session& before, std::span<const int32_t> ids) : first_(before.size()) {
@@ -134,10 +136,11 @@ inline void Trace::process(const Session& before,
     batch.push_back({&prompts_[i].session, prompts[i], &watches[i]});
   }
   append(batch);
-  for (Prompt& p : prompts_) p.session.state();  // all blocks are what they should be
+  for (Prompt& p : prompts_) p.session.state();  // checks all blocks
 }
 
-// The first that it changes anything in; all of them for what comes behind the last.
+// Returns the first layer that an intervention changes, or layers() for a point after the last
+// layer.
 inline size_t Trace::layer_of(const Intervention& w) const {
   if (w.point == Point::ln_final) return layers();
   if (!point_info(w.point).of_layer || w.layers.empty()) return 0;
@@ -207,8 +210,8 @@ inline void Trace::run_jobs(const std::vector<Job>& jobs, const RunSink& sink) {
   }
 }
 
-// What comes before its position is shared; the blocks behind are its own, and are written again
-// from its layer on.
+// Starts a job. Blocks before its first position are shared. Later blocks are private and will be
+// overwritten from its first layer on.
 inline Trace::Run Trace::begin(size_t index, const Job& job) {
   Run r{index, &job, job.first, KvCache(job.prompt->session.kv())};
   KvWriter writer(r.kv);
@@ -221,7 +224,7 @@ inline Trace::Run Trace::begin(size_t index, const Job& job) {
   return r;
 }
 
-// As many runs at a time as fill a pass.
+// Runs as many jobs at a time as fill a pass.
 inline void Trace::run_layer(size_t layer, std::span<const size_t> order,
                              const std::vector<Job>& jobs, const RunSink& sink) {
   const auto most = static_cast<size_t>(compute().chunk);

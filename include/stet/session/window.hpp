@@ -1,5 +1,4 @@
-// Sessions that keep, of layers with a sliding window, no more than that window: what they hold and
-// what they let go.
+// Window-only sessions, which drop keys and values outside the window of each sliding-window layer.
 #pragma once
 
 #include <algorithm>
@@ -15,36 +14,37 @@
 
 namespace stet {
 
-// Blocks of keys and values are held whole where a token that comes next can see them, and where a
-// checkpoint needs them; others are held without the layers that have a window. No bit that is
-// computed depends on it, and neither do identities and digests: those of what was let go are
-// kept. Rewinding (or pruning) to where a window was let go processes tokens again from the
-// checkpoint before, exactly, and proves by the digests that the same came out.
+// Options of window-only sessions. Blocks that the next token can see, and blocks that a checkpoint
+// needs, are held whole. Older blocks are held without the layers that have a window. Computed
+// bits, identities and digests do not depend on this: digests of dropped layers are kept.
+//
+// Rewinding or pruning into a dropped window processes tokens again from the checkpoint before it.
+// The result is exact, and the digests prove it.
 struct WindowOptions {
   bool only = false;
-  // The windows before each multiple of so many positions are kept: 0, or at least twice the window
-  // and 256.
+  // Distance of checkpoints in positions, before which windows are kept: 0 (none), or at least
+  // twice the window plus 256.
   int64_t checkpoint_every = 8192;
-  // Called before tokens are processed again, with their number; what it throws leaves all as it
-  // was. Null: an argument Error says the number.
+  // Called with the number of tokens before they are processed again. If it throws, nothing has
+  // changed. If null, an argument Error with that number is thrown instead.
   std::function<void(int64_t tokens)> before_recall = nullptr;
-  int64_t keep_from = INT64_MAX;  // blocks from this one on are kept whole
+  int64_t keep_from = INT64_MAX;  // blocks from this one on are held whole
 };
 
-// What that means for a model.
+// The window options applied to a model.
 struct WindowPlan {
-  std::shared_ptr<const HeldLayers> held;  // of old blocks
-  int64_t window = 0;                      // the widest
+  std::shared_ptr<const HeldLayers> held;  // layers held of old blocks
+  int64_t window = 0;                      // the widest window
   int64_t every = 0;                       // positions between checkpoints; 0: none
-  int64_t keep_from = INT64_MAX;           // blocks from here on are kept whole
-  // So many positions more than a window, so that the last tokens can be taken back.
+  int64_t keep_from = INT64_MAX;           // blocks from here on are held whole
+  // Positions held beyond a window, so that the last tokens can be rewound without recomputing.
   static constexpr int64_t kSpare = 64;
 
-  // The first block that a session of `size` positions must hold whole.
+  // Returns the first block that a session of `size` positions must hold whole.
   int64_t first_whole(int64_t size) const {
     return std::min(keep_from, std::max<int64_t>(0, size - window - kSpare) / kBlockPositions);
   }
-  // Whether a checkpoint, present or to come, needs all of a block.
+  // Returns true if a checkpoint, existing or future, needs the whole block.
   bool of_checkpoint(int64_t block) const {
     if (every == 0) return false;
     const int64_t next = (block * kBlockPositions / every + 1) * every;
@@ -60,8 +60,8 @@ inline int64_t widest_window(const ModelConfig& c) {
 
 }  // namespace detail
 
-// Throws an unsupported Error for a model without windows and a contract whose bits cannot be
-// computed again, an argument Error for checkpoints that would keep everything.
+// Throws an unsupported Error for a model without windows, and for a contract whose bits cannot be
+// reproduced. Throws an argument Error if checkpoints are so dense that nothing would be dropped.
 inline std::shared_ptr<const WindowPlan> plan_window(const ModelConfig& c, Contract contract,
                                                      const WindowOptions& options) {
   WindowPlan plan;
@@ -89,7 +89,7 @@ inline std::shared_ptr<const WindowPlan> plan_window(const ModelConfig& c, Contr
   return std::make_shared<const WindowPlan>(std::move(plan));
 }
 
-// Bytes of the blocks that a session of `positions` positions holds between two passes.
+// Returns the bytes of blocks that a session of `positions` positions holds between two passes.
 inline uint64_t window_only_bytes(const ModelConfig& c, const KvShape& shape, int64_t every,
                                   int64_t positions) {
   WindowPlan plan;

@@ -1,5 +1,5 @@
-// Two states side by side: whether each of their parts is equal, where it first differs, and how
-// far numbers are apart.
+// Comparison of two states: whether their parts are equal, where they first differ, and by how
+// much.
 #pragma once
 
 #include <optional>
@@ -11,40 +11,40 @@
 
 namespace stet {
 
-// The first place where two states are not the same.
+// The first difference of two states.
 struct STET_API Difference {
   std::string what;  // "token", "key", "value", "logit", "visibility", "generation", "prunes", ...
-  int64_t position = -1, layer = -1, head = -1, element = -1;  // -1: does not apply
+  int64_t position = -1, layer = -1, head = -1, element = -1;  // -1: not applicable
   std::string expected, found;
   std::optional<double> expected_number = std::nullopt,
-                        found_number = std::nullopt;  // where they are numbers
+                        found_number = std::nullopt;  // if they are numbers
 
   std::string where() const;  // "position 70, layer 1, key, head 0, element 3"
   // "position 70, layer 1, key, head 0, element 3: expected 0.25, found 0.5"
   std::string text() const;
 };
 
-// Compares tokens, visibility, keys and values (by position, then layer, key before value, head,
-// element), logits, generation state and prunes. Numbers are equal when their bits are; with
-// `tolerance` > 0, when they differ by at most tolerance x max(1, |expected|). Throws a format
-// Error for a damaged block.
+// Returns the first difference in tokens, visibility, keys and values, logits, generation state and
+// prunes. Keys and values are ordered by position, layer, key before value, head, element. Numbers
+// are equal if their bits are or, with `tolerance` > 0, if they differ by at most tolerance x
+// max(1, |expected|). Throws a format Error for a damaged block.
 STET_API std::optional<Difference> first_difference(const State& expected, const State& found,
                                                     double tolerance = 0);
 
-// How far numbers are apart: 0 where all are equal, infinite where a difference is no number.
+// Deviation of numbers: 0 if all are equal, infinite if a difference is not a number.
 struct Deviation {
   double largest = 0, rms = 0;
 };
 
-// What two states, a and b, have in common.
+// The result of comparing two states, a and b.
 struct STET_API Comparison {
   struct Part {
     // "model", "kv shape", "tokens", "visibility", "keys", "values", "logits", "generation",
     // "messages", ...
     std::string name;
-    // The first one: a is what was expected, b what was found.
+    // The first difference: a is expected, b is found.
     std::optional<Difference> difference = std::nullopt;
-    bool compared = true;  // false: at least in part not, `note` says why
+    bool compared = true;  // false: not compared, at least in part; `note` gives the reason
     std::string note = "";
   };
   struct Layer {
@@ -52,24 +52,24 @@ struct STET_API Comparison {
   };
 
   std::vector<Part> parts;
-  int64_t common_tokens = 0;    // tokens that are equal, from the first on
-  int64_t equal_positions = 0;  // positions whose keys and values are equal, from the first on
-  // Deviations over positions that both have and none has pruned; empty: not compared.
+  int64_t common_tokens = 0;    // equal tokens, from the first on
+  int64_t equal_positions = 0;  // positions with equal keys and values, from the first on
+  // Deviations over positions that both states have and neither has pruned; empty if not compared.
   std::vector<Layer> layers;
-  // Kullback-Leibler divergence, in nats, of the distributions of the next token that the logits
-  // give, a and b: the sum of a log(a / b), and of b log(b / a). None where a state has no logits.
+  // Kullback-Leibler divergences, in nats, of the next token's distributions a and b: the sum of a
+  // log(a / b), and of b log(b / a). Empty if a state has no logits.
   std::optional<double> a_from_b, b_from_a;
 
-  bool equal() const;  // all that was compared
+  bool equal() const;  // true if everything that was compared is equal
   const Part* first_difference() const;
 };
 
-// Keys and values of different types are compared as numbers. Throws a format Error for a damaged
-// block.
+// Compares two states. Keys and values of different types are compared as numbers. Throws a format
+// Error for a damaged block.
 STET_API Comparison compare(const State& a, const State& b);
-// The same, and what the snapshots say of their models. A recipe has digests alone: keys and values
-// of whole blocks are then compared by those, and logits likewise. Blocks of files are taken as
-// they are, damaged or not.
+// Compares two snapshots, including their models. A recipe contains only digests: whole blocks of
+// keys and values, and logits, are then compared by digest. Blocks of files are used as they are,
+// even damaged ones.
 STET_API Comparison compare(const Snapshot& a, const Snapshot& b);
 
 }  // namespace stet

@@ -1,4 +1,4 @@
-// A snapshot as bytes, for whoever keeps it elsewhere than in a file. Snapshot::parse reads them.
+// Encodes a snapshot as bytes, for storage outside a file. Snapshot::parse reads them.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace stet {
 
-// The bytes of the file that Snapshot::save would write, without weights or a tokenizer, and the
-// state's digests. Throws what that does.
+// Returns the bytes that Snapshot::save would write, without weights or tokenizer, and sets
+// `digests` to the state's digests. Throws what Snapshot::save throws.
 STET_API std::vector<std::byte> encode_snapshot(Session& session, const SaveOptions& options,
                                                 StateDigests* digests);
 

@@ -1,4 +1,4 @@
-// A session in a file (file.hpp).
+// Snapshots: sessions saved to files (file.hpp).
 #pragma once
 
 #include <cstdint>
@@ -18,150 +18,154 @@
 
 namespace stet {
 
-// Computes missing logits first (after a rewind), hence not const. Throws a format Error when a
-// block that was mapped and not looked at yet is damaged.
+// Returns the digests of a session. Computes missing logits first (after a rewind), hence not
+// const. Throws a format Error if a mapped block turns out to be damaged.
 STET_API StateDigests digests_of(Session& session);
 
 class Snapshot;
 
-STET_API bool have_zlib();  // whether this build can compress
+STET_API bool have_zlib();  // true if this build can compress
 
 struct SaveOptions {
   SnapshotForm form = SnapshotForm::full;
-  int compress = 0;  // zlib level 1 .. 9; 0: blocks as they are, which can be mapped
-  const Snapshot* parent = nullptr;  // delta: the parent
-  // In use with the session: its fingerprint is saved. Null: none is.
+  int compress = 0;                  // zlib level 1 .. 9; 0: uncompressed, can be mapped
+  const Snapshot* parent = nullptr;  // required for a delta
+  // The session's tokenizer, whose fingerprint is saved; may be null.
   const Tokenizer* tokenizer = nullptr;
-  // Self-contained: the files of the model and of the tokenizer, put into the snapshot. They must
-  // outlive the call.
+  // For a self-contained snapshot: the files of model and tokenizer to include. They must outlive
+  // the call.
   const FileSource* weights_files = nullptr;
   const FileSource* tokenizer_files = nullptr;
   int threads = 0;       // 0: all processors
-  unsigned mode = 0600;  // of a new file, less the umask: it holds a conversation
+  unsigned mode = 0600;  // permissions of a new file, less the umask: private by default
 };
 
 struct RestoreOptions {
-  // How to compute and, if not 0, a new capacity. The kv type counts for `replay` alone.
+  // Compute options and, if not 0, a new capacity. The KV type applies only to `replay`.
   SessionOptions session = {};
-  // Must have the fingerprint that was saved, if any was. Null: none is in use.
+  // The tokenizer in use. It must have the saved fingerprint, if there is one. May be null.
   const Tokenizer* tokenizer = nullptr;
   bool map = true;     // use uncompressed blocks in place, in the mapped file
-  bool check = false;  // look at all blocks now, not when they are first used
-  bool heal = false;   // compute damaged blocks again
-  bool trust = false;  // take blocks as they are, damaged or not: to compare them
-  // Compute everything again from the tokens, under a model or contract other than the saved one.
+  bool check = false;  // check all blocks now instead of before their first use
+  bool heal = false;   // recompute damaged blocks
+  bool trust = false;  // use blocks unchecked, even damaged ones: for comparisons
+  // Recompute everything from the tokens, under another model or contract than the saved one.
   bool replay = false;
-  // By what all tokens of a state are computed again; null: by the session alone.
+  // Processes the tokens that a state is recomputed from; null: the session alone does.
   Appender append = nullptr;
 };
 
-// How a restored session came about.
+// A report of how a session was restored.
 struct RestoreReport {
-  int64_t reused = 0;           // tokens whose keys and values were taken from the file
-  int64_t recomputed = 0;       // tokens that were processed again
+  int64_t reused = 0;           // tokens whose keys and values came from the file
+  int64_t recomputed = 0;       // tokens processed again
   std::vector<int64_t> healed;  // blocks
-  // Whether every digest was compared; if not, this happens block by block before first use.
+  // True if every digest was compared; otherwise each block is checked before its first use.
   bool checked = false;
 };
 
-// What Snapshot::check() looked at.
+// Counts of what Snapshot::check() has checked.
 struct SnapshotCheck {
-  size_t blocks = 0;  // of keys and values, those of parents among them
-  size_t files = 0;   // of a self-contained snapshot
+  size_t blocks = 0;  // blocks of keys and values, including those of parents
+  size_t files = 0;   // files in a self-contained snapshot
 };
 
-// A file that was opened, and the parents of a delta. Copies share them.
+// An opened snapshot, with the parents of a delta. Copies share both.
 class STET_API Snapshot {
  public:
   using Section = SnapshotSection;
 
-  // Writes everything that `session` is to `path`, which afterwards is the whole new snapshot or,
-  // on an io Error, what it was before; but for an Error whose field is "durability": then it is
-  // the new one, which a loss of power may undo. Returns the digests. Throws an argument Error for
-  // a generation state that could not be read back (see check_generation), and for a delta over a
-  // file that it needs.
+  // Saves the session to `path` and returns the digests. The file is replaced atomically: after an
+  // io Error it is what it was before. The exception is an Error with field "durability": the file
+  // is then the new snapshot, but a power loss may undo it. Throws an argument Error for an invalid
+  // generation state (check_generation), and for a delta that would replace a file it needs.
   static StateDigests save(Session& session, const std::string& path,
                            const SaveOptions& options = {});
-  // The same for a state without a session, as of a snapshot that is converted or pruned: `like`
-  // tells of which model and tokenizer, and its sections that stet does not need for a state
-  // (self-contained weights, unknown optional ones) are kept.
+  // Saves a state without a session, for example from a converted or pruned snapshot. `like`
+  // provides model and tokenizer. Its sections that do not belong to the state (self-contained
+  // weights, unknown optional ones) are copied.
   static StateDigests save(const State& state, const Snapshot& like, const std::string& path,
                            const SaveOptions& options);
 
-  // Reads and checks all but the keys and values, which stay in the file until they are used:
-  // tokens, logits, and the shape of keys and values fit the config; what is claimed stays within
-  // limits.hpp. Throws Error: io, or format for anything that is not as it was written.
+  // Opens a snapshot and checks everything but keys and values, which stay in the file until they
+  // are used. Tokens, logits and shapes must fit the config, and sizes must be within limits.hpp.
+  // Throws an io Error, or a format Error for anything that is not as it was written.
   static Snapshot open(const std::string& path);
-  // The same, with the parents of a delta (find_parents).
+  // Opens a snapshot and the parents of a delta (find_parents).
   static Snapshot open_with_parents(const std::string& path,
                                     const std::optional<std::string>& parent = std::nullopt);
-  // From bytes that outlive the snapshot and everything restored from it.
+  // Opens a snapshot from bytes, which must outlive it and everything restored from it.
   static Snapshot parse(std::span<const std::byte> bytes, const std::string& path);
 
-  // A session equal to the one that was saved. Refuses (mismatch Error, all differences at once) a
-  // model, a tokenizer or a contract other than those of the snapshot. Any number of threads may
-  // restore from one snapshot at once. What happens to a mapped file later, the session heals (see
-  // Session); with `map` false nothing that happens to it can reach the session.
+  // Returns a session equal to the saved one. Throws a mismatch Error, which lists all differences,
+  // for another model, tokenizer or contract. Any number of threads may restore from one snapshot
+  // at once.
+  //
+  // If the mapped file changes later, the session heals itself (see Session). With `map` false it
+  // does not depend on the file.
   Session restore(std::shared_ptr<const Model> model, const RestoreOptions& how = {},
                   RestoreReport* report = nullptr) const;
-  // The refusal of restore() alone. `tokenizer` null: none is in use.
+  // Throws the mismatch Error that restore() would throw. `tokenizer` may be null.
   void check_compatible(const Model& model, Contract contract,
                         const Tokenizer* tokenizer = nullptr) const;
-  // The state alone, without a model. Not of a recipe. Of the session's options, capacity and
-  // number of threads count.
+  // Returns the state without a session; needs no model. Not available for a recipe. Of the
+  // session's options, only capacity and threads are used.
   State state(const RestoreOptions& how = {}) const;
 
-  // Proves, without a model, that every byte is what was written, and that its id is that of its
-  // state. Opening has proved all but the id, keys, values and the files that the snapshot brings
-  // along. Of a recipe's keys, values and logits there are digests alone. Throws the first fault: a
-  // format Error, an io Error for a parent that is missing. `threads` 0: all processors.
+  // Verifies, without a model, that every byte is what was written, and that the id matches the
+  // state. open() has verified all but the id, keys, values and included files. For a recipe, only
+  // digests of keys, values and logits exist.
+  //
+  // Throws a format Error for the first fault, or an io Error for a missing parent. `threads` 0:
+  // all processors.
   SnapshotCheck check(int threads = 0) const;
 
-  // The same of the keys and values that this file holds itself.
+  // Verifies the keys and values in this file.
   void check_own_blocks() const;
 
-  // A delta needs its parent, and all of that one's parents: `path`, or where none is given the
-  // file that it was made from, or any file (*.stet) beside this one with that state. Without this
-  // call, restore() and state() find them each time; after it, they never change. Throws an io
-  // Error where one is missing, a format Error where one does not fit.
+  // Finds the parent of a delta and the parent's parents. The parent is `path`, otherwise the file
+  // that the delta was made from, otherwise any *.stet file beside this one with that state.
+  //
+  // Without this call, restore() and state() search each time; after it, parents stay fixed. Throws
+  // an io Error if one is missing and a format Error if one does not fit.
   void find_parents(const std::optional<std::string>& path = std::nullopt);
   const std::vector<std::shared_ptr<const Snapshot>>& parents() const {
     return parents_;
-  }  // found; the nearest first
+  }  // nearest first
 
-  // The files of the model and of the tokenizer that the snapshot brings along; null when it does
-  // not.
+  // Return the files of model and tokenizer included in the snapshot, or null.
   std::shared_ptr<const FileSource> weights() const { return archive("WEIGHTS"); }
   std::shared_ptr<const FileSource> tokenizer_files() const { return archive("TOKENIZR"); }
 
-  // All that was read of the file.
+  // Returns the contents of the file.
   const std::shared_ptr<const SnapshotFile>& file() const { return file_; }
   const std::string& path() const { return file_->path; }
-  // Whether a path leads to the file that this snapshot was opened from, by whatever name.
+  // Returns true if the path leads to this snapshot's file, under any name.
   bool is_file_at(const std::string& path) const;
-  // Throws an argument Error for a path that leads to this snapshot's file or to one of its
-  // parents': a delta that is made from it must not take their place.
+  // Throws an argument Error if the path leads to this snapshot's file or to a parent's. A delta
+  // made from it must not replace them.
   void check_not_needed(const std::string& path) const;
   uint64_t file_size() const { return file_->bytes.size(); }
-  uint32_t version() const { return kSnapshotVersion; }  // of its format
+  uint32_t version() const { return kSnapshotVersion; }  // format version
   const std::vector<Section>& sections() const { return file_->sections; }
   const SnapshotMeta& meta() const { return file_->meta; }
   const std::vector<int32_t>& tokens() const { return file_->tokens; }
   const GenerationState& generation() const { return file_->meta.generation; }
-  const std::vector<float>& logits() const { return *file_->logits; }  // empty in a recipe
-  // The id as the file gives it: check() proves it.
+  const std::vector<float>& logits() const { return *file_->logits; }  // empty for a recipe
+  // Returns the digests stored in the file; check() verifies the id.
   const StateDigests& digests() const { return file_->digests; }
-  // Of every full block (identity.hpp).
+  // Returns the identities of all full blocks (identity.hpp).
   std::vector<BlockIdentity> block_identities() const;
   std::string state_name() const { return sha256_text(digests().id); }
   uint64_t visible(int64_t block) const { return file_->visible[static_cast<size_t>(block)]; }
-  // Of one block: one for each layer.
+  // Returns one digest per layer of a block.
   std::span<const Digest> block_digests(int64_t block) const { return file_->block_digests(block); }
-  // What it takes to compute the state again: tokens, prunes and settings, without keys and values.
+  // Returns the inputs for recomputing the state: tokens, prunes and settings, without keys and
+  // values.
   State recipe() const { return file_->recipe(); }
   StateOrigin origin() const { return file_->origin(); }
   uint64_t stored_kv_bytes() const;
-  // Blocks of this file without the layers that have a window.
+  // Returns the number of blocks in this file that lack the layers with a window.
   int64_t windowed_blocks() const;
 
  private:

@@ -1,4 +1,4 @@
-// Proof by recomputation: a state is a function of its tokens, so it can be computed again and
+// Verification by recomputation: a state is a function of its tokens, so it can be recomputed and
 // compared.
 #pragma once
 
@@ -12,35 +12,35 @@
 
 namespace stet {
 
-// Replay under OpenBLAS does not give the same bits; verify compares within this.
+// Tolerance of verify() under OpenBLAS, where a replay does not give the same bits.
 constexpr double kBlasTolerance = 1e-3;
 
-// Which blocks, the last one perhaps partial, the tokens of a snapshot give: all, unless keys or
-// values were edited (identity.hpp).
+// Returns, for each block, whether the snapshot's tokens determine it: all of them, unless keys or
+// values were edited (identity.hpp). The last block may be partial.
 STET_API std::vector<bool> replayable_blocks(const Snapshot& snapshot);
 
-// What verify() has proved, of how much, and what it has not, and why. Converts to true where a
-// difference was found, and leads to it like a pointer, as an optional Difference does.
+// The result of verify(): what was proved, and what was not and why. Converts to true if a
+// difference was found, and dereferences to it like an optional Difference.
 struct STET_API VerifyReport {
-  std::optional<Difference> difference;  // the first; what comes behind it was not compared
-  int64_t tokens = 0;                    // that were processed again
-  // Blocks of keys and values that were compared with what the tokens give, and are equal; of all.
+  std::optional<Difference> difference;  // the first; nothing after it was compared
+  int64_t tokens = 0;                    // tokens processed again
+  // Blocks of keys and values that equal what the tokens give; number of all blocks.
   int64_t blocks = 0, of = 0;
-  // Of `blocks`, those that were compared by digests, wholly or in layers that are not at hand: of
-  // a recipe, outside of windows, or because the caller asked for digests.
+  // Number of `blocks` compared by digest, entirely or in some layers: for a recipe, for layers
+  // outside windows, or on request.
   int64_t by_digests = 0;
-  bool logits = false;   // those of the last token are what the tokens give
-  double tolerance = 0;  // within which numbers were compared; 0: bit for bit
-  // From where on tokens do not give the state, and why. Of the rest, bytes that are at hand were
-  // compared with the digests that were saved: they are what was saved, and no more is known of
-  // them. Nothing: the tokens give all of it.
+  bool logits = false;   // the last token's logits are what the tokens give
+  double tolerance = 0;  // of numbers compared; 0: bit for bit
+  // First position from which tokens do not determine the state, and the reason; empty if they
+  // determine all of it. Beyond it, available bytes were only compared with the saved digests.
   std::optional<ReplayLimit> limit;
 
-  // Whether all of the state was proved.
+  // Returns true if the entire state was proved.
   bool whole() const { return !difference && blocks == of && logits; }
-  // "byte for byte", "by digests of every layer of every block", ...
+  // Returns the method: "byte for byte", "by digests of every layer of every block", ...
   std::string how() const;
-  // "4 of 6 blocks are what the tokens give, byte for byte; not proved, from position 70 on: ..."
+  // Returns, for example, "4 of 6 blocks are what the tokens give, byte for byte; not proved, from
+  // position 70 on: ...".
   std::string text() const;
 
   bool has_value() const { return difference.has_value(); }
@@ -51,16 +51,16 @@ struct STET_API VerifyReport {
   operator std::optional<Difference>() const { return difference; }
 };
 
-// Replays a snapshot, as far as its tokens give the state, and compares every byte of keys and
-// values that is at hand with what the tokens give. With `bisect`, digests of one layer of one
-// block each are compared: the file's keys and values need not be there (recipe, or a delta without
-// its parent), and the difference is named by block and layer. Bytes that are at hand are compared
-// with their digests all the same.
+// Replays a snapshot as far as its tokens determine the state, and compares all available keys and
+// values with the result.
+//
+// With `bisect`, compares the digest of each layer of each block, and names the difference by block
+// and layer. Keys and values need not be available (a recipe, or a delta without its parent).
+// Available bytes are still compared with their digests.
 STET_API VerifyReport verify(const Snapshot& snapshot, std::shared_ptr<const Model> model,
                              const SessionOptions& options, bool bisect,
                              const Progress& progress = nullptr);
-// The same of a running session. `append`: by what its tokens are processed again; null: by a
-// session alone.
+// Verifies a session. `append` processes the tokens again; null: a session alone does.
 STET_API VerifyReport verify(Session& session, const Progress& progress = nullptr,
                              const Appender& append = nullptr);
 

@@ -1,5 +1,5 @@
-// Where the records of a store are kept: a directory, or a server of the Redis protocol. A backend
-// keeps bytes by name and vouches for nothing; Store (store.hpp) checks what it gives.
+// Storage of a store's records: a directory or a Redis-protocol server. A backend keeps bytes by
+// name and guarantees nothing; Store (store.hpp) checks what it returns.
 #pragma once
 
 #include <atomic>
@@ -19,33 +19,33 @@
 
 namespace stet {
 
-enum class Shelf { blocks, states };  // may be computed again; are what blocks are computed from
+enum class Shelf { blocks, states };  // can be recomputed; what they are recomputed from
 
 struct StoredBytes {
-  std::span<const std::byte> bytes;             // a block's at a multiple of 64 in memory
-  std::shared_ptr<const void> owner;            // keeps them
-  std::shared_ptr<const MappedFile> mapping{};  // where they are those of a file
+  std::span<const std::byte> bytes;             // blocks are 64-byte aligned in memory
+  std::shared_ptr<const void> owner;            // keeps the bytes alive
+  std::shared_ptr<const MappedFile> mapping{};  // set if the bytes are mapped from a file
 };
 struct ShelfEntry {
   Sha256 name;
   uint64_t bytes = 0;
-  int64_t used = 0;  // when it was last written, read or touched, in seconds; 0: not known
+  int64_t used = 0;  // time of the last write, read or touch, in seconds; 0: unknown
 };
 struct NewRecord {
   Sha256 name;
   std::span<const std::byte> front, payload;
-  std::shared_ptr<const MappedFile> file{};  // that holds both, and nothing else; null: none does
+  std::shared_ptr<const MappedFile> file{};  // contains exactly front and payload; may be null
 };
-// Seconds since 1970.
+// A clock in seconds since 1970.
 using StoreClock = std::function<int64_t()>;
 
-// How many seconds an answer of a server may take: of what is computed when it does not come, and
-// of what is not, which a failover must not lose.
+// Timeouts of a server in seconds. Reads can be replaced by recomputing. Writes cannot, and must
+// survive a failover.
 struct StorePatience {
   double read = 5, write = 20;
 };
 
-// A policy that threads share: what they have measured, and what follows from it.
+// A policy shared by threads, with their measurements.
 class FetchMeter {
  public:
   explicit FetchMeter(const FetchCosts& assumed) : policy_(assumed) {}
@@ -54,7 +54,7 @@ class FetchMeter {
     const std::lock_guard lock(mutex_);
     return policy_;
   }
-  // tell(FetchPolicy&)
+  // Calls tell(FetchPolicy&) under the lock.
   template <class Tell>
   void learn(Tell tell) {
     const std::lock_guard lock(mutex_);
@@ -66,74 +66,76 @@ class FetchMeter {
   FetchPolicy policy_;
 };
 
-// Every call may be made by any number of threads and processes at once, and throws an io Error
-// when the store cannot be reached.
+// The interface of a backend. Any number of threads and processes may call it at once. Every call
+// throws an io Error if the store cannot be reached.
 class STET_API StoreBackend {
  public:
   explicit StoreBackend(const FetchCosts& assumed = {}) : meter_(assumed) {}
   virtual ~StoreBackend();
 
-  // Of the wire to it, and of this process.
+  // Returns the measurements of this process and its connection.
   FetchMeter& meter() { return meter_; }
 
   virtual const std::string& url() const = 0;
-  // Seconds since 1970 by the clock of what keeps the store (a file system's, a server's): those of
-  // machines may be wrong, and what was used is compared between them.
+  // Returns seconds since 1970 by the clock of the storage (file system or server). Clocks of
+  // machines may be wrong, and times of use are compared between machines.
   virtual int64_t now() = 0;
-  // One for each name; nothing for what is not there.
+  // Returns one entry per name, empty if it is missing.
   virtual std::vector<std::optional<StoredBytes>> read(Shelf shelf,
                                                        std::span<const Sha256> names) = 0;
-  // Of blocks: take(i, what was found) once for each, on this thread, while others are on their
-  // way. Once `stop` is set nobody waits for them any more: it may throw an io Error then.
+  // Reads blocks and calls take(i, found) once for each, on this thread, while others are still
+  // being transferred. Once `stop` is set, the result is no longer needed, and an io Error may be
+  // thrown.
   using TakeBlock = std::function<void(size_t i, std::optional<StoredBytes> found)>;
   virtual void read_blocks(std::span<const Sha256> names, const std::atomic<bool>& stop,
                            const TakeBlock& take);
-  // How many threads had best read blocks at once, where `threads` are there to do so.
+  // Returns the best number of concurrent readers, given `threads` threads.
   virtual int readers(int threads) const { return threads; }
-  // Which of them are there; those count as used now.
+  // Returns which names exist, and marks these as used now.
   virtual std::vector<bool> touch(Shelf shelf, std::span<const Sha256> names) = 0;
-  // In this order, durably. Blocks for which there is no room are left out; returns how many were
-  // kept.
+  // Writes records durably, in this order. Omits blocks for which there is no room. Returns the
+  // number kept.
   virtual size_t write(Shelf shelf, std::span<const NewRecord> records) = 0;
   virtual void list(Shelf shelf, const std::function<void(const ShelfEntry&)>& each) = 0;
-  // Unless it was used since.
+  // Removes a record unless it was used after `unused_since`.
   virtual bool remove(Shelf shelf, const Sha256& name, int64_t unused_since) = 0;
 
   virtual std::vector<std::string> names() = 0;
   virtual std::optional<std::vector<std::byte>> read_name(const std::string& name) = 0;
-  // Where the name holds `expected` (nothing: is not there), it holds `next` from then on (nothing:
-  // is gone). False, and nothing has changed, where it holds something else.
+  // Compare-and-set: replaces the value of a name by `next` (empty: removes it) if it is `expected`
+  // (empty: does not exist). Otherwise returns false and changes nothing.
   virtual bool replace_name(const std::string& name,
                             const std::optional<std::vector<std::byte>>& expected,
                             const std::optional<std::vector<std::byte>>& next) = 0;
 
-  // States that somebody uses until then, under a name of that somebody's own.
+  // Protects states until a time, under a holder's name.
   virtual void lease(const std::string& holder, std::span<const Sha256> states, int64_t until) = 0;
   virtual void release(const std::string& holder) = 0;
-  virtual std::vector<Sha256> leased() = 0;  // by leases that have not ended
+  virtual std::vector<Sha256> leased() = 0;  // states with a lease in force
 
-  // Takes away what a killed process has left half-written before then.
+  // Removes unfinished files that killed processes left before that time.
   virtual void tidy(int64_t before) = 0;
-  // Lines of "name value" that describe it.
+  // Returns (name, value) pairs that describe the storage.
   virtual std::vector<std::pair<std::string, std::string>> about() = 0;
 
  private:
   FetchMeter meter_;
 };
 
-// "dir:PATH" or a path: a directory; "redis://[USER:PASSWORD@]HOST[:PORT][/PREFIX]": a server.
+// A parsed URL. "dir:PATH" or a path: a directory; "redis://[USER:PASSWORD@]HOST[:PORT][/PREFIX]":
+// a server.
 struct StoreUrl {
   enum class Kind { directory, redis } kind = Kind::directory;
-  std::string path;  // of a directory
+  std::string path;  // for a directory
   std::string user, password, host, prefix;
   int port = 6379;
 };
 STET_API StoreUrl parse_store_url(const std::string& url);
 
-// Makes a new store; throws an argument Error where there is one. `budget`: bytes that the blocks
-// of a directory may take, 0 for no limit.
+// Creates a store. Throws an argument Error if one exists. `budget` limits the bytes of a
+// directory's blocks; 0: no limit.
 STET_API void create_store(const std::string& url, uint64_t budget);
-// `clock`: null for that of what keeps the store.
+// Opens a store. `clock` null: the clock of the storage.
 STET_API std::unique_ptr<StoreBackend> open_store_backend(const std::string& url,
                                                           StoreClock clock = nullptr,
                                                           StorePatience patience = {});

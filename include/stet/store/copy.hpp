@@ -1,4 +1,4 @@
-// States from one store to another.
+// Copies states between stores.
 #pragma once
 
 #include <cstddef>
@@ -10,11 +10,11 @@ namespace stet {
 
 struct StoreCopy {
   size_t states = 0, blocks = 0;  // copied
-  size_t missing_blocks = 0;      // that `from` did not have, or held damaged
-  bool whole_history = true;      // else `from` has not all ancestors any more
+  size_t missing_blocks = 0;      // missing or damaged in `from`
+  bool whole_history = true;      // false: `from` no longer has all ancestors
 };
-// A state, its ancestors that `to` does not have, and their blocks. Both stores are of one key
-// without a salt: an argument Error otherwise. Throws what Store::state throws.
+// Copies a state, its ancestors that `to` lacks, and their blocks. Throws an argument Error unless
+// both stores have the same key and no salt. Throws what Store::state throws.
 STET_API StoreCopy copy_state(Store& from, Store& to, const Sha256& place);
 
 }  // namespace stet

@@ -1,15 +1,16 @@
-// Fetch or compute: which blocks of a state come from a store, and which are computed meanwhile.
+// Fetch or compute: decides which blocks of a state are fetched from a store and which are computed
+// meanwhile.
 //
-// A block is computed from the blocks before it, and fetched without them. So the blocks at the
-// front are computed while those behind are fetched, first blocks first, cut where both take
-// equally long: that takes no longer than the better of the two alone, wherever they cross over.
-// Everything here is a pure function of what was told: no clock, no I/O, no randomness.
+// Computing a block needs the blocks before it; fetching does not. Blocks at the front are
+// therefore computed while later ones are fetched, divided where both take equally long. This takes
+// no longer than the better of the two alone. Everything here is a pure function of its inputs: no
+// clock, no I/O, no randomness.
 //
 //   computing token p        token_seconds (1 + p / growth)     growth: positions whose attention
 //                                                                costs as much as all else
 //   fetching n bytes         latency_seconds + n byte_seconds
 //
-// Bits never depend on a decision; time alone does.
+// Decisions affect only time, never bits.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +20,7 @@ namespace stet {
 
 constexpr int64_t kPolicyBlock = 64;  // positions (kv_block.hpp)
 
-// Of the first observations the mean, then of the last eight or so: what came before them fades.
+// The mean of the first observations, then of about the last eight; older ones fade.
 class RunningMean {
  public:
   constexpr explicit RunningMean(double assumed) : value_(assumed) {}
@@ -27,7 +28,8 @@ class RunningMean {
     seen_ = std::min(seen_ + 1, 8);
     value_ += (x - value_) / seen_;
   }
-  constexpr double value() const { return value_; }  // what was assumed, until there is a first
+  // the assumed value until there is an observation
+  constexpr double value() const { return value_; }
   constexpr bool measured() const { return seen_ > 0; }
 
  private:
@@ -35,26 +37,26 @@ class RunningMean {
   int seen_ = 0;
 };
 
-// In seconds; positions for `growth`.
+// Estimated costs, in seconds; `growth` is in positions.
 struct FetchCosts {
   double token_seconds = 0.01, growth = 16384;
   double latency_seconds = 0.001, byte_seconds = 1e-8;
   double write_byte_seconds = 1e-8;
-  double encode_seconds = 1e-8, decode_seconds = 4e-9;  // of a codec, for each byte before it
-  double ratio = 0.85;                                  // bytes after it for each before it
-  // What computing has to save before it is worth the processor's time: others want that, too.
+  double encode_seconds = 1e-8, decode_seconds = 4e-9;  // of the codec, per uncompressed byte
+  double ratio = 0.85;                                  // compressed bytes per uncompressed byte
+  // Seconds that computing must save to be worth the processor time, which others need, too.
   double least_gain = 0.1;
 };
 
-// Of blocks that are missing, in order.
+// The decision for missing blocks, in order.
 struct FetchPlan {
-  int64_t computed = 0;  // at the front, while those behind them are fetched
-  double seconds = 0;    // until all are there
+  int64_t computed = 0;  // blocks at the front to compute; the rest is fetched meanwhile
+  double seconds = 0;    // until all are available
 };
 
 class FetchPolicy {
  public:
-  // `assumed` until it is measured.
+  // Starts with `assumed` costs, which measurements replace.
   constexpr explicit FetchPolicy(const FetchCosts& assumed = {})
       : growth_(assumed.growth),
         least_gain_(assumed.least_gain),
@@ -73,22 +75,22 @@ class FetchPolicy {
   constexpr bool knows_computing() const { return token_.measured(); }
   constexpr bool knows_fetching() const { return byte_.measured(); }
 
-  // ---- What was measured. Times that are not positive are left out.
+  // ---- Measurements. Times that are not positive are ignored.
 
-  // Of a model before anything of it was computed: `token_seconds` assumed, `growth` known.
+  // Sets a model's `growth`, and its assumed `token_seconds` until something was computed.
   constexpr void assume(double token_seconds, double growth) {
     growth_ = growth;
     if (!token_.measured()) token_ = RunningMean(token_seconds);
   }
-  // Tokens at positions first .. first + tokens - 1 took that long.
+  // Records that tokens at positions first .. first + tokens - 1 took `seconds`.
   constexpr void computed(int64_t first, int64_t tokens, double seconds) {
     if (tokens > 0 && seconds > 0) token_.add(seconds / weight(first, tokens));
   }
-  // A small request was answered.
+  // Records the time of a small request.
   constexpr void answered(double seconds) {
     if (seconds > 0) latency_.add(seconds);
   }
-  // That many bytes came within that time, the latency of a request with them.
+  // Records the time of fetching `bytes`, including the latency of the request.
   constexpr void fetched(uint64_t bytes, double seconds) {
     if (bytes == 0 || seconds <= 0) return;
     byte_.add(std::max(seconds - latency_.value(), seconds / 2) / static_cast<double>(bytes));
@@ -105,9 +107,10 @@ class FetchPolicy {
     if (before > 0 && seconds > 0) decode_.add(seconds / static_cast<double>(before));
   }
 
-  // ---- What is foreseen.
+  // ---- Estimates
 
-  // Blocks first .. first + blocks - 1, all before them being there.
+  // Returns the time to compute blocks first .. first + blocks - 1, if all before them are
+  // available.
   constexpr double compute_seconds(int64_t first, int64_t blocks) const {
     return token_.value() * weight(first * kPolicyBlock, blocks * kPolicyBlock);
   }
@@ -115,11 +118,12 @@ class FetchPolicy {
     return bytes == 0 ? 0 : latency_.value() + byte_.value() * static_cast<double>(bytes);
   }
 
-  // ---- What is decided.
+  // ---- Decisions
 
-  // Of `blocks` that are missing from block `first` on, each of that many bytes in the store.
+  // Returns the plan for `blocks` missing blocks from block `first` on, each of block_bytes in the
+  // store.
   constexpr FetchPlan plan(int64_t first, int64_t blocks, uint64_t block_bytes) const {
-    int64_t low = 0, high = blocks;  // the least number whose computing is not faster
+    int64_t low = 0, high = blocks;  // least number of blocks for which computing is not faster
     while (low < high) {
       const int64_t middle = low + (high - low) / 2;
       if (compute_seconds(first, middle) < rest_seconds(blocks - middle, block_bytes))
@@ -133,8 +137,8 @@ class FetchPolicy {
     const FetchPlan fetched = of(first, blocks, 0, block_bytes);
     return fetched.seconds - best.seconds < least_gain_ ? fetched : best;
   }
-  // How many blocks one request asks for: as many as come while one is computed, and so many that
-  // the latency is a fifth of the time at most; no more than `most`.
+  // Returns the number of blocks per request, at most `most`. It is as many as arrive while one is
+  // computed, and so many that latency is at most a fifth of the time.
   constexpr int64_t batch(int64_t first, int64_t most, uint64_t block_bytes) const {
     const double each = byte_.value() * static_cast<double>(block_bytes),
                  time = std::max(compute_seconds(first, 1), 4 * latency_.value());
@@ -142,26 +146,25 @@ class FetchPolicy {
                ? most
                : std::max<int64_t>(1, static_cast<int64_t>(time / each));
   }
-  // How long a block that is on its way is waited for before it is computed: as long as computing
-  // it takes, so that both together cost at most twice the better of the two; and a moment, which
-  // nobody minds.
+  // Returns how long to wait for a block in transit before computing it: as long as computing
+  // takes, and at least 0.25 s. Both together then cost at most twice the better of the two.
   constexpr double patience_seconds(int64_t block) const {
     return std::max(compute_seconds(block, 1), 0.25);
   }
-  // The bytes a second at which fetching these takes as long as computing them; 0: fetching loses
-  // at any.
+  // Returns the bytes per second at which fetching these blocks takes as long as computing them; 0
+  // if fetching is slower at any rate.
   constexpr double crossover(int64_t first, int64_t blocks, uint64_t block_bytes) const {
     const double left = compute_seconds(first, blocks) - latency_.value();
     return left <= 0 ? 0 : static_cast<double>(blocks) * static_cast<double>(block_bytes) / left;
   }
-  // Whether a codec earns its time: what it saves on the way in and out is more than it costs.
+  // Returns true if the codec saves more transfer time, in and out, than it costs.
   constexpr bool worth_encoding() const {
     return (byte_.value() + write_byte_.value()) * (1 - ratio_.value()) >
            encode_.value() + decode_.value();
   }
 
  private:
-  // Tokens at position 0 that take as long as these.
+  // Returns the number of tokens at position 0 that take as long as these.
   constexpr double weight(int64_t first, int64_t tokens) const {
     const double n = static_cast<double>(tokens), p = static_cast<double>(first);
     return n * (1 + (p + (n - 1) / 2) / growth_);

@@ -1,17 +1,17 @@
-// What stands in a store: payloads under a front that says what they are, and that somebody who
-// holds the writers' key has written it. Everything in a store comes from strangers until then.
+// Records of a store: a payload with a header that identifies it and proves that a holder of the
+// writers' key has written it. Until that is checked, the contents of a store are untrusted.
 //
 //   record = 93 'S' 'T' 'K' 0D 0A 1A 0A
 //            u32 version                        2
 //            u32 kind                           1 block, 2 state, 3 name
-//            hash name                          what it is stored under
-//            32 bytes content                   what the payload is checked by, as it stands here:
+//            hash name                          the name that it is stored under
+//            32 bytes content                   authenticates the payload as stored:
 //              16 bytes nonce                   random
 //              16 bytes tag                     Poly1305 under the one-time key HMAC-SHA256(
 //                                               writers' key, "stet content 2\n" kind name nonce)
 //            u64 bytes of the payload
-//            u32 encoding                       0 as it is; 1, of blocks: u64 bytes that it gives,
-//                                               and those shuffled as elements of 4 bytes and
+//            u32 encoding                       0 none; 1, for blocks: u64 uncompressed bytes, then
+//                                               the data, shuffled as elements of 4 bytes and
 //                                               deflated plane by plane (encoding 1 of
 //                                               docs/snapshot-format.md)
 //            u32 offset of the payload          4096 for blocks, so that it can be mapped; 192
@@ -21,10 +21,10 @@
 //
 // Integers are little-endian; hashes are SHA-256.
 //
-// Poly1305 is several times as fast as SHA-256, and its key must never tag two payloads: whoever
-// sees both tags can forge a third. Name and kind do not say what the payload is (two machines may
-// store one block in different encodings, a name is set to another state), so every record has a
-// nonce of its own. Hence records of one payload differ, but in their fronts alone.
+// Poly1305 is several times as fast as SHA-256, but its key must never tag two payloads: anyone who
+// sees both tags can forge a third. Kind and name do not determine the payload. Two machines may
+// store a block in different encodings, and a name is set to different states. Every record
+// therefore has its own nonce, so records of one payload differ, but only in their headers.
 #pragma once
 
 #include <array>
@@ -40,25 +40,25 @@
 namespace stet {
 
 enum class RecordKind : uint32_t { block = 1, state = 2, name = 3 };
-const char* record_kind_name(RecordKind kind);  // "block"
+const char* record_kind_name(RecordKind kind);  // "block", "state" or "name"
 
-// Who may write to a store, and what its names are salted with.
+// The key of a store's writers, and the salt of its names.
 struct StoreKey {
   std::array<std::byte, 32> writers{};
-  // All zero: records are stored under their identities. Else under HMACs of them, so that whoever
-  // has another salt can neither find nor guess them.
+  // If zero, records are stored under their identities. Otherwise under HMACs of them, which nobody
+  // with another salt can find or guess.
   Sha256 salt;
 
-  // A fresh one from the system's random numbers.
+  // Returns a new key from the system's random numbers.
   STET_API static StoreKey random();
-  // Reads a key file. Throws an io Error where others than its owner may read it, a format Error
-  // for anything but what save() writes.
+  // Reads a key file. Throws an io Error if anyone but its owner may read it, and a format Error
+  // for anything that save() does not write.
   STET_API static StoreKey load(const std::string& path);
-  // Writes a new file with mode 0600; throws an argument Error where there is one already.
+  // Writes a new file with mode 0600. Throws an argument Error if the file exists.
   STET_API void save(const std::string& path) const;
-  // The same writers, and a salt of this tenant's own.
+  // Returns the same writers' key with a salt for this tenant.
   STET_API StoreKey for_tenant(const std::string& tenant) const;
-  // What a record of this identity is stored under.
+  // Returns the name under which a record of this identity is stored.
   STET_API Sha256 place(const Sha256& identity) const;
 };
 
@@ -71,12 +71,12 @@ struct Record {
   std::span<const std::byte> payload;
 };
 
-// The front of a record, never the same twice; the payload follows it. Throws an io Error where the
-// system has no random numbers.
+// Returns the header of a record, different each time; the payload follows it. Throws an io Error
+// if the system has no random numbers.
 STET_API std::vector<std::byte> seal_record(const StoreKey& key, const Record& record);
-// Checks everything. `where` names the source in errors. Throws a format Error: damage; a mismatch
-// Error: of another kind or name than was asked for, or by another writer; an unsupported Error: of
-// another version. The payload is a view.
+// Checks a record and returns it; its payload is a view into `bytes`. `where` names the source in
+// errors. Throws a format Error for damage and an unsupported Error for another version. Throws a
+// mismatch Error for another kind or name, or for a record by another writer.
 STET_API Record open_record(const StoreKey& key, RecordKind kind, const Sha256& name,
                             std::span<const std::byte> bytes, const std::string& where);
 

@@ -1,11 +1,11 @@
-// A store of states and of blocks of keys and values, shared by processes and machines.
+// A store of states and blocks of keys and values, shared by processes and machines.
 //
-// A state is a recipe: the tokens and settings that give it, and the identities of its blocks. It
-// stays while a name, a name's history, a lease or a descendant leads to it. Blocks may go at any
-// time, since they can be computed again, exactly. So whatever a store loses, answers late or
-// forges costs time and changes no byte.
+// A state is a recipe: tokens and settings, and the identities of its blocks. It is kept while a
+// name, a name's history, a lease or a descendant refers to it. Blocks may be evicted at any time,
+// because they can be recomputed exactly. If a store loses, delays or forges data, this costs time
+// but changes no byte.
 //
-// Records are called by their places: identities, or (StoreKey::salt) HMACs of them.
+// A record is stored at its place: its identity, or an HMAC of it (StoreKey::salt).
 //
 //   payload of a state = place of its parent (zeros: none), u64 seconds since 1970, u32 bytes and
 //                        text of a note, u32 count and places of blocks, u64 bytes and snapshot
@@ -33,57 +33,58 @@
 
 namespace stet {
 
-// Of a state, beside the snapshot that restores it.
+// A state's record: the snapshot that restores it, and its relations.
 struct StateRecord {
-  Sha256 parent;               // place of the state that it was made from; zeros: none
+  Sha256 parent;               // place of the state it was made from; zeros: none
   int64_t created = 0;         // seconds since 1970
-  std::string note;            // a line for people
-  std::vector<Sha256> blocks;  // places of what it is computed from, where that is not computed
+  std::string note;            // one line of text for users
+  std::vector<Sha256> blocks;  // places of the blocks that restoring can fetch
   std::vector<std::byte> snapshot;
 };
 
 struct NameEntry {
-  Sha256 state;     // its place
+  Sha256 state;     // place of the state
   int64_t set = 0;  // seconds since 1970
   bool operator==(const NameEntry&) const = default;
 };
 
-// The bytes of one block and what keeps them. Checked; empty where it is not there.
+// A block from a store, after checking. Empty bytes if it is missing or refused.
 struct StoredBlock {
   std::span<const std::byte> bytes;
   std::shared_ptr<const void> owner;
   std::shared_ptr<const MappedFile> mapping;
-  std::string refused;   // why a record that is there is not used
-  uint64_t carried = 0;  // bytes of its record, as it came
+  std::string refused;   // why an existing record was refused
+  uint64_t carried = 0;  // size of the record as transferred
 };
 
-// Whether blocks that a store has are fetched: as FetchPolicy decides, or always. Without a choice
-// between both, time alone changes; for tests of what is stored, and where processors are busy.
+// Fetching of available blocks: as FetchPolicy decides, or always. Affects only time; `always` is
+// for tests and for busy processors.
 enum class FetchChoice { by_costs, always };
-// Whether blocks are compressed: where the wire is slower than the codec (FetchPolicy), or not.
+// Compression of blocks: if the connection is slower than the codec (FetchPolicy), never, or
+// always.
 enum class StoreEncoding { by_costs, never, always };
 
 struct StoreOptions {
   StoreClock clock = nullptr;  // null: the system's
-  int threads = 0;             // to seal and compress with; 0: all processors
+  int threads = 0;             // for sealing and compressing; 0: all processors
   FetchChoice fetch = FetchChoice::by_costs;
   StoreEncoding encoding = StoreEncoding::by_costs;
 };
 
 struct GcOptions {
-  int64_t grace = 14 * 24 * 3600;  // seconds since the last use before anything goes
+  int64_t grace = 14 * 24 * 3600;  // seconds without use before removal
   bool dry_run = false;
-  std::function<void()> between;  // called between marking and sweeping
+  std::function<void()> between;  // called between mark and sweep
 };
 struct GcReport {
-  uint64_t states = 0, blocks = 0, bytes = 0;  // removed, or (dry_run) to be removed
+  uint64_t states = 0, blocks = 0, bytes = 0;  // removed, or to be removed (dry_run)
   uint64_t kept_states = 0, kept_blocks = 0;
-  std::vector<std::string> refused;  // records of states that could not be read
+  std::vector<std::string> refused;  // unreadable records of states
 };
 
-struct StoreTraffic {  // since the store was opened
+struct StoreTraffic {  // counts since the store was opened
   uint64_t hits = 0, misses = 0, refused = 0, read_bytes = 0, written_bytes = 0;
-  uint64_t reads = 0, writes = 0;  // requests
+  uint64_t reads = 0, writes = 0;  // number of requests
   double read_seconds = 0, write_seconds = 0;
 };
 
@@ -97,49 +98,49 @@ class STET_API Store {
   const std::string& url() const { return backend_->url(); }
   StoreBackend& backend() { return *backend_; }
   Sha256 place(const Sha256& identity) const { return key_.place(identity); }
-  // What fetching and computing cost here. All stores of one backend share it.
+  // Returns the measured costs of fetching and computing, shared by all stores of one backend.
   FetchMeter& meter() { return backend_->meter(); }
   FetchChoice fetch_choice() const { return fetch_; }
 
   struct NewBlock {
     Sha256 identity;
-    std::function<std::span<const std::byte>()> bytes;  // asked for where they are to be written
-    std::shared_ptr<const MappedFile> mapping{};        // a store's file of this block, if any
+    std::function<std::span<const std::byte>()> bytes;  // called when the bytes are needed
+    std::shared_ptr<const MappedFile> mapping{};        // the block's file in a store, if any
   };
   struct PutReport {
     size_t written = 0, present = 0;
   };
-  // Those that are not there yet, or that this Store has refused; all count as used now. What is in
-  // neither number had no room.
+  // Stores blocks that are missing or that this Store has refused. Marks all as used now. Blocks
+  // counted in neither number had no room.
   PutReport put_blocks(std::span<const NewBlock> blocks);
-  // Each checked: its name, its bytes and the writers' key.
+  // Return blocks, after checking name, bytes and writers' key.
   std::vector<StoredBlock> blocks(std::span<const Sha256> identities);
   std::vector<StoredBlock> blocks_at(std::span<const Sha256> places);
-  // The same by one request on this thread; once `stop` is set, it may throw an io Error.
+  // Returns blocks by one request on this thread. May throw an io Error once `stop` is set.
   std::vector<StoredBlock> request(std::span<const Sha256> places, const std::atomic<bool>& stop);
 
-  // After its blocks. One that is there already stays as it is, unless it is damaged; throws
-  // the mismatch Error of open_record where it is not of this key. Returns its place.
+  // Stores a state and returns its place. Call it after its blocks were stored. An existing
+  // undamaged record is kept. Throws the mismatch Error of open_record if it has another key.
   Sha256 put_state(const Sha256& id, const StateRecord& state);
-  // Throws an io Error where it is not there, and what open_record throws.
+  // Returns a state. Throws an io Error if it does not exist, and what open_record throws.
   StateRecord state(const Sha256& place);
-  std::optional<StateRecord> find_state(const Sha256& place);  // nothing: it is not there
+  std::optional<StateRecord> find_state(const Sha256& place);  // empty if it does not exist
   bool has_state(const Sha256& place);
-  // The place that a name stands for, or whose first digits (6 or more) these are.
+  // Returns the place for a name, or for the first 6 or more digits of a place.
   Sha256 resolve(const std::string& reference);
   std::vector<ShelfEntry> states();
 
-  // The latest last; empty where there is no such name.
+  // Returns a name's history, latest last; empty if the name does not exist.
   std::vector<NameEntry> history(const std::string& name);
   std::vector<std::string> names() { return backend_->names(); }
-  // The name stands for `next` from now on (nothing: is removed, with its history) if it stood for
-  // `expected` (nothing: for none). Throws a mismatch Error where somebody else was faster, an io
-  // Error where `next` is not in the store.
+  // Compare-and-set of a name: sets it to `next` (empty: removes it with its history) if it is
+  // `expected` (empty: does not exist). Throws a mismatch Error if it was changed meanwhile, and an
+  // io Error if `next` is not in the store.
   void set_name(const std::string& name, const std::optional<Sha256>& expected,
                 const std::optional<Sha256>& next);
 
-  // What leads from these states stays until the lease is gone, or for that many seconds. Throws an
-  // io Error where one of them is not in the store.
+  // Protects these states, and what they depend on, until the lease is destroyed or the seconds
+  // have passed. Throws an io Error if one of them is not in the store.
   class Lease;
   Lease lease(std::span<const Sha256> states, int64_t seconds);
 
@@ -169,7 +170,7 @@ class STET_API Store {
   StoreClock clock_;
   mutable std::mutex mutex_;
   StoreTraffic traffic_;
-  std::set<Sha256> refused_;  // places of blocks that are to be written again
+  std::set<Sha256> refused_;  // places of blocks to write again
 };
 
 class STET_API Store::Lease {

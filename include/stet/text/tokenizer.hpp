@@ -1,22 +1,23 @@
-// Text to token ids and back, as Hugging Face transformers does it for the same checkpoint.
+// Converts text to token ids and back, as Hugging Face transformers does for the same checkpoint.
 //
-// Three kinds of vocabulary file:
+// Supported vocabulary files:
 //   tokenizer.json   model BPE, byte-level (GPT-2, Llama 3) or with byte fallback (Gemma, Llama 2);
 //                    uncommon patterns need PCRE2, Unicode normal forms need utf8proc.
-//   tokenizer.model  a sentencepiece model, by the sentencepiece library or, without it, by code of
-//                    ours that gives the same ids.
+//   tokenizer.model  a sentencepiece model, by the sentencepiece library or, without it, by stet's
+//                    own code, which gives the same ids.
 //   vocab.json and merges.txt   byte-level BPE of the classes of GPT-2 and Qwen2.
-// Where a directory has several, tokenizer.json is taken (as transformers does). Optional files:
-// tokenizer_config.json, added_tokens.json and special_tokens_map.json give bos, eos,
-// add_bos_token, add_eos_token and added tokens. The chat template is chat_template.jinja's, else
-// the config's, else chat_template.json's; additional_chat_templates/ has others by their names.
+// If a directory has several, tokenizer.json is used, as in transformers. Optional files
+// tokenizer_config.json, added_tokens.json and special_tokens_map.json provide bos, eos,
+// add_bos_token, add_eos_token and added tokens. The chat template comes from chat_template.jinja,
+// otherwise from the config, otherwise from chat_template.json. additional_chat_templates/ has
+// further ones by name.
 //
-// Input that is not UTF-8 is read as if each maximal ill-formed subsequence were U+FFFD (the WHATWG
-// rule, which Python's errors="replace" follows too).
+// In input that is not UTF-8, each maximal ill-formed subsequence counts as U+FFFD (the WHATWG
+// rule, also that of Python's errors="replace").
 //
 // Sources: GPT-2's byte-to-character table and BPE (Radford et al. 2019; Sennrich et al. 2016); the
-// `tokenizers` library for the meaning of each field of tokenizer.json; sentencepiece_model.proto
-// for tokenizer.model.
+// `tokenizers` library for the fields of tokenizer.json; sentencepiece_model.proto for
+// tokenizer.model.
 #pragma once
 
 #include <cstdint>
@@ -38,96 +39,99 @@ struct TextRange {
   size_t begin = 0, end = 0;
 };
 
-// Immutable; any number of threads may use one at once.
+// A tokenizer. Immutable: any number of threads may use one at once.
 class STET_API Tokenizer {
  public:
-  // A file by name ("tokenizer.json") and its bytes.
+  // Files as pairs of name ("tokenizer.json") and content.
   using Files = std::vector<std::pair<std::string, std::string>>;
 
-  // Whether tokens are put around the text. `automatic`: what the checkpoint asks for (its
-  // post-processor and add_bos_token, add_eos_token), which is transformers'
-  // add_special_tokens=True, but a text that begins with the bos token, as a rendered chat template
-  // does, gets no second one. `on`: what the checkpoint asks for, with a bos first even where it
-  // does not ask for one, and whatever the text begins with. `off`: nothing but the text's own
-  // tokens.
+  // The special tokens that are added around the text.
+  //   automatic  as the checkpoint asks (its post-processor and add_bos_token, add_eos_token), like
+  //              transformers' add_special_tokens=True; but a text that begins with the bos token,
+  //              as a rendered chat template does, gets no second one
+  //   on         as the checkpoint asks, but always with a bos first
+  //   off        none
   enum class Bos { automatic, on, off };
 
-  // Reads the tokenizer of a checkpoint directory. Throws Error: io (no vocabulary file,
-  // unreadable), format (says file, field, expected, found), unsupported (a part that this build
-  // does not know, by name).
+  // Loads the tokenizer of a checkpoint directory. Throws an io Error if there is no vocabulary
+  // file or it is unreadable. Throws a format Error for invalid files, and an unsupported Error
+  // that names a part which this build does not support.
   static std::shared_ptr<const Tokenizer> load(const std::string& directory);
-  // The same from wherever the files are.
+  // Loads a tokenizer from any source of files.
   static std::shared_ptr<const Tokenizer> load(const FileSource& source);
-  // Names of the files that load() reads; none of tokenizer.json and tokenizer.model where there is
-  // no tokenizer.
+  // Returns the names of the files that load() reads. Without a tokenizer, these include neither
+  // tokenizer.json nor tokenizer.model.
   static std::vector<std::string> files_of(const FileSource& source);
 
-  // The same from bytes, as files() gives them; `where` prefixes file names in errors ("DIR/",
+  // Loads a tokenizer from files() of another. `where` precedes file names in errors ("DIR/",
   // "s.stet: TOKENIZER: ").
   static std::shared_ptr<const Tokenizer> load_from_files(Files files,
                                                           const std::string& where = "");
 
-  // What load_from_files needs to build this tokenizer again.
+  // Returns the files from which load_from_files() rebuilds this tokenizer.
   const Files& files() const;
-  // Throws an io Error where one of them is not the own file of the source it was loaded from
+  // Throws an io Error if a file does not belong to the source that it was loaded from
   // (FileSource::check_own).
   void check_own_files() const;
 
-  // The token ids of a text. Added tokens found in it ("<start_of_turn>") become their ids. With
-  // special_in_text false, those that could pass for the checkpoint's own marks stay ordinary text,
-  // and no id of them can come out of it: the special tokens, and the tokens that the chat template
-  // writes (white space aside), which some checkpoints do not call special. That is how text of
-  // unknown origin should be encoded. Time grows with the length as n log n at most, also for one
-  // long word. Throws Error: argument (Bos::on without a bos token), capacity (a pattern ran into
-  // PCRE2's limits, a word has 2 GiB).
+  // Returns the token ids of a text. Added tokens in it ("<start_of_turn>") become their ids.
+  //
+  // If special_in_text is false, text that looks like the checkpoint's control tokens stays
+  // ordinary text. No id of a special token, or of a token that the chat template writes (white
+  // space aside), can then result. Use this for untrusted text; some checkpoints do not call all of
+  // these tokens special.
+  //
+  // Time grows at most as n log n, also for one long word. Throws an argument Error for Bos::on
+  // without a bos token. Throws a capacity Error if a pattern exceeds PCRE2's limits or a word has
+  // 2 GiB.
   std::vector<int32_t> encode(std::string_view text, Bos bos = Bos::automatic,
                               bool special_in_text = true) const;
-  // The same where parts of the text alone are of unknown origin, as in a rendered chat template:
-  // nothing that touches one of the `plain` ranges becomes a mark. Words go across the edges of
-  // ranges as if there were none. `continued`: the text goes on from another, so that no space is
-  // put before it. Throws Error: argument for ranges that overlap, are out of order, or beyond the
-  // text.
+  // Encodes a text of which only some ranges are untrusted, as in a rendered chat template: nothing
+  // that touches one of the `plain` ranges becomes a control token. Range boundaries do not split
+  // words. `continued` says that the text continues another, so no space is put before it. Throws
+  // an argument Error for ranges that overlap, are unordered, or exceed the text.
   std::vector<int32_t> encode(std::string_view text, Bos bos, std::span<const TextRange> plain,
                               bool continued = false) const;
 
-  // The text of ids, valid UTF-8, as transformers' decode(ids, skip_special_tokens=skip_special,
-  // clean_up_tokenization_spaces=False). Bytes that form no character become U+FFFD; with byte
-  // fallback a run of byte tokens that is not UTF-8 as a whole becomes one U+FFFD per byte. Throws
-  // Error: argument for an id outside 0..size()-1.
+  // Returns the text of ids as valid UTF-8, like transformers' decode(ids,
+  // skip_special_tokens=skip_special, clean_up_tokenization_spaces=False). Bytes that form no
+  // character become U+FFFD. With byte fallback, a run of byte tokens that is not valid UTF-8 as a
+  // whole becomes one U+FFFD per byte. Throws an argument Error for an id outside 0..size()-1.
   std::string decode(std::span<const int32_t> ids, bool skip_special = false) const;
 
-  // One more than the highest id, added tokens included. A model may have more rows than that.
+  // Returns the highest id plus one, including added tokens. A model may have more rows.
   int32_t size() const;
 
   std::optional<int32_t> bos() const;
   std::optional<int32_t> eos() const;
-  // The id of a token by its text as the vocabulary writes it ("\u0120the", "\u2581the", "<bos>").
+  // Returns the id of a token as written in the vocabulary ("\u0120the", "\u2581the", "<bos>").
   std::optional<int32_t> find_id(std::string_view piece) const;
-  // The inverse; "" for an id that the vocabulary leaves out. Throws Error: argument for an id out
-  // of range.
+  // Returns a token as written in the vocabulary; "" for an unused id. Throws an argument Error for
+  // an id out of range.
   std::string piece(int32_t id) const;
-  // The bytes that a token stands for in the middle of a text, whether or not they are whole
-  // characters; "" for an id that the vocabulary leaves out. Throws Error: argument for an id out
-  // of range.
+  // Returns the bytes of a token within a text, which may be incomplete characters; "" for an
+  // unused id. Throws an argument Error for an id out of range.
   std::string bytes(int32_t id) const;
-  // Left out by skip_special. False for ids out of range.
+  // Returns true if skip_special leaves the token out. False for ids out of range.
   bool is_special(int32_t id) const;
 
-  // The Jinja source, or "". With `name`, that of the templates of this name which
-  // tokenizer_config.json lists ("tool_use"), or "".
+  // Returns the Jinja source of the chat template, or "". With `name`, returns the template of that
+  // name in tokenizer_config.json ("tool_use"), or "".
   std::string_view chat_template(std::string_view name = "") const;
-  // The named special tokens of tokenizer_config.json and their texts, as chat templates see them:
-  // bos_token, eos_token, unk_token, sep_token, pad_token, cls_token, mask_token, further ones of
-  // extra_special_tokens; and once for each of its tokens, additional_special_tokens. Without that
-  // file: bos_token and eos_token of the vocabulary.
+  // Returns the named special tokens of tokenizer_config.json, as chat templates see them:
+  // bos_token, eos_token, unk_token, sep_token, pad_token, cls_token, mask_token and those in
+  // extra_special_tokens. additional_special_tokens occurs once for each of its tokens. Without
+  // that file: bos_token and eos_token of the vocabulary.
   const std::vector<std::pair<std::string, std::string>>& special_tokens() const;
 
-  // "xxh3:" and 32 hex digits, XXH3-128 over everything that decides ids and text. Each part is
-  // hashed as its length (8 bytes, little-endian) and its bytes, in this order: the kind ("bpe" or
-  // "sentencepiece"); per id its piece; the merges, or the scores and types of pieces and the bytes
-  // of the character map, as little-endian 32-bit words; per added token, by id: id, flags, text;
-  // the settings as JSON with sorted keys and no spaces; the chat template. Whitespace, key order
-  // and unused fields of the files do not change it.
+  // Returns "xxh3:" and 32 hex digits: XXH3-128 over everything that determines ids and text. Each
+  // part is hashed as its length (8 bytes, little-endian) and its bytes, in this order:
+  //   the kind ("bpe" or "sentencepiece"); per id its piece
+  //   the merges, or the scores and types of pieces and the bytes of the character map, as
+  //     little-endian 32-bit words
+  //   per added token, by id: id, flags, text
+  //   the settings as JSON with sorted keys and no spaces; the chat template
+  // Whitespace, key order and unused fields of the files do not change it.
   std::string fingerprint() const;
 
   ~Tokenizer();
@@ -139,33 +143,33 @@ class STET_API Tokenizer {
   std::unique_ptr<Impl> impl_;
 };
 
-// Text of tokens as they come. What push() and finish() return, put together, equals decode() of
-// all the ids, and each of them is valid UTF-8: bytes of an unfinished character wait for the next
-// token. (With byte fallback a whole run of byte tokens waits, because decode() judges it as a
-// whole.) The tokenizer must outlive the stream.
+// Decodes tokens one by one. The concatenated results of push() and finish() equal decode() of all
+// ids, and each is valid UTF-8: bytes of an unfinished character wait for the next token. With byte
+// fallback a whole run of byte tokens waits, because decode() judges it as a whole. The tokenizer
+// must outlive the stream.
 class STET_API TextStream {
  public:
   TextStream(const Tokenizer& tokenizer, bool skip_special);
 
-  // The text that this id completes, often "". Throws Error: argument for an id out of range;
-  // nothing changes then.
+  // Returns the text that this id completes, often "". Throws an argument Error, and changes
+  // nothing, for an id out of range.
   std::string push(int32_t id);
-  // What is left at the end; the stream then starts anew.
+  // Returns the remaining text. The stream then starts anew.
   std::string finish();
 
-  // Bytes that wait for more: of an unfinished character, or spaces that may yet be stripped.
+  // Returns the bytes that wait for more: of an unfinished character, or spaces that may be
+  // stripped.
   std::string pending() const;
 
-  // Everything the stream remembers between tokens, to be kept in a snapshot, and its inverse.
-  // restore throws Error: format, and changes nothing, when the bytes are not what state() gave for
-  // a tokenizer with the same decoder.
+  // Save and restore the stream's complete state, for snapshots. restore() throws a format Error,
+  // and changes nothing, unless state() of a tokenizer with the same decoder gave these bytes.
   std::string state() const;
   void restore(std::string_view state);
 
  private:
   struct Stage {
-    std::string held;    // bytes that wait
-    uint32_t count = 0;  // tokens or characters seen, as the stage needs
+    std::string held;    // waiting bytes
+    uint32_t count = 0;  // tokens or characters seen; depends on the stage
   };
   friend class TokenDecoder;
   const Tokenizer* tokenizer_;

@@ -1,4 +1,4 @@
-// What a tokenizer does that its makers hardly meant.
+// Warnings about tokenizers that probably do not work as intended.
 #pragma once
 
 #include <string>
@@ -9,8 +9,9 @@
 
 namespace stet {
 
-// A line for each: marks of the chat templates that the vocabulary has as ordinary pieces, so that
-// they are split into letters; and a GGUF file that does not say how text is split.
+// Returns one line per warning. Warns about tokens of the chat templates that the vocabulary has
+// only as ordinary pieces, so that they are split into letters. Also warns about a GGUF file that
+// does not say how text is split.
 STET_API std::vector<std::string> tokenizer_warnings(const Tokenizer& tokenizer);
 
 }  // namespace stet

@@ -1,5 +1,5 @@
-// UTF-8, with ill-formed text handled by the WHATWG rule: each maximal ill-formed subsequence is
-// one U+FFFD.
+// UTF-8 decoding. Ill-formed text follows the WHATWG rule: each maximal ill-formed subsequence
+// counts as one U+FFFD.
 #pragma once
 
 #include <cstdint>
@@ -12,23 +12,23 @@ namespace stet {
 
 inline constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
-// What stands at one place of a text. For an ill-formed subsequence `code` is U+FFFD and `length`
-// its length; `cut` tells that it could be completed by bytes after the end of the text.
+// One character of a text. For an ill-formed subsequence, `code` is U+FFFD and `length` its length;
+// `cut` is true if bytes after the end of the text could complete it.
 struct Utf8 {
   uint32_t code;
   uint32_t length;
   bool valid, cut;
 };
 
-// at < text.size()
+// Returns the character at `at`, which must be less than text.size().
 inline Utf8 utf8_at(std::string_view text, size_t at) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[at + i]); };
   const uint32_t lead = byte(0);
   if (lead < 0x80) return {lead, 1, true, false};
   const uint32_t length = lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
   if (length == 0) return {0xFFFD, 1, false, false};
-  // The second byte has a narrower range after four of the leads: overlong forms, surrogates, above
-  // U+10FFFF.
+  // After four lead bytes the second byte has a narrower range. This excludes overlong forms,
+  // surrogates and codes above U+10FFFF.
   uint32_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
   uint32_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
   uint32_t code = lead & (0x7Fu >> length);
@@ -47,17 +47,17 @@ STET_API void utf8_append(std::string& text, uint32_t code);
 
 STET_API bool utf8_valid(std::string_view text);
 
-// The text with U+FFFD for each maximal ill-formed subsequence.
+// Returns the text with U+FFFD for each maximal ill-formed subsequence.
 STET_API std::string utf8_lossy(std::string_view text);
 
-// Length of the last character of a valid, non-empty text.
+// Returns the length of the last character of a valid, non-empty text.
 STET_API size_t utf8_last(std::string_view text);
 
-// Whether a character could act on a terminal, or make a line look like another: category Cc, line
-// and paragraph separators, bidirectional controls.
+// Returns true if a character could control a terminal or disguise a line: category Cc, line and
+// paragraph separators, bidirectional controls.
 STET_API bool is_control(uint32_t code);
 
-// Unicode's White_Space property.
+// Returns true for characters with Unicode's White_Space property.
 STET_API bool is_white_space(uint32_t code);
 
 }  // namespace stet

@@ -1,4 +1,4 @@
-// How a thread that waits for a pass through the model can end it.
+// Lets a thread that waits for a pass through the model end it.
 #pragma once
 
 #include <exception>
@@ -7,17 +7,17 @@
 
 namespace stet {
 
-// A question of the program's own: a nonzero answer ends the pass that asks it.
+// A callback of the program; a nonzero answer ends the pass that asks.
 struct Interrupt {
   int (*ask)(void* context) = nullptr;
   void* context = nullptr;
 };
-// From here on the passes that this thread begins ask it, on this thread: as each begins, and then
-// between pieces of its work, every few milliseconds at most. An `ask` of null ends that. It may
-// not throw, and may not begin a pass. Returns the one before.
+// Sets the interrupt of the calling thread and returns the previous one. Passes that this thread
+// begins ask it, on this thread: at their beginning, and between pieces of work, at most every few
+// milliseconds. A null `ask` removes it. `ask` must not throw or begin a pass.
 STET_API Interrupt set_interrupt(const Interrupt& interrupt) noexcept;
 
-// Thrown by a call whose pass was ended: the sessions are as they were before that pass' call.
+// Thrown by a call whose pass was ended. The call has not changed its sessions.
 class STET_API Interrupted : public std::exception {
  public:
   const char* what() const noexcept override;

@@ -52,7 +52,7 @@ Value Context::dict(Members members) {
 }
 
 Value Context::iterator(Iterator::Next next) {
-  // One may draw from another, and so on.
+  // Iterators may draw from one another, in chains.
   Iterator::Next guarded = [next = std::move(next)](Context& context, Value& item) {
     const Level level(context);
     return next(context, item);

@@ -1,4 +1,4 @@
-// The state of one rendering: limits, output, scopes; and the operations on values that need it.
+// The state of one rendering (limits, output, scopes) and the operations on values that need it.
 #pragma once
 
 #include "src/text/jinja/value.hpp"
@@ -19,7 +19,7 @@ class Context {
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  // Counts work; a capacity Error when there was too much.
+  // Counts work. Throws a capacity Error beyond the limit.
   void step(uint64_t count = 1) {
     if (count > steps_left_)
       fail(ErrorKind::capacity, "at most " + std::to_string(options.limits.steps) + " steps",
@@ -27,12 +27,13 @@ class Context {
     steps_left_ -= count;
   }
   void copy(size_t bytes) { step(1 + bytes / 128); }
-  void scan(size_t bytes) { step(1 + bytes / 2); }  // character by character
-  // One after the other of so many names, for one of so many bytes.
+  void scan(size_t bytes) { step(1 + bytes / 2); }  // for work on every character
+  // Counts a search through `count` names for one of `bytes` bytes.
   void names(size_t count, size_t bytes) { step(count / 16 + bytes / 512); }
-  // For a string of so many bytes in another one: their product, at worst.
+  // Counts a search for `wanted` bytes in `bytes` bytes: at worst their product.
   void search(size_t bytes, size_t wanted) { step(1 + bytes / 8 + bytes / 64 * (wanted / 64)); }
-  // Memory is counted before it is taken, where its size is known before.
+  // Throws a capacity Error if `bytes` would exceed the limit. Called before allocating, if the
+  // size is known.
   void expect_memory(size_t bytes);
 
   [[noreturn]] void fail(const std::string& expected, const std::string& found) const {
@@ -43,7 +44,7 @@ class Context {
     fail_at(kind, name, at, expected, found);
   }
 
-  // Values that are counted.
+  // Creates an object whose memory is counted.
   template <class T, class... A>
   std::shared_ptr<T> make(size_t bytes, A&&... arguments) {
     auto object = new_object<T>(std::forward<A>(arguments)...);
@@ -58,7 +59,7 @@ class Context {
   Value iterator(Iterator::Next next);
   Value undefined(const std::string& message, bool unsafe = false);
 
-  // A level of recursion, of the template's or of a value's.
+  // One level of recursion, of the template or of a value.
   class Level {
    public:
     explicit Level(Context& context) : context_(context) {
@@ -75,9 +76,9 @@ class Context {
     Context& context_;
   };
 
-  // Where text goes now.
+  // Writes to the current output.
   void write(const Text& text);
-  // What `render` writes, as a string.
+  // Returns the output of `render` as a string.
   template <class F>
   Value captured(F render) {
     Text text;
@@ -96,13 +97,13 @@ class Context {
   }
   Text take_output() { return std::move(result_); }
 
-  // Objects that may come to refer to themselves are cleared at the end.
+  // Registers an object that may refer to itself, to be cleared at the end.
   void keep(std::shared_ptr<Object> object) { kept_.push_back(std::move(object)); }
 
   const std::string& name;
   const Variables& variables;
   const RenderOptions& options;
-  Position at;                   // of what is being evaluated
+  Position at;                   // place being evaluated
   std::shared_ptr<Frame> frame;  // the innermost scope
 
  private:
@@ -116,7 +117,7 @@ class Context {
   std::vector<std::shared_ptr<Object>> kept_;
 };
 
-// A string in the making, within the limits.
+// Builds a string within the limits.
 class Builder {
  public:
   explicit Builder(Context& context) : context_(context) {}
@@ -129,7 +130,7 @@ class Builder {
     grow(end - begin);
     append(text, from, begin, end);
   }
-  // The same bytes again and again.
+  // Appends the same bytes `count` times.
   void repeat(std::string_view bytes, int64_t count);
   Value string() { return context_.string(std::move(text)); }
 
@@ -138,13 +139,13 @@ class Builder {
  private:
   void grow(size_t bytes) {
     context_.copy(bytes);
-    // What grows, doubles.
+    // A growing buffer doubles its memory.
     context_.expect_memory(2 * (text.bytes.size() + bytes + text.marks.size() * sizeof(Mark)));
   }
   Context& context_;
 };
 
-// A new scope around `parent`, until the end of the block.
+// A new scope within `parent`, until the end of the block.
 class Scope {
  public:
   Scope(Context& context, std::shared_ptr<Frame> parent)
@@ -161,7 +162,7 @@ class Scope {
   std::shared_ptr<Frame> outer_;
 };
 
-// Operations, as Python does them (operations.cpp).
+// Operations with Python's semantics (operations.cpp).
 const char* type_name(const Value& v);
 bool truth(Context& c, const Value& v);
 bool equal(Context& c, const Value& a, const Value& b);
@@ -170,13 +171,12 @@ bool compare(Context& c, Order order, const Value& a, const Value& b);
 bool contains(Context& c, const Value& container, const Value& item);
 std::optional<size_t> length(Context& c, const Value& v);
 bool is_iterable(const Value& v);
-bool is_number(const Value& v);                   // booleans are
-double as_double(const Value& v);                 // of a number
-std::optional<int64_t> as_index(const Value& v);  // of an integer or a boolean
+bool is_number(const Value& v);                   // booleans count as numbers
+double as_double(const Value& v);                 // v is a number
+std::optional<int64_t> as_index(const Value& v);  // for an integer or a boolean
 bool hashable(Context& c, const Value& v);
 void require_hashable(Context& c, const Value& v);
-// The member of a key that is hashable, and a member more; both charged for the comparisons that
-// they make.
+// Find and set a member by a hashable key. Both count the comparisons they make as steps.
 const Value* find_member(Context& c, const Members& members, const Value& key);
 void set_member(Context& c, Members& members, const Value& key, const Value& value);
 Iteration iterate(Context& c, const Value& v);
@@ -194,7 +194,7 @@ Value positive(Context& c, const Value& v);
 
 Text str(Context& c, const Value& v);
 Text repr(Context& c, const Value& v);
-Value as_string(Context& c, const Value& v);  // the value itself, if it is one
+Value as_string(Context& c, const Value& v);  // v itself if it is a string
 Span stripped(Context& c, const Text& text, const Text* chars, bool left,
               bool right);  // white space, without chars
 Value replaced(Context& c, const Text& text, const Text& from, const Text& to,
@@ -207,7 +207,7 @@ Value call(Context& c, const Value& callee, const Arguments& arguments);
 Value call(Context& c, const Builtin& builtin, const Value& self, const Arguments& arguments);
 void require_defined(Context& c, const Value& v);
 
-// Tables.
+// Lookup of builtins.
 const Builtin* find_filter(const std::string& name);
 const Builtin* find_test(const std::string& name);
 const Builtin* find_method(const Value& self, const std::string& name);
@@ -234,7 +234,7 @@ Text to_json(Context& c, const Value& v, const JsonStyle& style);
 // time.strftime for local time (time.cpp).
 std::string format_time(Context& c, double seconds, const std::string& format);
 
-// Numbers as Python writes and reads them (number.cpp).
+// Formatting and parsing of numbers, as in Python (number.cpp).
 std::string float_repr(double value);
 std::string fixed(double value, int precision);
 std::string with_exponent(double value, int precision);

@@ -1,4 +1,4 @@
-// What expressions evaluate to.
+// Evaluates expressions.
 #include "src/text/jinja/nodes.hpp"
 
 namespace stet::jinja {
@@ -9,11 +9,11 @@ Value Expression::evaluate(Context& c) const {
   const Position before = c.at;
   c.at = at;
   Value v = value(c);
-  c.at = before;  // after a failure the place stays that of the failure
+  c.at = before;  // a failure keeps its own place
   return v;
 }
 
-// Scopes, the variables of the rendering, global functions.
+// Looks the name up in scopes, the variables of the rendering, and global functions.
 Value Name::value(Context& c) const {
   for (const Frame* frame = c.frame.get(); frame != nullptr; frame = frame->parent.get()) {
     c.names(frame->names.size(), name.size());

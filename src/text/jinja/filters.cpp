@@ -65,7 +65,7 @@ Value last(Context& c, const Value& v, const Bound&) {
 
 Value list(Context& c, const Value& v, const Bound&) { return c.list(items(c, v)); }
 
-// An iterator over a vector.
+// Returns an iterator over a vector.
 Value generated(Context& c, std::vector<Value> all) {
   const Value list = c.list(std::move(all));
   return c.iterator([list, i = size_t{0}](Context& context, Value& item) mutable {
@@ -83,7 +83,7 @@ Value reverse(Context& c, const Value& v, const Bound&) {
   return v.is(Kind::iterator) ? c.list(std::move(all)) : generated(c, std::move(all));
 }
 
-// Items with the keys that they are sorted by.
+// An item with the keys it is sorted by.
 struct Keyed {
   std::vector<Value> keys;
   Value item;
@@ -107,7 +107,7 @@ Value items_in_order(Context& c, std::vector<Keyed>& all, bool reverse) {
   return c.list(std::move(sorted));
 }
 
-// Several attributes are separated by commas.
+// Parses attributes separated by commas.
 std::vector<AttributeOf> attributes_of(Context& c, const Value& attribute) {
   std::vector<AttributeOf> all;
   if (!is_string(attribute)) return {AttributeOf(c, attribute)};
@@ -271,7 +271,7 @@ Value attr(Context& c, const Value& v, const Bound& a) {
              : attribute(c, v, name);
 }
 
-// A filter by name, with the arguments that follow its name.
+// Applies a filter by name, with the arguments after its name.
 Value apply_filter(Context& c, const std::string& name, const Value& v,
                    const Arguments& arguments) {
   const Builtin* filter = find_filter(name);
@@ -285,7 +285,7 @@ bool apply_test(Context& c, const std::string& name, const Value& v, const Argum
   return truth(c, call(c, *test, v, arguments));
 }
 
-// f(item) for each item, when it is asked for.
+// Returns an iterator of f(item), computed on demand.
 template <class F>
 Value lazily(Context& c, const Value& v, F f) {
   if (!truth(c, v)) return generated(c, {});
@@ -325,7 +325,7 @@ Value map(Context& c, const Value& v, const Bound& a) {
   });
 }
 
-// select, reject: by a test of the item, or of an attribute of it.
+// select and reject, by a test of the item or of one of its attributes.
 template <bool kKeep, bool kByAttribute>
 Value filtered(Context& c, const Value& v, const Bound& a) {
   Arguments rest = a.more;
@@ -384,7 +384,7 @@ Value to_float(Context& c, const Value& v, const Bound& a) {
   return number ? Value::number(*number) : a.value_or(0, Value::number(0));
 }
 
-// Half to even, as Python rounds.
+// Rounds half to even, as Python does.
 double half_even(double value) {
   const double down = std::floor(value), rest = value - down;
   if (rest != 0.5) return rest < 0.5 ? down : down + 1;

@@ -1,12 +1,12 @@
-// What the two files of filters share.
+// Declarations shared by the two files of filters.
 #pragma once
 
 #include "src/text/jinja/context.hpp"
 
 namespace stet::jinja {
 
-// The argument `attribute` of filters: "a.b" or a number, followed from an item; none gives the
-// item itself.
+// The argument `attribute` of filters, applied to an item. It is a path such as "a.b" or a number;
+// none means the item itself.
 class AttributeOf {
  public:
   AttributeOf(Context& context, const Value& attribute,
@@ -16,7 +16,7 @@ class AttributeOf {
  private:
   Context& context_;
   std::vector<Value> parts_;
-  std::optional<Value> otherwise_;  // in place of what is undefined
+  std::optional<Value> otherwise_;  // replaces undefined results
 };
 
 const Builtin* find_text_filter(const std::string& name);

@@ -14,8 +14,8 @@ Value change(Context& c, const Value& v, const Bound&) {
   return c.string(change_case(text, kCase));
 }
 
-// Words begin after white space and -({[<; unlike str.title, which begins them after any other
-// character than a letter.
+// Capitalizes words, which begin after white space and -({[<. str.title instead begins them after
+// any character that is not a letter.
 Value title(Context& c, const Value& v, const Bound&) {
   const Text text = str(c, v);
   c.scan(text.bytes.size());
@@ -152,7 +152,7 @@ void add_quoted(Builder& out, const Text& text, std::string_view safe) {
   }
 }
 
-// One string, or the members of a dict or pairs as a query.
+// Encodes one string, or the members of a dict or of pairs as a query.
 Value urlencode(Context& c, const Value& v, const Bound&) {
   Builder out(c);
   if (is_string(v) || !is_iterable(v)) {
@@ -223,7 +223,7 @@ Value join(Context& c, const Value& v, const Bound& a) {
   return out.string();
 }
 
-// Returns the number that v is or spells. Throws where it does neither.
+// Returns the number that v is or spells. Throws if it is neither.
 double number_of_bytes(Context& c, const Value& v) {
   if (is_number(v)) return as_double(v);
   if (is_string(v)) {

@@ -1,4 +1,4 @@
-// The operator % of strings and the method format, with Python's format specifications.
+// Implements the operator % of strings and the method format, with Python's format specifications.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kWidthLimit = 1 << 20;
 constexpr int64_t kPrecisionLimit = 1000;
 
-// How one value is laid out: [[fill]align][sign][#][0][width][,][.precision][type].
+// The layout of one value: [[fill]align][sign][#][0][width][,][.precision][type].
 struct Spec {
   Text fill = plain(" ");
   char align = 0;  // < > ^ =
@@ -33,7 +33,7 @@ std::string uppercase(std::string text) {
   return text;
 }
 
-// Digits before the point in groups.
+// Groups the digits before the point.
 std::string grouped(const std::string& digits, char separator, size_t group) {
   const size_t whole = std::min(digits.find_first_not_of("0123456789abcdefABCDEF"), digits.size());
   std::string out;
@@ -44,7 +44,7 @@ std::string grouped(const std::string& digits, char separator, size_t group) {
   return out + digits.substr(whole);
 }
 
-// C's %g: the shorter of the two forms, without zeros at the end.
+// Formats like C's %g: the shorter form, without trailing zeros.
 std::string general(double value, int64_t precision, bool keep_zeros) {
   precision = std::max<int64_t>(precision, 1);
   const std::string scientific = with_exponent(value, static_cast<int>(precision - 1));
@@ -60,7 +60,7 @@ std::string general(double value, int64_t precision, bool keep_zeros) {
   return small ? digits : digits + scientific.substr(e);
 }
 
-// The magnitude of a float by type e, f, g or %.
+// Formats the magnitude of a float by type e, f, g or %.
 std::string float_digits(double magnitude, char type, int64_t precision, bool alternate) {
   if (std::isnan(magnitude)) return "nan";
   if (std::isinf(magnitude)) return "inf";
@@ -74,7 +74,7 @@ std::string float_digits(double magnitude, char type, int64_t precision, bool al
   }
 }
 
-// Text to its width: `head` (a sign, a prefix) before the fill where the alignment is =.
+// Pads text to its width. `head` (a sign or a prefix) precedes the fill if the alignment is =.
 void lay_out(Context& c, Builder& out, const Text& head, const Text& body, const Spec& spec,
              char default_align) {
   const auto size = static_cast<int64_t>(characters(head.bytes) + characters(body.bytes));
@@ -142,7 +142,7 @@ void add_text(Context& c, Builder& out, const Text& text, const Spec& spec) {
   lay_out(c, out, {}, slice(text, 0, end), spec, '<');
 }
 
-// A run of digits as a number up to `limit`.
+// Reads a run of digits as a number up to `limit`.
 int64_t read_number(Context& c, std::string_view text, size_t& at, int64_t limit) {
   int64_t value = 0;
   for (; at < text.size() && text[at] >= '0' && text[at] <= '9'; ++at) {
@@ -212,7 +212,7 @@ void add_formatted(Context& c, Builder& out, const Value& v, const Text& spec_te
   c.fail("a format for a value of type " + std::string(type_name(v)), spec_text.bytes);
 }
 
-// The fields of one format string.
+// Formats the fields of one format string.
 class BraceFormat {
  public:
   BraceFormat(Context& c, const Arguments& arguments) : c_(c), arguments_(arguments), out_(c) {}
@@ -237,7 +237,7 @@ class BraceFormat {
   Builder& out() { return out_; }
 
  private:
-  // The field that begins after a brace; gives the byte after it.
+  // Formats the field that begins after a brace. Returns the position after it.
   size_t field(const Text& format, size_t begin, int depth) {
     const std::string_view bytes = format.bytes;
     size_t end = begin;
@@ -293,7 +293,7 @@ class BraceFormat {
     return arguments_.positional[index];
   }
 
-  // name, name.attribute, name[item]
+  // Looks up name, name.attribute or name[item].
   Value look_up(const std::string& path) {
     size_t at = std::min(path.find_first_of(".["), path.size());
     Value value = argument(path.substr(0, at));
@@ -316,7 +316,7 @@ class BraceFormat {
   Context& c_;
   const Arguments& arguments_;
   Builder out_;
-  int64_t next_ = 0;  // of fields without a name; -1 where they have numbers
+  int64_t next_ = 0;  // next unnumbered field; -1 if fields are numbered
 };
 
 // ---- the operator % ----

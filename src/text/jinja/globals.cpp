@@ -1,4 +1,4 @@
-// Global functions, and how arguments come to the parameters of a builtin.
+// Global functions, and the binding of arguments to the parameters of a builtin.
 #include <algorithm>
 
 #include "src/text/jinja/context.hpp"
@@ -81,7 +81,7 @@ Value call(Context& c, const Builtin& builtin, const Value& self, const Argument
 
 namespace {
 
-constexpr int64_t kRangeLimit = 100'000;  // of jinja2's sandbox
+constexpr int64_t kRangeLimit = 100'000;  // jinja2's sandbox has this limit
 
 Value range(Context& c, const Value&, const Bound& a) {
   const bool one = !a.has(1);
@@ -100,7 +100,7 @@ Value range(Context& c, const Value&, const Bound& a) {
   return {Kind::range, c.make<Range>(0, start, stop, step, static_cast<int64_t>(count))};
 }
 
-// Members of a mapping or of pairs, and named arguments.
+// Collects the members of a mapping or of pairs, and named arguments.
 Members members_from(Context& c, const Bound& a) {
   Members members;
   if (a.has(0) && a[0].is(Kind::dict)) {
@@ -137,7 +137,7 @@ Value raise_exception(Context& c, const Value&, const Bound& a) {
                 "what the template accepts", str(c, a[0]).bytes);
 }
 
-// What becomes of the format is marked as the format is.
+// Formats the current time. The result has the marks of the format.
 Value strftime_now(Context& c, const Value&, const Bound& a) {
   const Text& format = a.text(c, 0);
   Text out;

@@ -1,4 +1,4 @@
-// Values from JSON, and Python's json.dumps.
+// Reads values from JSON, and writes them like Python's json.dumps.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -11,7 +11,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr size_t kJsonDepthLimit = 100;
 
-// Builds values as the parser's events arrive.
+// Builds values from the parser's events.
 class Reader : public nlohmann::json_sax<Json> {
  public:
   Reader(std::string_view text, const std::string& file) : text_(text), file_(file) {}
@@ -76,7 +76,7 @@ class Reader : public nlohmann::json_sax<Json> {
     open_.push_back({object});
     return true;
   }
-  // What a value takes with the object behind it, roughly.
+  // Charges roughly the memory of a value and its object.
   void charge(size_t bytes) {
     if (bytes > left_)
       fail("",
@@ -108,7 +108,7 @@ class Reader : public nlohmann::json_sax<Json> {
   std::vector<Container> open_;
 };
 
-// json.dumps.
+// Writes values like json.dumps.
 class Writer {
  public:
   Writer(Context& c, const JsonStyle& style) : c_(c), style_(style), out_(c) {}

@@ -13,7 +13,7 @@ bool is_name_char(char c) {
          static_cast<unsigned char>(c) >= 0x80;
 }
 
-// One kind of line end, and none at the very end.
+// Converts line ends to \n and drops one at the very end.
 std::string normalized(std::string_view source) {
   std::string out;
   out.reserve(source.size());
@@ -45,7 +45,7 @@ class Lexer {
 
   // ---- positions ----
 
-  // Places are asked for in order, or close behind the last.
+  // Returns the line and column of a place. Fast if places ascend, or lie shortly behind the last.
   Position position(size_t at) {
     if (at < counted_) {
       counted_ = 0;
@@ -80,8 +80,8 @@ class Lexer {
     }
     return at;
   }
-  // Behind the end of a tag that ends at `at`: after -, all white space goes; after a block's or a
-  // comment's end, one line end, unless there is a +.
+  // Returns where text continues after a tag that ends at `at`. A - removes all white space. The
+  // end of a block or comment removes one line end, unless there is a +.
   size_t after_tag(size_t at, char control, bool block) const {
     if (control == '-') return space_end(at);
     return block && control != '+' && at < source_.size() && source_[at] == '\n' ? at + 1 : at;
@@ -89,7 +89,7 @@ class Lexer {
 
   // ---- text ----
 
-  // Text up to the next tag, and the tag.
+  // Reads the text up to the next tag, and the tag's beginning.
   void data() {
     const size_t begin = at_;
     size_t tag = begin;
@@ -118,8 +118,8 @@ class Lexer {
     if (begin < end) push(Type::data, source_.substr(begin, end - begin), begin);
   }
 
-  // Where text before a tag ends: - takes the white space before the tag; without a +, a block
-  // takes that on its line.
+  // Returns where text before a tag ends. A - removes the white space before the tag. A block
+  // removes it back to the beginning of its line, unless there is a +.
   size_t text_end(size_t begin, size_t tag, char control, bool block) const {
     const std::string_view text = std::string_view(source_).substr(begin, tag - begin);
     if (control == '-') return begin + stripped(text, nullptr, false, true).end;
@@ -139,7 +139,7 @@ class Lexer {
     at_ = after_tag(end + 2, before == '-' || before == '+' ? before : '\0', true);
   }
 
-  // The word of a tag, and then its end: the byte behind it, and its control sign.
+  // Reads a tag's word and its end: the position after it and its control sign.
   bool word_and_end(size_t at, std::string_view word, size_t& end, char& control) const {
     at = space_end(at);
     if (source_.compare(at, word.size(), word) != 0) return false;
@@ -150,7 +150,8 @@ class Lexer {
     return source_.compare(at, 2, "%}") == 0;
   }
 
-  // {% raw %} … {% endraw %}: at_ stands behind its beginning. False where this is no raw tag.
+  // Reads {% raw %} … {% endraw %}; at_ is after its beginning. Returns false if the tag is not
+  // raw.
   bool raw(size_t tag) {
     size_t begin = 0, end = 0;
     char control = 0;
@@ -167,7 +168,7 @@ class Lexer {
       return true;
     }
     if (begin < source_.size()) fail(tag, "{% endraw %}", "the end of the template");
-    at_ = begin;  // nothing to be left as it is
+    at_ = begin;  // there is no raw text to keep
     return true;
   }
 
@@ -212,7 +213,7 @@ class Lexer {
     }
   }
 
-  // Digits of a number in groups, an underscore between; the byte behind them.
+  // Returns the end of digits in groups separated by underscores.
   template <class Digit>
   size_t digits(size_t at, Digit digit) const {
     while (at < source_.size() && digit(source_[at])) {
@@ -309,7 +310,7 @@ class Lexer {
     push(Type::string, std::move(text), begin);
   }
 
-  // Python's escapes; a backslash before another character stands for itself.
+  // Reads a Python escape. A backslash before any other character is kept.
   void escape(std::string& text) {
     const size_t begin = at_;
     ++at_;
@@ -328,7 +329,7 @@ class Lexer {
     } else if (c == 'N') {
       fail_at(ErrorKind::unsupported, name_, position(begin), "characters by their codes",
               "one by its name: \\N");
-    } else if (c != '\n') {  // an escaped line end is none
+    } else if (c != '\n') {  // an escaped line end vanishes
       text += '\\';
       at_ = begin + 1;
       if (c != '\0') {
@@ -360,7 +361,7 @@ class Lexer {
   const std::string source_;
   const std::string& name_;
   std::vector<Token> tokens_;
-  std::vector<std::pair<char, size_t>> open_;  // brackets, and where they stand
+  std::vector<std::pair<char, size_t>> open_;  // brackets and their places
   size_t at_ = 0;
   size_t counted_ = 0;
   Position counted_at_;

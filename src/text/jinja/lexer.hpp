@@ -1,4 +1,4 @@
-// Template source to tokens, with white space control applied.
+// Splits template source into tokens, with white space control applied.
 #pragma once
 
 #include <string>
@@ -24,7 +24,7 @@ struct Token {
     end
   };
   Type type;
-  std::string text;  // of a string: unescaped
+  std::string text;  // unescaped if it is a string
   Position at;
 
   bool is(Type t, std::string_view what) const { return type == t && text == what; }
@@ -32,7 +32,7 @@ struct Token {
   bool is_sign(std::string_view what) const { return is(Type::sign, what); }
 };
 
-// Ends with a token of type end. Throws Error: format.
+// Returns the tokens; the last has type end. Throws a format Error.
 std::vector<Token> tokenize(std::string_view source, const std::string& name);
 
 }  // namespace stet::jinja

@@ -1,5 +1,5 @@
-// The parsed template. What a chain of operators makes is one node, so that the depth of the tree
-// is that of the source's nesting.
+// The parsed template. A chain of operators is one node, so the tree is no deeper than the source
+// is nested.
 #pragma once
 
 #include "src/text/jinja/context.hpp"
@@ -30,11 +30,11 @@ class Statement {
 using Body = std::vector<std::unique_ptr<Statement>>;
 Flow execute(Context& c, const Body& body);
 
-// What is assigned to: a name, an attribute of a namespace, or several of those.
+// A target of an assignment: a name, an attribute of a namespace, or several targets.
 struct Target {
   Position at;
   std::string name, attribute;
-  std::vector<Target> parts;  // with parts, it has no name
+  std::vector<Target> parts;  // if not empty, there is no name
 
   void assign(Context& c, const Value& value) const;
 };
@@ -65,7 +65,7 @@ struct DictLiteral : Expression {
   std::vector<std::pair<ExpressionPtr, ExpressionPtr>> members;
 };
 
-// Operands with binary operators of one rank between them, from left to right.
+// Operands joined by binary operators of one precedence, evaluated from left to right.
 struct Arithmetic : Expression {
   Value value(Context& c) const override;
   ExpressionPtr first;
@@ -81,7 +81,7 @@ struct Unary : Expression {
 
 struct Logic : Expression {
   Value value(Context& c) const override;
-  bool all = false;  // and; otherwise or
+  bool all = false;  // true: and; false: or
   std::vector<ExpressionPtr> operands;
 };
 
@@ -93,12 +93,12 @@ struct Concatenation : Expression {
 struct Comparison : Expression {
   Value value(Context& c) const override;
   ExpressionPtr first;
-  std::vector<std::pair<std::string, ExpressionPtr>> rest;  // with its operator; "not in" is one
+  std::vector<std::pair<std::string, ExpressionPtr>> rest;  // with their operators; "not in" is one
 };
 
 struct Conditional : Expression {
   Value value(Context& c) const override;
-  ExpressionPtr test, then, otherwise;  // the last may be absent
+  ExpressionPtr test, then, otherwise;  // the last may be null
 };
 
 struct ArgumentList {
@@ -108,7 +108,7 @@ struct ArgumentList {
   ExpressionPtr more, more_named;  // *more, **more_named
 };
 
-// What stands behind an operand and is applied to it.
+// An operation that follows an operand, such as an index, a call or a filter.
 struct Step {
   virtual ~Step() = default;
   virtual Value apply(Context& c, const Value& v) const = 0;
@@ -135,7 +135,7 @@ struct ItemStep : Step {
 
 struct SliceStep : Step {
   Value apply(Context& c, const Value& v) const override;
-  ExpressionPtr start, stop, step;  // each may be absent
+  ExpressionPtr start, stop, step;  // each may be null
 };
 
 struct CallStep : Step {
@@ -148,7 +148,7 @@ struct CallStep : Step {
 struct FilterStep : Step {
   Value apply(Context& c, const Value& v) const override;
   std::string name;
-  // Null where there is none of that name, which is an error when it is reached.
+  // Null if there is none of that name, which is an error only when executed.
   const Builtin* builtin = nullptr;
   ArgumentList arguments;
 };
@@ -181,12 +181,12 @@ struct If : Statement {
 
 struct For : Statement {
   Flow execute(Context& c) const override;
-  // Runs over a value, in scopes within `parent`.
+  // Iterates over a value, with scopes within `parent`.
   Flow run(Context& c, const Value& over, int64_t depth,
            const std::shared_ptr<Frame>& parent) const;
 
   Target target;
-  ExpressionPtr over, test;  // the test may be absent
+  ExpressionPtr over, test;  // the test may be null
   bool recursive = false;
   Body body, otherwise;
 };
@@ -197,7 +197,7 @@ struct Set : Statement {
   ExpressionPtr expression;
 };
 
-// {% set name | filters %}…{% endset %}; without a target {% filter filters %}…{% endfilter %}.
+// {% set name | filters %}…{% endset %}, or without a target {% filter filters %}…{% endfilter %}.
 struct CapturedBlock : Statement {
   Flow execute(Context& c) const override;
   std::optional<Target> target;
@@ -211,7 +211,7 @@ struct With : Statement {
   Body body;
 };
 
-// A body in a scope of its own: {% generation %}.
+// {% generation %}: a body in a scope of its own.
 struct ScopedBlock : Statement {
   Flow execute(Context& c) const override;
   Body body;
@@ -220,7 +220,7 @@ struct ScopedBlock : Statement {
 struct MacroDefinition {
   Position at;
   std::string name;
-  // Parameters with their defaults, which may be absent.
+  // Parameters with their defaults, which may be null.
   std::vector<std::pair<std::string, ExpressionPtr>> parameters;
   bool uses_varargs = false, uses_kwargs = false, uses_caller = false;
   Body body;

@@ -1,4 +1,4 @@
-// Numbers as Python writes and reads them.
+// Formats and parses numbers as Python does.
 #include <fmt/core.h>
 
 #include <charconv>
@@ -8,14 +8,15 @@
 
 namespace stet::jinja {
 
-// repr: the shortest digits that give the value back; with an exponent below 1e-4 and from 1e16 on.
+// Returns repr: the shortest digits that restore the value, with an exponent below 1e-4 and from
+// 1e16 on.
 std::string float_repr(double value) {
   if (std::isnan(value)) return "nan";
   const std::string text = fmt::format("{}", value);
   return text.find_first_of(".ein") == std::string::npos ? text + ".0" : text;
 }
 
-// fmt leaves out zeros behind the 767 digits that a double can have.
+// fmt omits zeros after the 767 digits that a double can have.
 std::string fixed(double value, int precision) {
   std::string text = fmt::format("{:.{}f}", value, precision);
   const size_t point = text.find('.');
@@ -33,7 +34,7 @@ std::string with_exponent(double value, int precision) {
 
 namespace {
 
-// The digits of a number in text: white space around them goes, and underscores between digits.
+// Returns the digits of a number in text, without surrounding white space and without underscores.
 std::optional<std::string> digits_of(std::string_view text) {
   const Span span = stripped(text, nullptr, true, true);
   const std::string_view inner = text.substr(span.begin, span.end - span.begin);

@@ -1,4 +1,4 @@
-// Operators, comparison, iteration and access, as Python's types and jinja2's sandbox have them.
+// Operators, comparison, iteration and access, with the semantics of Python and jinja2's sandbox.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -122,7 +122,7 @@ void require_hashable(Context& c, const Value& v) {
 
 namespace {
 
-// What a comparison with a key may look at, beyond its first bytes.
+// Returns the steps for comparing with a key beyond its first bytes.
 uint64_t key_steps(Context& c, const Value& key) {
   if (is_string(key)) return text_of(key).bytes.size() / 512;
   if (!key.is(Kind::tuple)) return 0;
@@ -154,7 +154,7 @@ void set_member(Context& c, Members& members, const Value& key, const Value& val
 
 namespace {
 
-// a <=> b of numbers, exact also between integers and floats.
+// Compares numbers exactly, also integers with floats.
 std::partial_ordering number_order(const Value& a, const Value& b) {
   const auto x = as_index(a), y = as_index(b);
   if (x && y) return *x <=> *y;
@@ -216,7 +216,7 @@ bool compare(Context& c, Order order, const Value& a, const Value& b) {
     result = number_order(a, b);
   } else if (is_string(a) && is_string(b)) {
     c.copy(text_of(a).bytes.size());
-    // Bytes of UTF-8 sort as its characters do.
+    // UTF-8 sorts by bytes in the same order as by characters.
     result = text_of(a).bytes.compare(text_of(b).bytes) <=> 0;
   } else if (a.kind() == b.kind() && (a.is(Kind::list) || a.is(Kind::tuple))) {
     const auto &x = items_of(a), &y = items_of(b);
@@ -343,7 +343,8 @@ bool is_one_of(const std::string& name, std::initializer_list<const char*> names
   return std::ranges::find(names, name) != names.end();
 }
 
-// What the sandbox hides: methods that change what they are of, and Python's inner workings.
+// Returns whether the sandbox hides the name: methods that modify their object, and Python's
+// internals.
 bool is_unsafe(const Value& v, const std::string& name) {
   if (v.is(Kind::list)) {
     return is_one_of(name,
@@ -355,7 +356,7 @@ bool is_unsafe(const Value& v, const std::string& name) {
   return name.size() > 4 && name.starts_with("__") && name.ends_with("__");
 }
 
-// What getattr finds.
+// Returns the attribute that getattr finds.
 std::optional<Value> own_attribute(Context& c, const Value& v, const std::string& name) {
   if (is_unsafe(v, name)) {
     return c.undefined("access to attribute " + quoted_name(name) + " of " +
@@ -378,7 +379,7 @@ std::optional<Value> own_attribute(Context& c, const Value& v, const std::string
   return std::nullopt;
 }
 
-// What v[index] gives, without attributes.
+// Returns v[index], without falling back to attributes.
 std::optional<Value> own_item(Context& c, const Value& v, const Value& index) {
   if (v.is(Kind::dict)) {
     if (!hashable(c, index)) return std::nullopt;
@@ -434,7 +435,7 @@ Value slice(Context& c, const Value& v, const Value& start, const Value& stop, c
   if (!sequence)
     c.fail("something that has slices", std::string("a value of type ") + type_name(v));
   const auto count = static_cast<int64_t>(*length(c, v));
-  // Bounds of Python's slice.indices.
+  // The bounds of Python's slice.indices.
   const int64_t low = by < 0 ? -1 : 0, high = by < 0 ? count - 1 : count;
   const auto clamped = [&](const Value& bound, int64_t otherwise) {
     const std::optional<int64_t> given = number(bound);
@@ -531,7 +532,7 @@ Value integer_arithmetic(Context& c, char op, int64_t a, int64_t b) {
   return Value::integer(op == '%' ? a % b + (down ? b : 0) : a / b - (down ? 1 : 0));
 }
 
-// Python's float_divmod.
+// Implements Python's float_divmod.
 std::pair<double, double> floor_division(double a, double b) {
   double rest = std::fmod(a, b), quotient = (a - rest) / b;
   if (rest != 0) {

@@ -1,5 +1,5 @@
-// Tokens to nodes. The grammar is that of jinja2's parser; precedence grows from one method to the
-// next.
+// Parses tokens to nodes by the grammar of jinja2's parser. Each method calls the one for the next
+// higher precedence.
 #include <algorithm>
 #include <charconv>
 
@@ -81,8 +81,8 @@ class Parser {
 
   // ---- statements ----
 
-  // Up to a tag that is one of `ends`, whose name is then the next token; to the end of the
-  // template where none is given.
+  // Parses statements up to a tag named in `ends`, whose name is then the next token. With no
+  // `ends`, parses to the end of the template.
   Body statements(Words ends) {
     const Level level(*this);
     Body body;
@@ -116,7 +116,7 @@ class Parser {
     return text;
   }
 
-  // The body of a tag whose head ends here, and the end tag's name.
+  // Parses the body of a tag whose head ends here, up to the name of its end tag.
   Body block(Words ends) {
     skip_sign(":");
     end_tag();
@@ -261,7 +261,7 @@ class Parser {
     ++at_;
   }
 
-  // A macro's body; loops around it are not the body's.
+  // Parses a macro's body, to which loops around the macro do not apply.
   void macro_body(MacroDefinition& macro, std::string_view end) {
     const int loops = std::exchange(loops_, 0);
     macros_.push_back(&macro);
@@ -299,7 +299,8 @@ class Parser {
 
   // ---- targets ----
 
-  // With `spaces`, attributes of namespaces too. A tuple ends before one of `ends`.
+  // Parses a target, with `spaces` also attributes of namespaces. A tuple ends before one of
+  // `ends`.
   Target target(Words ends, bool spaces) {
     const Level level(*this);
     const Token start = now();
@@ -337,7 +338,7 @@ class Parser {
            now().is_sign(")") || now().is_sign("=") || is_one_of(now(), Type::name, ends);
   }
 
-  // One expression, or several with commas between: a tuple.
+  // Parses one expression, or a tuple of several separated by commas.
   ExpressionPtr tuple(Words ends, bool conditional = true, bool parentheses = false) {
     const Token start = now();
     auto all = placed(std::make_unique<Sequence>(Kind::tuple), start.at);
@@ -368,7 +369,7 @@ class Parser {
     return e;
   }
 
-  // Operands with one word between: a single operand stays as it is.
+  // Parses operands joined by one word. A single operand is returned as it is.
   template <class Operand>
   ExpressionPtr logic(std::string_view word, bool all, Operand operand) {
     const Token start = now();
@@ -452,7 +453,7 @@ class Parser {
     return node;
   }
 
-  // Filters and tests bind looser than a sign before the operand, attributes and calls tighter.
+  // Filters and tests bind looser than a preceding sign; attributes and calls bind tighter.
   ExpressionPtr unary(bool filters) {
     const Token start = now();
     ExpressionPtr e;
@@ -566,7 +567,7 @@ class Parser {
     return node;
   }
 
-  // ---- what stands behind an operand ----
+  // ---- postfix operators ----
 
   void postfix(Steps& steps) {
     while (true) {
@@ -667,7 +668,8 @@ class Parser {
     return step;
   }
 
-  // After `is`: a name, and one operand without parentheses or arguments within.
+  // Parses a test after `is`: a name, and one operand without parentheses, or arguments in
+  // parentheses.
   std::unique_ptr<Step> test() {
     auto step = placed(std::make_unique<TestStep>(), next().at);
     step->negated = skip_name("not");
@@ -695,8 +697,8 @@ class Parser {
   const std::string& name_;
   size_t at_ = 0;
   int depth_ = 0;
-  int loops_ = 0;                         // around the present place, within its macro
-  std::vector<MacroDefinition*> macros_;  // around the present place
+  int loops_ = 0;                         // loops around the current place within its macro
+  std::vector<MacroDefinition*> macros_;  // macros around the current place
 };
 
 }  // namespace

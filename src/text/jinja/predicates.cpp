@@ -1,4 +1,4 @@
-// Jinja's tests: what stands after `is`.
+// Jinja's tests, which follow `is`.
 #include <cmath>
 
 #include "src/text/jinja/context.hpp"
@@ -45,7 +45,7 @@ Value in(Context& c, const Value& v, const Bound& a) {
 
 Value iterable(Context&, const Value& v, const Bound&) { return Value::boolean(is_iterable(v)); }
 
-// What has a length and items by index or key.
+// Tests for a length and items by index or key.
 Value sequence(Context&, const Value& v, const Bound&) {
   return Value::boolean(is_string(v) || v.is(Kind::list) || v.is(Kind::tuple) || v.is(Kind::dict) ||
                         v.is(Kind::range) || v.is(Kind::undefined));
@@ -55,14 +55,14 @@ Value callable(Context&, const Value& v, const Bound&) {
   return Value::boolean(v.is(Kind::callable) || v.is(Kind::loop) || v.is(Kind::undefined));
 }
 
-// The same object. Numbers and strings of one value count as one here.
+// Tests for the same object. Equal numbers and strings count as the same.
 Value same_object(Context& c, const Value& v, const Bound& a) {
   if (v.kind() != a[0].kind()) return Value::boolean(false);
   const bool by_value = v.object() == nullptr || is_string(v);
   return Value::boolean(by_value ? equal(c, v, a[0]) : v.object() == a[0].object());
 }
 
-// str.islower, str.isupper.
+// str.islower and str.isupper.
 template <bool kUpper>
 Value is_in_case(Context& c, const Value& v, const Bound&) {
   const Value text = as_string(c, v);

@@ -1,4 +1,4 @@
-// What statements do: output, scopes, loops, macros.
+// Executes statements: output, scopes, loops, macros.
 #include "src/text/jinja/nodes.hpp"
 
 namespace stet::jinja {
@@ -102,8 +102,7 @@ Flow ScopedBlock::execute(Context& c) const {
 
 namespace {
 
-// The variable `loop`. Items are drawn when they are asked for, at most one ahead unless a length
-// is wanted.
+// The variable `loop`. Draws items on demand, at most one ahead unless a length is asked for.
 struct Loop : Callable {
   Loop(const For& n, const Value& o, Iteration f, int64_t d, std::shared_ptr<Frame> p)
       : node(n), over(o), from(std::move(f)), depth(d), parent(std::move(p)) {}
@@ -155,7 +154,7 @@ struct Loop : Callable {
   const int64_t depth;  // 0 for the outermost of a recursive loop
   const std::shared_ptr<Frame> parent;
   int64_t index = -1, size = -1;
-  std::optional<bool> ahead;  // whether next_item holds another, once that is known
+  std::optional<bool> ahead;  // whether next_item is valid, once known
   Value before, current, next_item;
   std::optional<Value> changed;
 };
@@ -191,7 +190,7 @@ std::optional<Value> Loop::attribute(Context& c, const Value& self, const std::s
   return method != nullptr ? std::optional(method_of(c, self, *method)) : std::nullopt;
 }
 
-// The items of `from` for which the loop's test holds, tried when they are asked for.
+// Returns the items of `from` that pass the loop's test, tested on demand.
 Iteration tested(Context& c, const For& node, const Iteration& from,
                  const std::shared_ptr<Frame>& parent) {
   Iterator::Next next = [&node, from, parent](Context& context, Value& item) {
@@ -219,7 +218,7 @@ Flow For::run(Context& c, const Value& value, int64_t depth,
   if (test != nullptr) from = tested(c, *this, from, parent);
   const auto loop = c.make<Loop>(0, *this, value, from, depth, parent);
   const Value loop_value(Kind::loop, loop);
-  // Whether an iteration reached its end: a jump out of all of them lets else run, as in jinja2.
+  // True if an iteration reached its end. As in jinja2, `else` runs if all were left by a jump.
   bool completed = false;
   while (loop->advance(c)) {
     c.step();
@@ -260,7 +259,7 @@ struct Macro : Callable {
   void bind(Context& c, const Arguments& given) const;
 };
 
-// Arguments become names of the macro's scope; what is missing gets its default there.
+// Binds arguments to names of the macro's scope. Missing ones get their defaults there.
 void Macro::bind(Context& c, const Arguments& given) const {
   const auto& parameters = definition.parameters;
   auto named = given.named;
@@ -360,7 +359,7 @@ Text Program::render(const Variables& variables, const RenderOptions& options) c
     throw;
   } catch (const Error& e) {
     if (!e.field.empty()) throw;
-    c.fail(e.kind, e.expected, e.found);  // from below, where no place is known
+    c.fail(e.kind, e.expected, e.found);  // from code that knows no place
   }
   return c.take_output();
 }

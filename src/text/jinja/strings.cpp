@@ -6,7 +6,7 @@
 namespace stet::jinja {
 namespace {
 
-// Python's repr of a string: in single quotes, unless it has such and no double ones.
+// Appends Python's repr of a string: in single quotes, unless it contains these and no double ones.
 void add_quoted(Builder& out, const Text& text) {
   const bool has_single = text.bytes.find('\'') != std::string::npos;
   const char quote = has_single && text.bytes.find('"') == std::string::npos ? '"' : '\'';
@@ -129,7 +129,7 @@ Span stripped(Context& c, const Text& text, const Text* chars, bool left, bool r
 Value replaced(Context& c, const Text& text, const Text& from, const Text& to, int64_t count) {
   Builder out(c);
   size_t done = 0;
-  if (from.bytes.empty()) {  // stands before every character, and at the end
+  if (from.bytes.empty()) {  // matches before every character and at the end
     for (size_t at = 0; count != 0 && at <= text.bytes.size(); --count) {
       out.add(text, done, at);
       out.add(to);
@@ -171,7 +171,7 @@ Value strip(Context& c, const Value& self, const Bound& a) {
   return part(c, text, span.begin, span.end);
 }
 
-// The parts of a string in the making.
+// Collects the parts of a string.
 class Parts {
  public:
   Parts(Context& context, const Text& text) : context_(context), text_(text) {}
@@ -190,7 +190,7 @@ class Parts {
   std::vector<Value> parts_;
 };
 
-// Where the first word of a span ends, or from the right where its last word begins.
+// Returns the end of a span's first word, or from the right the beginning of its last word.
 size_t word_edge(std::string_view bytes, Span span, bool from_right) {
   size_t edge = from_right ? span.end : span.begin;
   while (edge != (from_right ? span.begin : span.end)) {
@@ -202,8 +202,8 @@ size_t word_edge(std::string_view bytes, Span span, bool from_right) {
   return edge;
 }
 
-// At most `limit` splits, where that is not negative; what is left then keeps the white space at
-// its far end.
+// Splits at most `limit` times unless that is negative. The rest keeps the white space at its far
+// end.
 void split_at_space(std::string_view bytes, int64_t limit, bool from_right, Parts& parts) {
   for (Span rest{0, bytes.size()};; --limit) {
     const Span inner =
@@ -275,8 +275,8 @@ Value partition(Context& c, const Value& self, const Bound& a) {
       Kind::tuple);
 }
 
-// The part of a string that arguments `start` and `end` (in characters) of a search name. Nothing,
-// where start lies behind the end.
+// Returns the part of a string selected by the arguments `start` and `end` of a search, in
+// characters. Returns nothing if start is after the end.
 std::optional<Span> searched(Context& c, const Text& text, const Bound& a) {
   c.copy(text.bytes.size());
   const auto count = static_cast<int64_t>(characters(text.bytes));
@@ -364,7 +364,7 @@ Value join_texts(Context& c, const Value& self, const Bound& a) {
   return out.string();
 }
 
-// Where the text stands in its new width.
+// The side of the text in its new width.
 enum class Side { left, right, center };
 template <Side kSide>
 Value justify(Context& c, const Value& self, const Bound& a) {
@@ -412,7 +412,7 @@ Value expandtabs(Context& c, const Value& self, const Bound& a) {
   return out.string();
 }
 
-// Every character is of the class, and there is one.
+// Tests whether the string is not empty and all its characters belong to the class.
 template <auto kClass>
 Value all_are(Context& c, const Value& self, const Bound&) {
   c.scan(self_text(self).bytes.size());
@@ -429,7 +429,7 @@ Value isascii(Context& c, const Value& self, const Bound& a) {
   return self_text(self).bytes.empty() ? Value::boolean(true) : all_are<is_ascii>(c, self, a);
 }
 
-// Cased characters are all of the one case, and there is one.
+// Tests whether there are cased characters and all have the one case.
 template <bool kUpper>
 Value has_case(Context& c, const Value& self, const Bound&) {
   c.scan(self_text(self).bytes.size());

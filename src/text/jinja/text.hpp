@@ -1,5 +1,5 @@
-// Building and cutting texts with marks. Every string of the engine goes through these, so that no
-// mark is lost.
+// Builds and cuts texts with marks. All strings of the engine pass through these functions, so that
+// no mark is lost.
 #pragma once
 
 #include <string_view>
@@ -11,13 +11,13 @@ namespace stet::jinja {
 
 void append(Text& to, std::string_view bytes, int origin = kUnmarked);
 void append(Text& to, const Text& from);
-// Bytes begin..end-1 of `from`.
+// Appends bytes begin..end-1 of `from`.
 void append(Text& to, const Text& from, size_t begin, size_t end);
 
 Text slice(const Text& text, size_t begin, size_t end);
 inline Text plain(std::string_view bytes) { return {std::string(bytes), {}}; }
 
-// f(code point, its bytes, their origin) for every character.
+// Calls f(code point, bytes, origin) for every character.
 template <class F>
 void each_character(const Text& text, F f) {
   size_t mark = 0;
@@ -32,10 +32,10 @@ void each_character(const Text& text, F f) {
 }
 
 size_t characters(std::string_view bytes);
-// The byte at which character `index` begins; the size of the text where it has fewer.
+// Returns the byte at which character `index` begins, or the size of a shorter text.
 size_t byte_of(std::string_view bytes, size_t index);
 
-// Unicode case and classes, as Python's str methods have them.
+// Unicode case and classes, as in Python's str methods.
 enum class Case { lower, upper, title, capitalized, swapped };
 Text change_case(const Text& text, Case to);
 bool is_space(uint32_t code);  // str.isspace, \s
@@ -51,9 +51,9 @@ inline bool is_word(uint32_t code) { return code == '_' || is_alpha(code) || is_
 struct Span {
   size_t begin, end;
 };
-// What str.strip leaves; `chars` null means white space.
+// Returns the span that str.strip leaves. If `chars` is null, strips white space.
 Span stripped(std::string_view bytes, const std::string* chars, bool left, bool right);
-// f(line) for the lines of str.splitlines, with their ends when `keep`.
+// Calls f(line) for the lines of str.splitlines, including line ends if `keep` is set.
 template <class F>
 void each_line(std::string_view bytes, bool keep, F f) {
   size_t begin = 0;

@@ -1,4 +1,4 @@
-// strftime of local time, as Python's datetime.now().strftime(format) has it.
+// strftime of local time, like Python's datetime.now().strftime(format).
 #include <cmath>
 #include <ctime>
 
@@ -7,10 +7,10 @@
 namespace stet::jinja {
 namespace {
 
-// One conversion, which the C library knows.
+// Formats one conversion that the C library knows.
 std::string convert(const std::string& conversion, const std::tm& local) {
   char buffer[256];
-  // A result may be empty; a character in front tells that from one that does not fit.
+  // A result may be empty. The leading character distinguishes that from one that does not fit.
   const size_t size = std::strftime(buffer, sizeof buffer, ("." + conversion).c_str(), &local);
   return size == 0 ? "" : std::string(buffer + 1, size - 1);
 }
@@ -41,7 +41,7 @@ std::string format_time(Context& c, double seconds, const std::string& format) {
       }
       case 'z':
       case 'Z':
-        break;  // a time without a zone has none
+        break;  // a local time has no zone
       default:
         out += convert(format.substr(begin, i + 1 - begin), local);
     }

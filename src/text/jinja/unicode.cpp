@@ -1,5 +1,5 @@
-// Case and classes of characters: tables of utf8proc where the build has it; ASCII alone, and an
-// error for the rest, where it has not.
+// Case and classes of characters by utf8proc's tables. A build without utf8proc handles ASCII
+// alone, and throws for other characters.
 #include <algorithm>
 #include <iterator>
 
@@ -72,7 +72,7 @@ uint32_t simple_title(uint32_t code) { return simple_upper(code); }
 
 #endif
 
-// Characters whose upper case is several (Unicode's SpecialCasing.txt), sorted.
+// Characters whose upper case has several (Unicode's SpecialCasing.txt), sorted.
 struct Special {
   uint32_t code;
   const char* upper;
@@ -192,7 +192,8 @@ bool is_cased(uint32_t code) {
   return is_upper(code) || is_lower(code) || category(code) == UTF8PROC_CATEGORY_LT;
 }
 
-// Case_Ignorable: passed over when the neighbours of a sigma are looked at.
+// Returns whether a character is Case_Ignorable, which is skipped when looking at a sigma's
+// neighbours.
 bool is_ignorable(uint32_t code) {
   const int c = category(code);
   return c == UTF8PROC_CATEGORY_MN || c == UTF8PROC_CATEGORY_ME || c == UTF8PROC_CATEGORY_CF ||
@@ -201,7 +202,7 @@ bool is_ignorable(uint32_t code) {
          code == '\'' || code == '.' || code == ':' || code == 0xB7 || code == 0x2019;
 }
 
-// A capital sigma at the end of a word is lowered to another letter than one within.
+// Returns whether a capital sigma ends a word: there it has another lower case than within.
 bool is_final_sigma(std::string_view bytes, size_t at) {
   bool after_cased = false;
   for (size_t i = at; i > 0;) {
@@ -221,7 +222,7 @@ bool is_final_sigma(std::string_view bytes, size_t at) {
 
 void add_lower(std::string& out, uint32_t code, std::string_view bytes, size_t at) {
   if (code == 0x130) {
-    out += "i\u0307";  // the one character whose lower case is two
+    out += "i\u0307";  // the only character whose lower case has two
   } else if (code == 0x3A3) {
     out += is_final_sigma(bytes, at) ? "\u03C2" : "\u03C3";
   } else {

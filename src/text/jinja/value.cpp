@@ -106,7 +106,7 @@ void Frame::set(const std::string& name, const Value& value) {
 
 namespace {
 
-constexpr size_t kIndexed = 16;  // members from which on an index pays
+constexpr size_t kIndexed = 16;  // number of members that justifies an index
 
 int rank_of(const Value& v) {
   return v.is(Kind::none) ? 0 : is_number(v) ? 1 : is_string(v) ? 2 : v.is(Kind::tuple) ? 3 : 4;
@@ -125,7 +125,7 @@ std::strong_ordering order_of_numbers(const Value& a, const Value& b) {
                  : std::strong_ordering::equal;
 }
 
-// An order of hashable values under which those are equal that are one key.
+// Orders hashable values; values that are the same key compare equal.
 std::strong_ordering key_order(const Value& a, const Value& b) {
   const int rank = rank_of(a);
   if (rank != rank_of(b)) return rank <=> rank_of(b);

@@ -1,5 +1,5 @@
-// What values are made of. Everything but a space, a frame, a loop and an iterator is immutable
-// once it is made.
+// The representation of values. All are immutable once made, except namespaces, frames, loops and
+// iterators.
 #pragma once
 
 #include <functional>
@@ -15,13 +15,13 @@ struct Bound;
 struct Arguments;
 using Kind = Value::Kind;
 
-// Bytes of values that live, counted while a template runs.
+// Bytes of live values, counted while a template runs.
 struct Memory {
   size_t used = 0;
 };
 
-// What a Value refers to. When the last reference goes, objects that it alone holds go one after
-// another rather than one within another: chains may be as long as memory allows.
+// The target of a Value. When its last reference goes away, the objects that it alone holds are
+// deleted in a loop, not by recursion, since chains may be long.
 struct Object {
   Object() = default;
   Object(const Object&) = delete;
@@ -29,12 +29,12 @@ struct Object {
   virtual ~Object() {
     if (memory != nullptr) memory->used -= size;
   }
-  // Drops what could refer back to this object.
+  // Drops references that could lead back to this object.
   virtual void clear() {}
 
   Memory* memory = nullptr;
   size_t size = 0;         // counted in `memory`
-  Object* next = nullptr;  // in the list of those to go
+  Object* next = nullptr;  // in the list of objects to delete
 };
 void release(Object* object) noexcept;
 
@@ -53,14 +53,13 @@ struct String : Object {
 struct List : Object {
   explicit List(std::vector<Value> i, const char* n = "") : items(std::move(i)), name(n) {}
   const std::vector<Value> items;
-  const char* const name;  // of a view: dict_keys; of a tuple: group where groupby made it
+  const char* const name;  // dict_keys and so on for a view; group for a tuple of groupby
 };
 
-// Members in order of insertion; keys as Python compares them (1 == 1.0 == True). What is not
-// hashable is not a key.
+// Members in order of insertion. Keys compare as in Python (1 == 1.0 == True) and must be hashable.
 class Members {
  public:
-  // What a member takes, with its place in the index and room to grow.
+  // Bytes of a member, including its place in the index and spare capacity.
   static constexpr size_t kBytes = 160;
   const Value* find(const Value& key) const;
   void set(const Value& key, const Value& value);
@@ -72,7 +71,7 @@ class Members {
   };
   std::optional<size_t> index_of(const Value& key) const;
   std::vector<std::pair<Value, Value>> members_;
-  std::map<Value, size_t, Less> index_;  // once there are many
+  std::map<Value, size_t, Less> index_;  // used from kIndexed members on
 };
 
 struct Dict : Object {
@@ -86,7 +85,7 @@ struct Range : Object {
   int64_t at(int64_t i) const { return start + i * step; }
 };
 
-// Yields values once; false at the end.
+// Yields each value once; `next` returns false at the end.
 struct Iterator : Object {
   using Next = std::function<bool(Context&, Value&)>;
   explicit Iterator(Next f) : next(std::move(f)) {}
@@ -98,16 +97,16 @@ using Iteration = std::shared_ptr<Iterator>;
 struct Undefined : Object {
   Undefined(std::string m, bool u) : message(std::move(m)), unsafe(u) {}
   const std::string message;  // of the error when it is used
-  const bool unsafe;          // the sandbox hides what was asked for
+  const bool unsafe;          // true if the sandbox hides the attribute
 };
 
-// namespace(): the one thing that a template can change.
+// namespace(), the only value that a template can modify.
 struct Space : Object {
   void clear() override { attributes.clear(); }
   std::vector<std::pair<std::string, Value>> attributes;
 };
 
-// A function of the engine: filter, test, method (with what it is of) or global.
+// A function of the engine: a filter, a test, a method (`self` is its object) or a global.
 using Native = Value (*)(Context&, const Value& self, const Bound& arguments);
 struct Builtin {
   const char* name;
@@ -119,13 +118,13 @@ struct Builtin {
 struct Callable : Object {
   virtual Value call(Context& context, const Arguments& arguments) = 0;
   virtual std::string shown() const = 0;  // str() of it
-  // An attribute of it; `self` is the value that refers to it.
+  // Returns an attribute. `self` is the value that refers to this object.
   virtual std::optional<Value> attribute(Context&, const Value& /*self*/, const std::string&) {
     return std::nullopt;
   }
 };
 
-// A scope: its names, and the scope around it.
+// A scope: its names and the enclosing scope.
 struct Frame : Object {
   explicit Frame(std::shared_ptr<Frame> p) : parent(std::move(p)) {}
   void clear() override { names.clear(); }
@@ -136,13 +135,13 @@ struct Frame : Object {
   std::vector<std::pair<std::string, Value>> names;
 };
 
-// Arguments of a call, evaluated.
+// Evaluated arguments of a call.
 struct Arguments {
   std::vector<Value> positional;
   std::vector<std::pair<std::string, Value>> named;
 };
 
-// The same, by the parameters of a builtin.
+// Evaluated arguments, assigned to the parameters of a builtin.
 struct Bound {
   std::vector<std::optional<Value>> values;
   Arguments more;
@@ -150,11 +149,11 @@ struct Bound {
   bool has(size_t i) const { return values[i].has_value(); }
   const Value& operator[](size_t i) const { return *values[i]; }
   Value value_or(size_t i, const Value& otherwise) const { return has(i) ? *values[i] : otherwise; }
-  // Checked: an Error says which parameter is to be what.
+  // Return an argument of the required type. Errors name the parameter and the type.
   bool truth(Context& context, size_t i, bool otherwise) const;
   int64_t integer(Context& context, size_t i, int64_t otherwise) const;
   const Text& text(Context& context, size_t i) const;
-  // Null where it is absent or none.
+  // Returns null if the argument is absent or none.
   const Text* text_or_null(Context& context, size_t i) const;
 };
 

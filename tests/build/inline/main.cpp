@@ -1,5 +1,5 @@
-// Prints what both units compute. Arguments: a checkpoint's directory, a contract, a file of ids,
-// the type of keys and values.
+// Prints the results of both units. Arguments: the directory of a checkpoint, a contract, a file of
+// token ids, the type of keys and values.
 #include <cstdio>
 #include <exception>
 #include <stdexcept>

@@ -1,5 +1,5 @@
-// STET_UNIT names the function: compute_fast or compute_plain. Every inline function of stet that
-// it runs, and those of the families, is compiled in this file under the flags of its caller.
+// Defines compute_fast or compute_plain, as STET_UNIT says. Every inline function of stet and of
+// the families that it calls is compiled in this file with this file's flags.
 #include "unit.hpp"
 
 #include "models/gemma.hpp"
@@ -43,7 +43,8 @@ std::string prompt_digests(Session& session, const std::vector<int32_t>& ids) {
   return "logits " + digest_text(logits.result()) + "\nkv " + digest_text(kv.result()) + "\n";
 }
 
-// A batch of a session and its fork, with everything that a sampler can do, and a prune.
+// Appends a session and its fork as a batch, uses all features of the sampler, prunes, and returns
+// the digest of the state.
 std::string edited_digest(Session& session) {
   SamplingSettings& sampling = session.generation().sampling;
   sampling = {.greedy = false,

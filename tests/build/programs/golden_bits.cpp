@@ -1,6 +1,7 @@
-// Digests of all logits and of the KV cache after a prompt, as `stet logits --digest` prints them:
-// for builds of which only the bits are in question. Arguments: a checkpoint's directory, a
-// contract, a file with a JSON array of token ids and, if not f32, the type of keys and values.
+// Prints digests of all logits and of the KV cache after a prompt, as `stet logits --digest` does.
+// It serves builds whose bits alone are tested. Arguments: the directory of a checkpoint, a
+// contract, a file with a JSON array of token ids and, unless it is f32, the type of keys and
+// values.
 #include <cstdio>
 #include <exception>
 #include <string>

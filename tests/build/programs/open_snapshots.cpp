@@ -1,5 +1,5 @@
-// Opens the committed snapshots, for builds in which no test runs. Argument: the repository. Prints
-// what tests/data/snapshots/expected.txt holds.
+// Opens the committed snapshots, for builds that run no tests. Argument: the repository. Prints the
+// content of tests/data/snapshots/expected.txt.
 #include "tests/build/programs/open_snapshots.hpp"
 
 #include <cstdio>

@@ -1,4 +1,4 @@
-// The snapshots of tests/data/snapshots, of every form: what each is, and what it becomes.
+// Opens the committed snapshots of every form in tests/data/snapshots and continues them.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace stet::test {
 
-// Names of the snapshots in a directory, sorted.
+// Returns the sorted names of the snapshots in a directory.
 inline std::vector<std::string> snapshots_in(const std::string& directory) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(directory)) {
@@ -25,9 +25,9 @@ inline std::vector<std::string> snapshots_in(const std::string& directory) {
 }
 
 // Opens a snapshot, checks every byte, restores it mapped and in memory, continues both, and
-// verifies it: with the checkpoint that it brings, or else the one of its name. Returns "NAME
-// VERSION FORM ID", and digests of keys, values and logits two tokens later. `root`: the
-// repository. Throws Error where something is not as it was written.
+// verifies it. The model is the checkpoint in the snapshot, or else the one it names. Returns "NAME
+// VERSION FORM ID" and the digests of keys, values and logits two tokens later. `root` is the
+// repository. Throws Error for any difference from what was written.
 inline std::string opened(const std::string& root, const std::string& name) {
   static std::map<std::string, std::shared_ptr<const Model>> models;
   const Snapshot snapshot = Snapshot::open(root + "/tests/data/snapshots/" + name + ".stet");

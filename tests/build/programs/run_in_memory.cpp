@@ -1,7 +1,7 @@
-// A checkpoint, its tokenizer and a self-contained snapshot out of bytes in memory, as a program
-// without a file system would have them: nothing can be opened while they are read and run.
-// Arguments: the repository, a file to write. Prints the state after a reply, which is the same
-// without a stop and resumed.
+// Loads a checkpoint, its tokenizer and a self-contained snapshot from bytes in memory, as a
+// program without a file system does. No file can be opened while they are loaded and run.
+// Arguments: the repository, a file to write. Prints the state after a reply, which must be the
+// same without a stop and resumed.
 #include <sys/resource.h>
 
 #include <cstdio>
@@ -34,7 +34,7 @@ void expect(const char* what, const T& expected, const T& found) {
     throw Error(ErrorKind::mismatch, "", what, Json(expected).dump(), Json(found).dump());
 }
 
-// While it lives, this process has no file descriptor for another file.
+// Prevents this process from opening files for the lifetime of this object.
 class NoFiles {
  public:
   NoFiles() {
@@ -75,7 +75,7 @@ void run(const std::string& root, const std::string& path) {
     return reply.text;
   };
 
-  set_team_backend(TeamBackend::own);  // LLVM's OpenMP opens a file
+  set_team_backend(TeamBackend::own);  // LLVM's OpenMP runtime opens a file
   std::optional<NoFiles> none(std::in_place);
   const auto source = memory_source(std::move(files), "memory");
   auto model = Model::load(source);
@@ -92,7 +92,7 @@ void run(const std::string& root, const std::string& path) {
   const std::string end = finish(other, *tokenizer);
   expect("text", golden["greedy_text"].get<std::string>(), begin + end);
 
-  // Snapshots are written to files alone.
+  // Snapshots can only be written to files.
   none.reset();
   Snapshot::save(session, path,
                  {.tokenizer = tokenizer.get(),

@@ -72,8 +72,8 @@ void Timeline::rewind(int64_t size) {
   std::vector<int32_t>& tokens = stages_.back().tokens;
   tokens.resize(tokens.size() - static_cast<size_t>(size_ - size));
   size_ = size;
-  // What was attached later is forgotten; callbacks stay with the session, and edits where their
-  // positions are. All keys and values that are left stay rounded.
+  // Drops interventions attached at or after this size. Callbacks stay with the session, and edits
+  // with their positions. The remaining keys and values stay rounded.
   std::erase_if(stages_.back().changes, [&](Stage::Change& c) {
     if (c.kind == Stage::Change::edit) {
       if (c.what.range.begin >= size) return true;
@@ -123,7 +123,7 @@ bool Timeline::edited() const {
   if (joint_ != nullptr) return true;
   for (const Stage& s : stages_) {
     for (const Stage::Change& c : s.changes) {
-      // Where there is no position, another type is no edit.
+      // Changing the type of an empty state is not an edit.
       const bool of_nothing =
           c.kind == Stage::Change::kv_type && c.after == 0 && &s == stages_.data();
       if (c.kind != Stage::Change::intervention && !of_nothing) return true;
@@ -253,11 +253,11 @@ bool Names::blocks_agree(const KvCache& kv, const std::vector<BlockIdentity>& bl
 
 namespace {
 
-// Of a state and of the logits after two more tokens.
+// Returns a digest of a state and of its logits after two more tokens.
 Digest continuation(Session& session, const Truth& truth) {
   const std::vector<int32_t> two = {5, 6};
   Session on = session.fork();
-  on.detach_callbacks();  // they are no part of the state
+  on.detach_callbacks();  // callbacks are not part of the state
   if (on.size() + 2 <= on.capacity()) on.append(two);
   const Digest logits = digest_of(std::as_bytes(on.logits()));
   const uint64_t all[] = {truth.state.low, truth.state.high, logits.low, logits.high};

@@ -1,5 +1,5 @@
-// What a session must be: a plain list of tokens, processed at once on one thread and pruned where
-// it was pruned.
+// The reference for a session: a plain list of tokens, processed in one call on one thread, with
+// the same prunes and edits.
 #pragma once
 
 #include <map>
@@ -9,24 +9,24 @@
 
 namespace stet::test {
 
-// Token `position` of text `text`: few texts, so that schedules have many states in common.
+// Returns token `position` of text `text`. Texts are few, so that schedules share many states.
 inline int32_t token_of(const Model& m, uint32_t text, int64_t position) {
   return static_cast<int32_t>((position * position * 31 + position * 7 + text * 101 + 3) %
                               m.config().vocab_size);
 }
 
-// A few changes of activations, from where they are attached on.
+// A few interventions, in force from where they are attached.
 constexpr uint32_t kChanges = 4;
 Intervention change_of(const Model& m, uint32_t which);
 
-// Adds to the last layer's input, as no file can say.
+// Returns a callback that adds to the last layer's input. No file can hold it.
 std::shared_ptr<const Callback> callback_of(const Model& m);
 
 class Timeline {
  public:
   int64_t size() const;
-  int64_t floor() const;  // how far a rewind may go
-  // Positions 0 .. a_end-1 of one and begin .. end-1 of another, with nothing before.
+  int64_t floor() const;  // the smallest size for a rewind
+  // Returns positions 0 .. a_end-1 of one timeline, followed by begin .. end-1 of another.
   static Timeline joined(const Timeline& a, int64_t a_end, const Timeline& b, int64_t begin,
                          int64_t end);
   bool is_joined() const { return joint_ != nullptr; }
@@ -34,9 +34,9 @@ class Timeline {
   void rewind(int64_t size);
   void prune(int64_t begin, int64_t end, bool shift);
   void attach(uint32_t which);
-  // A callback from here on, or none any more.
+  // Attaches or detaches a callback from here on.
   void call(bool on);
-  // Keys and values of a range are scaled, or, where there is a source, copied from there.
+  // Scales keys and values of a range or, with a source, copies them from there.
   struct Edit {
     KvRange range;
     float factor = 0;
@@ -44,23 +44,24 @@ class Timeline {
   };
   void edit(const Edit& edit);
   void round(KvType type);
-  // Logits of this size were computed before keys and values were rounded: they may be gone.
+  // Returns true if logits of this size were computed before keys and values were rounded, so that
+  // they may be unavailable.
   bool may_lack_logits() const;
   bool calls() const;   // a callback is attached
-  bool edited() const;  // tokens may not give it
+  bool edited() const;  // tokens may not reproduce it
 
   void replay(const Model& m, Session& session) const;
   std::string text() const;  // the calls that make it
-  std::string name() const;  // equal for equal timelines alone
+  std::string name() const;  // equal only for equal timelines
 
  private:
-  // Tokens appended, and then a range taken out (none in the last stage).
+  // Appended tokens, followed by a pruned range (none in the last stage).
   struct Stage {
     std::vector<int32_t> tokens;
     int64_t begin = 0, end = 0;
     bool shift = false;
     struct Change {
-      size_t after;  // so many of the tokens
+      size_t after;  // number of tokens before it
       enum Kind { intervention, callback_on, callback_off, edit, kv_type } kind;
       uint32_t which = 0;
       Edit what = {};
@@ -75,7 +76,7 @@ class Timeline {
   struct Joint;
   std::vector<Stage> stages_ = {{}};
   int64_t size_ = 0;
-  std::shared_ptr<const Joint> joint_;  // null: begins with no tokens
+  std::shared_ptr<const Joint> joint_;  // null: begins without tokens
 };
 
 struct Timeline::Joint {
@@ -92,29 +93,28 @@ struct Truth {
   friend bool operator==(const Truth&, const Truth&) = default;
 };
 
-// Whether a session holds all keys and values.
+// Returns true if a session holds all keys and values.
 bool is_whole(const Session& session);
 
-// Looks at every block. Of a session that has let some go, `kv` is zero.
+// Reads every block. `kv` is zero for a session that has evicted blocks.
 Truth truth_of(Session& session);
 
-// What every name that was ever met is the name of, whatever the model, the contract and the type
-// of keys and values.
+// Maps every name met so far to its meaning, across models, contracts and types of keys and values.
 class Names {
  public:
-  // Whether it is the name of nothing else.
+  // Returns true if this name has no other meaning.
   bool is_of(const Sha256& name, const Digest& meaning) {
     return known_.try_emplace(name, meaning).first->second == meaning;
   }
-  // Whether each block's identity is the name of its bytes alone, with what is visible of them.
+  // Returns true if each block's identity belongs to its bytes and visible positions alone.
   bool blocks_agree(const KvCache& kv, const std::vector<BlockIdentity>& blocks);
 
  private:
   std::map<Sha256, Digest> known_;
 };
 
-// Of one model, contract and kv type. Remembers. Throws std::runtime_error where two states of one
-// id go on in different ways.
+// The reference results of one model, contract and kv type, cached. Throws std::runtime_error if
+// two states with one id continue differently.
 class Oracle {
  public:
   Oracle(std::shared_ptr<const Model> model, const SessionOptions& plain, Names& names)

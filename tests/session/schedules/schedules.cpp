@@ -1,7 +1,6 @@
-// Random schedules on several sessions and files, each step compared with a plain list of tokens
-// replayed from scratch; and over all of them, no name of a block or of a state is that of two.
-// What fails is made short and printed as a program. STET_SCHEDULES=N runs N of them, STET_SEED=S
-// begins with the one of seed S.
+// Random schedules on several sessions and files. Each step is compared with a plain list of tokens
+// replayed from scratch, and no two states or blocks may share a name. A failing schedule is shrunk
+// and printed as a program. STET_SCHEDULES=N runs N of them, STET_SEED=S begins with seed S.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,8 +19,7 @@ uint64_t setting(const char* name, uint64_t fallback) {
   return text == nullptr ? fallback : std::strtoull(text, nullptr, 10);
 }
 
-// The small checkpoints under every contract that they are for, each with every type of keys and
-// values.
+// The small checkpoints under every contract they support, with every type of keys and values.
 class AllSubjects {
  public:
   Subjects& of(uint64_t seed) {
@@ -43,7 +41,7 @@ class AllSubjects {
   std::map<std::pair<size_t, size_t>, std::unique_ptr<Subjects>> made_;
 };
 
-// The failure, its steps made few, as a program.
+// Returns the failure with its shrunk steps as a program.
 std::string report(Subjects& subjects, const Steps& steps,
                    PlantedFault planted = PlantedFault::none) {
   const Steps few = shrunk(
@@ -65,7 +63,7 @@ TEST(Schedules, EqualTheSameTokensProcessedAtOnce) {
   }
 }
 
-// ---------------------------------------------------------------- the test of the test
+// ---------------------------------------------------------------- tests of the shrinking
 
 TEST(Shrinking, LeavesTheStepsThatMatterWithSmallNumbers) {
   Steps steps = draw_steps(5, 40);

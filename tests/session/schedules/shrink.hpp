@@ -1,5 +1,5 @@
-// Delta debugging: the shortest part of a failing schedule that still fails, and then its simplest
-// actions and smallest numbers.
+// Delta debugging: finds the shortest part of a failing schedule that still fails, then its
+// simplest actions and smallest numbers.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,7 @@ namespace stet::test {
 
 using Fails = std::function<bool(const Steps&)>;
 
-// Leaves parts out, half of the schedule first and single steps last, for as long as that goes on
-// failing.
+// Removes parts while the schedule still fails, half of it first and single steps last.
 inline Steps fewest_steps(Steps steps, const Fails& fails) {
   for (size_t part = steps.size() / 2; part > 0; part = part == 1 ? 0 : part / 2) {
     for (bool again = true; again;) {
@@ -34,8 +33,8 @@ inline Steps fewest_steps(Steps steps, const Fails& fails) {
   return steps;
 }
 
-// Halves the distance to the smallest number that fails, for each number of each step; and an
-// append is simpler than what else fails.
+// Halves the distance to the smallest failing number, for each number of each step. Replaces
+// actions with appends where the schedule still fails.
 inline Steps simplest(Steps steps, const Fails& fails) {
   const auto works = [&](size_t i, auto Step::*member, auto value) {
     Steps tried = steps;

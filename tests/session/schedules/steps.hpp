@@ -1,5 +1,5 @@
-// A schedule: a list of steps, each of which means something whatever came before it, so that any
-// part of a schedule is one.
+// A schedule is a list of steps. Each step is meaningful after any others, so that any part of a
+// schedule is a schedule.
 #pragma once
 
 #include <cstdint>
@@ -36,15 +36,15 @@ enum class Action {
   replace,
 };
 
-// The numbers choose among what there is when the step is taken: session `who` modulo the number of
-// sessions, and so on.
+// The numbers select among the objects that exist when the step runs: session `who` modulo the
+// number of sessions, and so on.
 struct Step {
   Action action = Action::append;
   uint32_t who = 0, x = 0, y = 0;
 };
 using Steps = std::vector<Step>;
 
-// Appends, rewinds, saves and restores are the likeliest.
+// Draws random steps. Appends, rewinds, saves and restores are the most frequent.
 inline Steps draw_steps(uint32_t seed, size_t count) {
   static constexpr Action kActions[] = {
       Action::append,        Action::append,   Action::append,      Action::append_refused,

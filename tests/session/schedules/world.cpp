@@ -145,9 +145,9 @@ void World::compare(Live& live) {
                                                      : "identities"));
 }
 
-// What is sound is proved as far as its tokens give it.
+// Verifies a session as far as its tokens reproduce it.
 void World::prove(Live& live) {
-  if (live.session.size() % 3 == 1) return;  // it takes a replay
+  if (live.session.size() % 3 == 1) return;  // verifying takes a replay
   const VerifyReport report = verify(live.session);
   if (report) fail(fmt::format("s{}: verify: {}", live.number, report.text()));
   if (!live.timeline.edited() && !report.whole())
@@ -161,7 +161,7 @@ void World::compare_all() {
   }
 }
 
-// One step in three is compared later: what nobody looked at stays in its file.
+// One step in three is compared later, so that some blocks stay unread in their file.
 void World::take(const Step& step) {
   Live& l = live(step.who);
   switch (step.action) {
@@ -286,7 +286,7 @@ void World::rewind(Live& live, const Step& step) {
   if (to == 0 || to == size || !live.timeline.may_lack_logits()) return;
   try {
     live.session.logits();
-  } catch (const Error&) {  // as it says, a token more
+  } catch (const Error&) {  // the error says that it needs one more token
     append(live, {Action::append, 0, 0, 0});
   }
 }
@@ -311,7 +311,7 @@ void World::prune(Live& live, const Step& step) {
 
 void World::attach(Live& live, const Step& step) {
   const uint32_t which = step.x % kChanges;
-  if (live.session.interventions().size() >= 3) return;  // they multiply what the oracle must know
+  if (live.session.interventions().size() >= 3) return;  // they multiply the oracle's work
   say(fmt::format("s{}.attach(change_of(model, {}));", live.number, which));
   live.looked_at = false;
   live.session.attach(change_of(*shared_.model, which));
@@ -320,7 +320,7 @@ void World::attach(Live& live, const Step& step) {
 
 namespace {
 
-// What another session's edit reads of a file is not healed.
+// Blocks that another session's edit reads from a file do not heal.
 bool is_mapped(const Session& session) {
   for (int64_t b = 0; b < session.kv().blocks(); ++b) {
     if (session.kv().block_info(b).saved() != nullptr) return true;
@@ -342,7 +342,7 @@ void World::callback(Live& live, const Step&) {
   live.timeline.call(on);
 }
 
-// One step in two copies from another session.
+// Every other step copies from another session.
 void World::edit(Live& to, const Step& step) {
   const int64_t size = to.session.size();
   if (size == 0 || to.session.edits().size() >= 3) return;
@@ -352,7 +352,7 @@ void World::edit(Live& to, const Step& step) {
   if (step.x % 3 != 0) e.range.layers = {static_cast<int64_t>(step.x) % 2};
   e.factor = step.y % 5 == 0 ? -0.25f : 0.5f;
   const Live& from = live(step.who + 1);
-  bool hidden = true;  // a range of which nothing is seen
+  bool hidden = true;  // no position of the range is visible
   for (int64_t p = e.range.begin; p < e.range.end; ++p)
     hidden = hidden && (to.session.kv().visible(p / 64) >> (p % 64) & 1) == 0;
   if (hidden) return;
@@ -378,7 +378,7 @@ bool World::has_windows() const {
          is_replayable(contract_name(shared_.subject.contract));
 }
 
-// A session of the same state that lets windows go; callbacks are no part of the state.
+// Makes a session of the same state that keeps only windows. Callbacks are not part of the state.
 void World::windows(Live& live) {
   if (!has_windows()) return;
   SessionOptions o = shared_.options;
@@ -430,7 +430,7 @@ void World::set_compute(Live& live, const Step& step) {
   ComputeOptions c = shared_.options.compute;
   size_t sets = 0;
   while (kernel_names()[sets] != nullptr) ++sets;
-  // The portable kernels are slow: one time in four.
+  // The portable kernels are slow, so one step in four uses them.
   c.isa = step.x % 4 == 0 ? kernel_names()[step.y % sets] : STET_DEFAULT_ISA;
   static constexpr int kThreads[] = {1, 1, 2, 3};
   static constexpr int64_t kChunks[] = {7, 63, 64, 65, 512};

@@ -1,4 +1,4 @@
-// Sessions and files on which a schedule is run, beside what they ought to be.
+// Sessions and files on which a schedule runs, with the reference for each.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@
 
 namespace stet::test {
 
-// What the schedules of one checkpoint share.
+// Objects that all schedules of one checkpoint share.
 struct Subjects {
   Subject subject;
   std::shared_ptr<const Model> model;
@@ -25,16 +25,16 @@ struct Subjects {
   Subjects(const Subject& s, KvType kv_type, Names& all_names);
 };
 
-// A fault of the timeline, not of the library: to test that faults are found and shrunk.
+// A deliberate fault in the reference, to test that faults are found and shrunk.
 enum class PlantedFault { none, rewind_to_a_border_keeps_a_token };
 
 class World {
  public:
   explicit World(Subjects& shared, PlantedFault planted = PlantedFault::none);
 
-  // What is wrong after some step; empty where nothing is.
+  // Runs the steps. Returns the first difference, or "".
   std::string run(const Steps& steps);
-  // The calls of the last run as a program.
+  // Returns the calls of the last run as a program.
   std::string program() const;
 
  private:
@@ -48,9 +48,9 @@ class World {
     std::string path;
     Timeline timeline;
     SnapshotForm form;
-    int parent = -1;    // of a delta: a file
+    int parent = -1;    // a delta's parent file
     bool sound = true;  // its bytes are those that were saved
-    bool heals = true;  // all that is not sound is keys and values
+    bool heals = true;  // only keys and values are damaged
   };
 
   void take(const Step& step);

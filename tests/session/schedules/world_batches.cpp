@@ -1,4 +1,4 @@
-// Batches: all sessions go on, or none does.
+// Batches: either all sessions advance, or none does.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -7,7 +7,7 @@
 namespace stet::test {
 namespace {
 
-// Of one call: the tokens that each entry owns, and the call as it is written.
+// One call: the tokens that each entry owns, and the call as text.
 struct Call {
   std::list<std::vector<int32_t>> ids;
   std::vector<BatchEntry> entries;
@@ -61,7 +61,7 @@ void World::batch_refused(const Step& step) {
   switch (step.x % 4) {
     case 0:
       call.add(wrong.session, wrong.number, {0}), call.add(wrong.session, wrong.number, {0});
-      break;  // twice
+      break;  // an entry occurs twice
     case 1:
       call.add(wrong.session, wrong.number, {-1});
       break;

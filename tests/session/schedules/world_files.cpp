@@ -1,5 +1,5 @@
-// Files: saved in every form, converted, restored by one or by many, and harmed under whoever uses
-// them.
+// Files: saved in every form, converted, restored by one or by many, and damaged while they are in
+// use.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -29,7 +29,7 @@ std::string save_code(const SaveOptions& o, int parent) {
           : "const auto weights = directory_source(MODEL); how.weights_files = weights.get(); ");
 }
 
-// Offset and size of the keys and values.
+// Returns the offset and size of the keys and values.
 std::pair<size_t, size_t> kv_of(const std::string& path) {
   const Snapshot snapshot = Snapshot::open(path);
   const Snapshot::Section& kv = snapshot.sections().back();
@@ -38,7 +38,7 @@ std::pair<size_t, size_t> kv_of(const std::string& path) {
 
 }  // namespace
 
-// Into a form that `step` chooses. A delta needs a parent with blocks of its shape.
+// Chooses a form by `step`. A delta needs a parent whose blocks have the same shape.
 SaveOptions World::draw_form(const Step& step, const KvShape& shape,
                              std::optional<Snapshot>* parent, int* parent_file) {
   SaveOptions how;
@@ -78,7 +78,7 @@ void World::save(Live& live, const Step& step) {
     culprit_ = &live, fail(fmt::format("s{}: another state was saved", live.number));
 }
 
-// Of a file that is sound, no difference is found, and all of it is proved if its tokens give it.
+// An undamaged file shows no difference, and all of it is verified if its tokens reproduce it.
 void World::prove(const File& file) {
   const VerifyReport report = verify(Snapshot::open(file.path), shared_.model, shared_.options,
                                      file.timeline.size() % 2 == 0);
@@ -109,8 +109,8 @@ void World::convert(const Step& step) {
     fail(fmt::format("{}.stet: converted into another state", from));
 }
 
-// A file as it was saved is restored; another one is healed, refused, or was not harmed where it
-// matters. Never is a wrong state.
+// An undamaged file is restored. A damaged one heals, is refused, or is unharmed where it matters.
+// A wrong state never results.
 void World::restore(const Step& step) {
   if (files_.empty()) return;
   const int at = file(step.who);
@@ -126,12 +126,12 @@ void World::restore(const Step& step) {
       at, how.map, how.check, how.heal);
   const bool must = sound(at) || (how.heal && heals(at));
   if (step.y % 2 == 0 && has_windows())
-    how.session.window = {true, 0, [](int64_t) {}};  // of no other bits
+    how.session.window = {true, 0, [](int64_t) {}};  // windows do not change bits
   try {
     Session session = Snapshot::open(from.path).restore(shared_.model, how);
     say(fmt::format("Session s{} = {};", numbers_, call));
     Timeline timeline = from.timeline;
-    if (timeline.calls()) timeline.call(false);  // which no file holds
+    if (timeline.calls()) timeline.call(false);  // no file holds callbacks
     add(std::move(session), timeline);
   } catch (const Error& e) {
     say(fmt::format("try {{ {}; return 2; }} catch (const Error&) {{}}", call));
@@ -177,7 +177,7 @@ void World::restore_by_threads(const Step& step) {
   }
 }
 
-// Sessions that have a file mapped go on as if nothing had happened to it.
+// Sessions that map a damaged file continue as if nothing had happened.
 void World::harm(const Step& step) {
   if (files_.empty()) return;
   const int at = file(step.who);
