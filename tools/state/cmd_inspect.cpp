@@ -234,9 +234,9 @@ Json elements_json(const Snapshot& s, const Present& present) {
   add("text held back",
       fmt::format("{} bytes, decoder state {} bytes", g.held.size(), g.stream.size()),
       g.held.size() + g.stream.size(), "");
-  if (s.windowed_blocks() > 0)
-    add("window only", fmt::format("{} blocks without windowed layers", s.windowed_blocks()), 0,
-        "");
+  if (s.count_window_only_blocks() > 0)
+    add("window only",
+        fmt::format("{} blocks without windowed layers", s.count_window_only_blocks()), 0, "");
   add("prunes", fmt::format("{}", m.prunes.size()), 0, "");
   const auto limit = limit_of(s);
   add("edits",
