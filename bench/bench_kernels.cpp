@@ -146,6 +146,8 @@ constexpr Linear kLinears[] = {
      expanded_panel<&Kernels::expand_q4, &Kernels::tile_q4>, kQuantRow},
     {"q5", kStrips* kStripBytesQ5, quant_gemv<&Kernels::gemv_q5>,
      expanded_panel<&Kernels::expand_q5, &Kernels::tile_q8>, kQuantRow},
+    {"mxfp4", kInputs / kStripMxfp4* kStripBytesMxfp4, quant_gemv<&Kernels::gemv_mxfp4>,
+     expanded_panel<&Kernels::expand_mxfp4, &Kernels::tile_mxfp4>, kQuantRow},
     {"q4_k", kSupers* kSuperBytesQ4K, super_gemv<0>, super_panel<0>, kSuperRow},
     {"q5_k", kSupers* kSuperBytesQ5K, super_gemv<1>, super_panel<1>, kSuperRow},
     {"q6_k", kSupers* kSuperBytesQ6K, super_gemv<2>, super_panel<2>, kSuperRow},

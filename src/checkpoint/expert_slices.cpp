@@ -1,5 +1,7 @@
 #include "src/checkpoint/expert_slices.hpp"
+#include "src/checkpoint/gpt_oss_tensors.hpp"
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <string>
@@ -59,6 +61,8 @@ void add_slices(const TensorView& t, const Stack& s, std::vector<TensorView>& to
 }  // namespace
 
 std::vector<TensorView> split_experts(std::vector<TensorView> tensors) {
+  if (std::ranges::any_of(tensors, [](const TensorView& t) { return is_of_gpt_oss(t.name); }))
+    return tensors;  // which are stacked in another way
   std::vector<TensorView> all;
   for (TensorView& t : tensors) {
     if (const Stack* const s = stack_of(t))

@@ -114,7 +114,8 @@ void ModelWeights::note_types(const MatrixRequest& request, const Matrix& matrix
     its_type_ = weight_type_name(matrix.type());
   } else {
     const TensorView& tensor = *checkpoint_.find(first.name);
-    if (tensor.dtype == DType::bf16) return;
+    const bool same = tensor.dtype == DType::mxfp4 && matrix.type() == WeightType::bf16;
+    if (tensor.dtype == DType::bf16 || same) return;
     its_type_ = tensor.dtype_text;
   }
   not_bf16_ = first.name;

@@ -14,7 +14,7 @@ namespace stet {
 
 // Naming schemes for the tensors of a layer. In four_norms, ffn_norm is not the norm after
 // attention.
-enum class GgufLayout { llama, four_norms, gpt2, gpt_neox, phi3 };
+enum class GgufLayout { llama, four_norms, gpt2, gpt_neox, phi3, gpt_oss };
 
 struct GgufArchitecture {
   const char* name;                     // general.architecture

@@ -117,8 +117,8 @@ std::string model_name_of(const std::string& path) {
 // Returns llama.cpp's general.file_type for a file whose matrices mostly have the ggml type `most`.
 uint32_t file_type(uint32_t most) {
   static constexpr std::pair<DType, uint32_t> kFileTypes[] = {
-      {DType::f16, 1},   {DType::q4_0, 2},  {DType::q8_0, 7},  {DType::q5_0, 8},
-      {DType::q4_k, 15}, {DType::q5_k, 17}, {DType::q6_k, 18}, {DType::bf16, 32}};
+      {DType::f16, 1},   {DType::q4_0, 2},  {DType::q8_0, 7},  {DType::q5_0, 8},  {DType::q4_k, 15},
+      {DType::q5_k, 17}, {DType::q6_k, 18}, {DType::bf16, 32}, {DType::mxfp4, 38}};
   for (const auto& [dtype, type] : kFileTypes) {
     if (ggml_number(dtype) == most) return type;
   }

@@ -172,9 +172,10 @@ TEST_F(BadCheckpoint, NotANumber) {
 TEST_F(BadCheckpoint, UnknownArchitecture) {
   const std::string known =
       "GemmaForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, "
-      "GPT2LMHeadModel, GPTNeoXForCausalLM, GraniteForCausalLM, LlamaForCausalLM, "
-      "MistralForCausalLM, Olmo2ForCausalLM, Olmo3ForCausalLM, Phi3ForCausalLM, "
-      "Qwen2ForCausalLM, Qwen3ForCausalLM, SmolLM3ForCausalLM";
+      "GPT2LMHeadModel, GPTNeoXForCausalLM, GptOssForCausalLM, GraniteForCausalLM, "
+      "GraniteMoeForCausalLM, LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, "
+      "Olmo2ForCausalLM, Olmo3ForCausalLM, OlmoeForCausalLM, Phi3ForCausalLM, Qwen2ForCausalLM, "
+      "Qwen3ForCausalLM, Qwen3MoeForCausalLM, SmolLM3ForCausalLM";
   EXPECT_EQ(
       config_error(ErrorKind::unsupported, [](Json& j) { j["architectures"] = {"BertModel"}; }),
       "@/config.json: architectures: expected one of " + known + ", found BertModel");

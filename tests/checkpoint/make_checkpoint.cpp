@@ -328,7 +328,7 @@ TEST(MakeCheckpoint, FailuresAreOneLineAndLeaveNothing) {
   const std::string config = dir / "config.json", out = " -o " + dir / "m";
   expect("gemma9-1b" + out, 2,
          "SHAPE: expected gemma2-2b, gemma3-270m, gemma3-1b, gemma3-4b, gemma3-12b, gemma3-27b, "
-         "gpt2, llama2-7b, "
+         "gpt2, gpt-oss-20b, llama2-7b, "
          "llama3.1-8b, llama3.2-1b, llama3.2-3b, llama3.3-70b, mistral-7b, qwen2.5-0.5b, "
          "qwen3-0.6b, qwen3-30b-a3b or the path of "
          "a config.json, found gemma9-1b");
@@ -338,11 +338,12 @@ TEST(MakeCheckpoint, FailuresAreOneLineAndLeaveNothing) {
   expect(config + out, 1,
          config + ": line 1, column 15: expected valid JSON, found the end of the text");
   write_file(config, "{\"model_type\":\"mamba\"}");
-  expect(config + out, 1,
-         config +
-             ": model_type: expected one of gemma, gemma2, gemma3, gemma3_text, gpt2, llama, "
-             "mistral, qwen2, "
-             "qwen3, qwen3_moe, found mamba");
+  expect(
+      config + out, 1,
+      config +
+          ": model_type: expected one of gemma, gemma2, gemma3, gemma3_text, gpt2, gpt_oss, llama, "
+          "mistral, qwen2, "
+          "qwen3, qwen3_moe, found mamba");
   write_file(config,
              "{\"model_type\":\"llama\",\"hidden_size\":64,\"intermediate_size\":80,\"num_hidden_"
              "layers\":1099511627776}");

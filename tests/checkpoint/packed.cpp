@@ -374,7 +374,7 @@ TEST_F(PackedDamage, WrongMetadata) {
             "unsupported: contract: expected f32, q8, q4 or ggml, found nothing");
   EXPECT_EQ(metadata_error("contract", "f32"),
             "format: matrix:" + embeddings +
-                ": expected f32, bf16 or f16 for the contract f32, found q8");
+                ": expected f32, bf16, f16 or mxfp4 for the contract f32, found q8");
   EXPECT_EQ(metadata_error("contract", "q8"),
             "format: matrix:" + qkv + ": expected q8 for the contract q8, found q4");
   EXPECT_EQ(error([](Image& i) { i.metadata().erase("fingerprint:mlp"); }),

@@ -2,6 +2,8 @@
 // order of precedence. Fields that nothing reads are refused.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <functional>
 #include <nlohmann/json.hpp>
 
@@ -94,6 +96,29 @@ TEST(RopeConfig, ThetaStandsInAnyOfThreePlaces) {
     EXPECT_EQ(found[0].scaling, Rope::Scaling::llama3) << place.name;
     EXPECT_EQ(found[0].factor, 8) << place.name;
     EXPECT_EQ(found[0].original_positions, 64) << place.name;
+  }
+}
+
+// The corners of gpt-oss, 8.0928 and 17.3980 of 32 pairs, and those that `truncate` makes of them.
+TEST(RopeConfig, YarnKeepsOrRoundsItsCorners) {
+  for (const bool truncate : {false, true}) {
+    const Rope rope = ropes("llama31-tiny", [&](Json& j) {
+      without(j);
+      j["rope_theta"] = 150000;
+      j["rope_scaling"] = {
+          {"rope_type", "yarn"}, {"factor", 32.0},   {"original_max_position_embeddings", 4096},
+          {"beta_fast", 32.0},   {"beta_slow", 1.0}, {"truncate", truncate}};
+    })[0];
+    const double low = truncate ? 8 : 8.0928, high = truncate ? 18 : 17.3980;
+    const std::vector<float> found = inverse_frequencies(rope, 64);
+    ASSERT_EQ(found.size(), 32u);
+    for (size_t i = 0; i < found.size(); ++i) {
+      const double base = std::pow(150000.0, -2.0 * static_cast<double>(i) / 64),
+                   part = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0),
+                   expected = base * (1 - part) + base / 32 * part;
+      EXPECT_NEAR(found[i] / expected, 1, 1e-4) << i;
+    }
+    EXPECT_FLOAT_EQ(rope_magnitude(rope), 1.3465736f);  // 0.1 ln 32 + 1
   }
 }
 

@@ -18,7 +18,7 @@
 namespace stet::test::ggml_blocks_tests {
 namespace {
 
-constexpr DType kBlockTypes[] = {DType::q8_0, DType::q4_0, DType::q5_0,
+constexpr DType kBlockTypes[] = {DType::q8_0, DType::q4_0, DType::q5_0, DType::mxfp4,
                                  DType::q4_k, DType::q5_k, DType::q6_k};
 
 struct Tensor {
@@ -34,6 +34,10 @@ struct Tensor {
     bytes.resize(blocks * type.bytes);
     for (std::byte& b : bytes) b = static_cast<std::byte>(s.next());
     for (size_t i = 0; i < blocks; ++i) {
+      if (dtype == DType::mxfp4) {
+        bytes[i * type.bytes] = static_cast<std::byte>(s.next() % 253);
+        continue;
+      }
       const size_t at = dtype == DType::q6_k ? 208 : 0;
       const bool two = dtype == DType::q4_k || dtype == DType::q5_k;
       for (size_t half = 0; half < (two ? 2u : 1u); ++half)
@@ -71,7 +75,7 @@ TEST(GgmlBlocks, RowsAreTheReferencesNumbers) {
 }
 
 TEST(GgmlBlocks, HalfAStrip) {
-  for (const DType dtype : {DType::q8_0, DType::q4_0, DType::q5_0}) {
+  for (const DType dtype : {DType::q8_0, DType::q4_0, DType::q5_0, DType::mxfp4}) {
     const Tensor t(dtype, 3, 96, 4);
     const Matrix m({&t.view}, 96, 1);
     std::vector<float> row(96);

@@ -66,6 +66,7 @@ TEST(Isa, TablesShareNoFunction) {
       EXPECT_NE(a.scale, b.scale);
       EXPECT_NE(a.silu_mul, b.silu_mul);
       EXPECT_NE(a.gelu_tanh_mul, b.gelu_tanh_mul);
+      EXPECT_NE(a.clamped_silu_mul, b.clamped_silu_mul);
       EXPECT_NE(a.gelu_tanh, b.gelu_tanh);
       EXPECT_NE(a.gelu, b.gelu);
       EXPECT_NE(a.rope, b.rope);
@@ -88,6 +89,8 @@ void expect_shared_but(const Kernels& a, const Kernels& b, bool quants, bool pai
   EXPECT_EQ(a.gemv_q8 != b.gemv_q8, quants);
   EXPECT_EQ(a.gemv_q4 != b.gemv_q4, quants);
   EXPECT_EQ(a.gemv_q5 != b.gemv_q5, quants);
+  EXPECT_EQ(a.gemv_mxfp4 != b.gemv_mxfp4, quants);
+  EXPECT_EQ(a.tile_mxfp4 != b.tile_mxfp4, quants);
   EXPECT_EQ(a.tile_q8 != b.tile_q8, quants);
   EXPECT_EQ(a.tile_q4 != b.tile_q4, quants);
   for (int t = 0; t < kSuperTypes; ++t) {
@@ -661,6 +664,16 @@ TEST_P(Kernel, GatesAreTheirFormulas) {
   check_elementwise(
       [&](const float* a, const float* b, float* y, size_t n) { k.silu_mul(a, b, y, n); },
       [](float g, float u) { return g / (1.0f + contract_exp(0.0f - g)) * u; });
+  for (const float limit : {7.0f, 0.5f}) {
+    check_elementwise([&](const float* a, const float* b, float* y,
+                          size_t n) { k.clamped_silu_mul(a, b, limit, y, n); },
+                      [&](float g, float u) {
+                        const float gate = g > limit ? limit : g, up = u > limit    ? limit
+                                                                       : u < -limit ? -limit
+                                                                                    : u;
+                        return (up + 1.0f) * (gate / (1.0f + contract_exp(0.0f - 1.702f * gate)));
+                      });
+  }
   const auto gelu = [](float g) {
     const float inner = 0.7978845608028654f * std::fma(0.044715f, g * g * g, g);
     return 0.5f * g * (1.0f + contract_tanh(inner));

@@ -179,7 +179,8 @@ INSTANTIATE_TEST_SUITE_P(Families, PointsOfFamily,
                                          "gemma3-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny",
                                          "granite-tiny", "olmo2-tiny", "olmo3-tiny", "smollm3-tiny",
                                          "gpt2-tiny", "pythia-tiny", "phi3-tiny", "phi4-tiny",
-                                         "qwen3moe-tiny", "mixtral-tiny", "olmoe-tiny"),
+                                         "qwen3moe-tiny", "mixtral-tiny", "olmoe-tiny",
+                                         "gptoss-tiny"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

@@ -286,6 +286,11 @@ def silu(g):
     return g / (F32(1) + exp(F32(0) - g))
 
 
+def clamped(g, u, limit):
+    s, t = np.minimum(g, F32(limit)), np.maximum(np.minimum(u, F32(limit)), F32(-limit))
+    return (t + F32(1)) * (s / (F32(1) + exp(F32(0) - F32(1.702) * s)))
+
+
 def gelu_tanh(g):
     cube = (g * g) * g
     return (F32(0.5) * g) * (

@@ -100,6 +100,28 @@ def round_q4(w):
     return np.where(e1 < e0, d1, d0), np.where((e1 < e0)[..., None], u1, u0)
 
 
+MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
+
+
+class Mxfp4:
+    """Codes [n][k/32][32] of 0 .. 15, and exponents [n][k/32]."""
+
+    def __init__(self, codes, exponents):
+        self.v, self.d = MXFP4[codes].astype(F64), np.ldexp(1.0, exponents.astype(int) - 128).astype(F32)
+
+    def wide(self):
+        return (self.v * self.d[..., None].astype(F64)).astype(F32).reshape(len(self.v), -1)
+
+    def product(self, x):
+        q, scale = quantize(x)
+        s = sums(q, self.v)
+        acc = np.zeros((len(x), len(self.v)))
+        for b in range(s.shape[0]):
+            factor = scale[:, b, None] * self.d[:, b]  # rounded to float32
+            acc = fma64(s[b] * factor.astype(F64), acc)
+        return acc.astype(F32)
+
+
 class Blocks:
     """Weights in blocks of 32: integers u, and a float16 scale for each block."""
 

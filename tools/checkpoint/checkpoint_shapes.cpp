@@ -31,6 +31,7 @@ Json mistral_config(const Shape& shape);
 Json qwen2_config(const Shape& shape);
 Json qwen3_config(const Shape& shape);
 Json qwen3_moe_config(const Shape& shape);
+Json gpt_oss_config(const Shape& shape);
 
 constexpr Shape kShapes[] = {
     {"gemma2-2b", 2304, 9216, 26, 8, 4, 256, 256000, 8192, 4096, 256, 0, true, gemma2_config},
@@ -40,6 +41,7 @@ constexpr Shape kShapes[] = {
     {"gemma3-12b", 3840, 15360, 48, 16, 8, 256, 262208, 131072, 1024, 256, 8, true, gemma3_config},
     {"gemma3-27b", 5376, 21504, 62, 32, 16, 128, 262208, 131072, 1024, 168, 8, true, gemma3_config},
     {"gpt2", 768, 3072, 12, 12, 12, 64, 50257, 1024, 0, 0, 0, true, gpt2_config},
+    {"gpt-oss-20b", 2880, 2880, 24, 64, 8, 64, 201088, 131072, 128, 0, 0, false, gpt_oss_config},
     {"llama2-7b", 4096, 11008, 32, 32, 32, 128, 32000, 4096, 0, 0, 0, false, llama_config},
     {"llama3.1-8b", 4096, 14336, 32, 32, 8, 128, 128256, 131072, 0, 0, 8, false, llama_config},
     {"llama3.2-1b", 2048, 8192, 16, 32, 8, 64, 128256, 131072, 0, 0, 32, true, llama_config},
@@ -228,6 +230,42 @@ Json qwen3_moe_config(const Shape& shape) {
   return config;
 }
 
+Json gpt_oss_config(const Shape& shape) {
+  Json types = Json::array();
+  for (int64_t i = 0; i < shape.layers; ++i)
+    types.push_back(i % 2 == 0 ? "sliding_attention" : "full_attention");
+  return Json{{"architectures", {"GptOssForCausalLM"}},
+              {"model_type", "gpt_oss"},
+              {"vocab_size", shape.vocab},
+              {"hidden_size", shape.hidden},
+              {"intermediate_size", shape.intermediate},
+              {"num_hidden_layers", shape.layers},
+              {"num_attention_heads", shape.heads},
+              {"num_key_value_heads", shape.kv_heads},
+              {"head_dim", shape.head_dim},
+              {"max_position_embeddings", shape.context},
+              {"attention_bias", true},
+              {"eos_token_id", 200002},
+              {"hidden_act", "silu"},
+              {"layer_types", types},
+              {"num_experts_per_tok", 4},
+              {"num_local_experts", 32},
+              {"quantization_config", {{"quant_method", "mxfp4"}}},
+              {"rms_norm_eps", 1e-5},
+              {"rope_scaling",
+               {{"beta_fast", 32.0},
+                {"beta_slow", 1.0},
+                {"factor", 32.0},
+                {"original_max_position_embeddings", 4096},
+                {"rope_type", "yarn"},
+                {"truncate", false}}},
+              {"rope_theta", 150000},
+              {"sliding_window", shape.window},
+              {"swiglu_limit", 7.0},
+              {"tie_word_embeddings", shape.tied},
+              {"torch_dtype", "bfloat16"}};
+}
+
 // The differences between families in names and sizes of weights, and the defaults of their
 // configs.
 struct Family {
@@ -248,6 +286,7 @@ constexpr Family kFamilies[] = {
     {"gemma3", "language_model.", true, true, false, 0, true, 256, 8, 4, 262208},
     {"gemma3_text", "", true, true, false, 0, true, 256, 8, 4, 262208},
     {"gpt2", "", false, false, true, 1, true, 0, 0, 0, 0},
+    {"gpt_oss", "", false, false, false, 1, false, 0, 0, 0, 0},
     {"llama", "", false, false, false, 1, false, 0, 0, 0, 0},
     {"mistral", "", false, false, false, 1, false, 0, 0, 0, 0},
     {"qwen2", "", false, false, true, 1, false, 0, 0, 0, 0},
@@ -304,6 +343,19 @@ class WeightList {
   void layer_norm(const std::string& name, int64_t size) {
     norm(name, size);
     add(name + ".bias", {size}, {0, 0.02f});
+  }
+
+  void numbers(const std::string& name, int64_t size) { add(name, {size}, {0, 1}); }
+  // [experts, outputs, inputs] in MXFP4, codes and exponents, with [experts, outputs] of biases. The
+  // root mean square of the codes' values is 2.93.
+  void mxfp4(const std::string& name, int64_t experts, int64_t outputs, int64_t inputs) {
+    const double scale = 1 / (2.93 * std::sqrt(static_cast<double>(inputs)));
+    const auto exponent = static_cast<unsigned>(std::lround(127 + std::log2(scale)));
+    add(name + "_blocks", {experts, outputs, inputs / 32, 16}, {});
+    weights_.back().bytes = {0, 256};
+    add(name + "_scales", {experts, outputs, inputs / 32}, {});
+    weights_.back().bytes = {exponent - 1, 3};
+    add(name + "_bias", {experts, outputs}, {0, 0.02f});
   }
 
   std::vector<Weight> take() { return std::move(weights_); }
@@ -429,6 +481,16 @@ void add_expert_weights(WeightList& list, const stet::JsonReader& config, const 
     add_mlp_weights(list, at + "experts." + std::to_string(i) + ".", hidden, width, false);
 }
 
+void add_gpt_oss_experts(WeightList& list, const stet::JsonReader& config, const std::string& at,
+                         int64_t hidden, int64_t width) {
+  const int64_t count = config.integer("num_local_experts", 1, 1024);
+  if (hidden % 32 != 0) config.fail("hidden_size", "a multiple of 32");
+  if (width % 32 != 0) config.fail("intermediate_size", "a multiple of 32");
+  list.linear(at + "router", count, hidden, true);
+  list.mxfp4(at + "experts.gate_up_proj", count, 2 * width, hidden);
+  list.mxfp4(at + "experts.down_proj", count, hidden, width);
+}
+
 }  // namespace
 
 std::vector<Weight> weights_of(const Json& whole, const std::string& file) {
@@ -469,7 +531,10 @@ std::vector<Weight> weights_of(const Json& whole, const std::string& file) {
     }
     list.norm(layer + "post_attention_layernorm", hidden);
     if (family.four_norms) list.norm(layer + "pre_feedforward_layernorm", hidden);
-    if (std::string(family.model_type) == "qwen3_moe" && is_sparse_layer(config, i))
+    if (std::string(family.model_type) == "gpt_oss") {
+      list.numbers(layer + "self_attn.sinks", heads);
+      add_gpt_oss_experts(list, config, layer + "mlp.", hidden, intermediate);
+    } else if (std::string(family.model_type) == "qwen3_moe" && is_sparse_layer(config, i))
       add_expert_weights(list, config, layer + "mlp.", hidden);
     else
       add_mlp_weights(list, layer + "mlp.", hidden, intermediate, mlp_bias);

@@ -52,11 +52,16 @@ uint64_t element_count(const Weight& weight) {
   return count;
 }
 
+stet::DType dtype_of(const Weight& weight, const Plan& plan) {
+  return weight.bytes.values > 0 ? stet::DType::u8 : plan.dtype;
+}
+
 // Fills each shard up to its size. A larger tensor gets a shard of its own.
 void split(std::vector<Weight> weights, uint64_t shard_size, Plan* plan) {
   uint64_t filled = 0;
   for (Weight& weight : weights) {
-    const uint64_t count = element_count(weight), size = count * stet::dtype_size(plan->dtype);
+    const uint64_t count = element_count(weight),
+                   size = count * stet::dtype_size(dtype_of(weight, *plan));
     if (plan->shards.empty() || filled + size > shard_size) {
       plan->shards.emplace_back();
       filled = 0;
@@ -174,7 +179,8 @@ class CheckpointWriter {
 
   void write_shard(const std::string& name, const std::vector<Weight>& weights) {
     std::vector<stet::TensorSpec> specs;
-    for (const Weight& weight : weights) specs.push_back({weight.name, plan_.dtype, weight.shape});
+    for (const Weight& weight : weights)
+      specs.push_back({weight.name, dtype_of(weight, plan_), weight.shape});
     stet::SafeTensorsWriter writer(path_of(name), specs, {{"format", "pt"}});
     for (const Weight& weight : weights) write_tensor(weight, &writer);
     writer.commit();
@@ -183,11 +189,14 @@ class CheckpointWriter {
 
   void write_tensor(const Weight& weight, stet::SafeTensorsWriter* writer) {
     const uint64_t key = stet_tools::weight_key(options_.seed, weight.name);
-    const uint64_t count = element_count(weight), chunk = kChunk / stet::dtype_size(plan_.dtype);
+    const stet::DType dtype = dtype_of(weight, plan_);
+    const uint64_t count = element_count(weight), chunk = kChunk / stet::dtype_size(dtype);
     for (uint64_t first = 0; first < count; first += chunk) {
-      buffer_.resize(std::min(chunk, count - first) * stet::dtype_size(plan_.dtype));
-      stet_tools::fill_weights(plan_.dtype, key, weight.distribution, first, options_.threads,
-                               buffer_);
+      buffer_.resize(std::min(chunk, count - first) * stet::dtype_size(dtype));
+      if (dtype == stet::DType::u8)
+        stet_tools::fill_bytes(key, weight.bytes, first, buffer_);
+      else
+        stet_tools::fill_weights(dtype, key, weight.distribution, first, options_.threads, buffer_);
       writer->write(buffer_);
       done_ += buffer_.size();
     }

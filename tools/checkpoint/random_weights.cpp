@@ -71,6 +71,13 @@ uint64_t weight_key(uint64_t seed, const std::string& tensor_name) {
   return mix(hash ^ mix(seed + 0x9e3779b97f4a7c15));
 }
 
+void fill_bytes(uint64_t key, Bytes bytes, uint64_t first, std::span<std::byte> out) {
+  for (std::byte& b : out) {
+    const uint64_t bits = mix(key + ++first * 0x9e3779b97f4a7c15);
+    b = static_cast<std::byte>(bytes.least + (bits >> 32) % bytes.values);
+  }
+}
+
 void fill_weights(stet::DType dtype, uint64_t key, Distribution distribution, uint64_t first,
                   unsigned threads, std::span<std::byte> out) {
   const size_t size = stet::dtype_size(dtype), count = out.size() / size;

@@ -33,6 +33,7 @@ enum class DType {
   q8_0,
   q4_0,
   q5_0,
+  mxfp4,
   q4_k,
   q5_k,
   q6_k,

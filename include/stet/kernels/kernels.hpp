@@ -27,14 +27,15 @@ enum class WeightType : uint8_t {
   q8 = 3,
   q4 = 4,
   q5 = 5,
-  q4_k = 6,
-  q5_k = 7,
-  q6_k = 8
+  mxfp4 = 6,
+  q4_k = 7,
+  q5_k = 8,
+  q6_k = 9
 };
 enum {
   kFloatWeightTypes = 3,  // f32, bf16, f16: the first types of WeightType
   kSuperTypes = 3,        // q4_k, q5_k, q6_k: the last types
-  kFirstSuperType = 6,
+  kFirstSuperType = 7,
   kStoredTypes = 4  // types of keys and values: the floats, and int8 with scales
 };
 
@@ -54,6 +55,10 @@ enum {
   kStripBytesQ8 = 1088,  // for 16 outputs: 64 bytes of scales, 64 bytes per 4 inputs
   kStripBytesQ4 = 576,
   kStripBytesQ5 = 704,
+  kStripMxfp4 = 128,           // inputs of a strip of mxfp4
+  kStripBytesMxfp4 = 1088,     // of 16 outputs
+  kHalfStripBytesMxfp4 = 576,  // of the last one, where a row ends in its middle
+  kExpandedMxfp4 = 1152,       // of 16 outputs and 64 inputs, as tiles take them
 };
 
 // q4_k, q5_k and q6_k use super-blocks of 256 consecutive inputs.
@@ -222,6 +227,27 @@ struct Kernels {
   // Converts q5 strips to q8 strips.
   void (*expand_q5)(const void* w, size_t strips, void* y);
 
+  // Linear layers of weights in mxfp4, of ggml's blocks and of published ones: a weight is v s with
+  // v = 0, 1, 2, 3, 4, 6, 8, 12 or the negative of one, by its four bits, and s = 2^(e - 128) for
+  // the byte e <= 252 of its block of 32. Inputs are rounded as for q8. Each output is one chain
+  // over the blocks: acc = fma(sum of v q over the block, s scale, acc), the sum exact, s scale
+  // rounded to float32. Packed weights: [n/16] rows of strips of 128 inputs: e as [4][16]; then
+  // [4][4][16][4] as q4's. Where k is an odd multiple of 64 the last strip has 64 inputs: e as
+  // [2][16], 32 zero bytes, [2][4][16][4].
+
+  // Like gemv_q8, k a multiple of 64.
+  void (*gemv_mxfp4)(const void* w, size_t blocks, size_t k, const QuantBlock* x, size_t ldx,
+                     float* y, size_t ldy, int rows);
+  // So many times 64 inputs, from the beginning of a strip on, with a byte for each v + 128: s as
+  // float32 [2][16], then [2][8][16][4]. And like tile_q8, of those.
+  void (*expand_mxfp4)(const void* w, size_t halves, void* y);
+  void (*tile_mxfp4)(const QuantTile* packed, const void* w, size_t k, size_t kc, const Tile& sums);
+  // The same weights under the contract f32: like gemv and widen_panel (k0 a multiple of 128).
+  void (*gemv_wide_mxfp4)(const void* w, size_t blocks, size_t k, const float* x, size_t ldx,
+                          float* y, size_t ldy, int rows);
+  void (*widen_panel_mxfp4)(const void* w, size_t blocks, size_t k, size_t k0, size_t kc,
+                            float* panel);
+
   // Linear layers of weights in ggml's K types: super-blocks of 256 inputs with float16 d and m,
   // and small integers for each sub-block.
   //   q4_k, q5_k  (d s) u - (m t); u has 4 or 5 bits, s and t have 6 bits for each 32 inputs
@@ -269,7 +295,9 @@ struct Kernels {
   //   m' = max(m, mb)
   //   l = l exp(m - m') + lb exp(mb - m')
   void (*attend[kStoredTypes])(const AttendBlock& block, const AttendTile* tiles, size_t n);
-  void (*reset)(const SoftmaxSums& sums, size_t rows, size_t ldv);  // sets sums to "nothing seen"
+  // Sets sums to "nothing seen". `sinks` is null or has, for each row, a score without a value: the
+  // sums then start at m = sink, l = 1.
+  void (*reset)(const SoftmaxSums& sums, size_t rows, size_t ldv, const float* sinks);
   void (*merge)(const SoftmaxSums& sums, const SoftmaxSums& next, size_t ldv, unsigned seen);
   void (*divide)(const float* x, float divisor, float* y, size_t n);  // y = x / divisor
 
@@ -293,6 +321,9 @@ struct Kernels {
   //   gelu  1.57 ULP of gate (and so of the result where it is not small beside it)
   void (*silu_mul)(const float* gate, const float* up, float* y, size_t n);
   void (*gelu_tanh_mul)(const float* gate, const float* up, float* y, size_t n);
+  // gpt-oss. With g = min(gate, limit) and u = up clamped to -limit .. limit, computes
+  // y = (u + 1) (g / (1 + exp(-(1.702 g)))). Each operation is rounded to float32.
+  void (*clamped_silu_mul)(const float* gate, const float* up, float limit, float* y, size_t n);
   void (*gelu_tanh)(const float* x, float* y, size_t n);
   // Computes 0.5 g (1 + erf(g / sqrt(2))). Error: 1.52 ULP of g. Returns nan for -inf.
   void (*gelu)(const float* x, float* y, size_t n);

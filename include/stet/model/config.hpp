@@ -83,7 +83,8 @@ struct STET_API ModelConfig {
   bool tied_head = false;
   bool parallel_residual = false;  // attention and MLP read the same input
   bool attention_bias = false, mlp_bias = false;
-  double qkv_clip = 0;  // OLMoE: queries, keys and values are clamped to +- this; 0: no clamping
+  double qkv_clip = 0;    // OLMoE: queries, keys and values are clamped to +- this; 0: no clamping
+  double gate_limit = 0;  // gpt-oss: gates and ups are clamped to this; 0: no clamping
   ExpertShape experts;
   // Per layer: a query sees itself and the window - 1 positions before it; 0 means all.
   std::vector<int64_t> window;

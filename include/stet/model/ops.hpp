@@ -121,11 +121,14 @@ void with_vectors(const Pass& p, const Matrix& w, F f) {
   if (is_super(w.type()))
     return f(VectorKernels<SuperInput>{depth, depth / kQuantBlock, k.quantize_super,
                                        k.gemv_super[super_index(w.type())]});
+  if (w.type() == WeightType::mxfp4 && p.contract != Contract::ggml)
+    return f(VectorKernels<float>{depth, depth, nullptr, k.gemv_wide_mxfp4});
   if (is_quantized(w.type()))
     return f(VectorKernels<QuantBlock>{depth, depth / kQuantBlock, k.quantize,
                                        w.type() == WeightType::q8   ? k.gemv_q8
                                        : w.type() == WeightType::q4 ? k.gemv_q4
-                                                                    : k.gemv_q5});
+                                       : w.type() == WeightType::q5 ? k.gemv_q5
+                                                                    : k.gemv_mxfp4});
   if (p.contract == Contract::bf16)
     return f(VectorKernels<uint32_t>{depth, depth / 2, k.round_pairs, k.gemv_pairs});
   f(VectorKernels<float>{depth, depth, nullptr, k.gemv[static_cast<int>(w.type())]});
