@@ -126,9 +126,9 @@ TEST_F(ChatTerminal, APastedBlockIsOneMessage) {
   t.until("in two lines");
   t.until("you> ");
   t.type("\033[200~/messages\r\033[201~\r");  // a single line is what it would be if it were typed
-  t.until("user: first\\nsecond and more\r\n");
+  t.until("user: first\r\n  second and more\r\n");
   t.until("assistant: ");
-  t.until("user: /home/x is a path\\n\\tin two lines\r\n");
+  t.until("user: /home/x is a path\r\n  \tin two lines\r\n");
   t.until("assistant: ");
   t.until("you> ");
   t.send(SIGTERM);
