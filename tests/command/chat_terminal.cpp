@@ -90,7 +90,7 @@ TEST_F(ChatTerminal, CtrlCStopsAReplyAndTheStateStaysWhole) {
   t.type("Set k = 5.\r");
   t.until("OK");
   t.type("\x03");
-  t.until("(stopped; /continue continues)");
+  t.until("(stopped; /continue resumes the reply)");
   t.until("you> ");
   t.type("/verify\r");
   t.until("equal: ");
