@@ -5,6 +5,8 @@
 #include "models/gemma.hpp"
 #include "models/gemma2.hpp"
 #include "models/gemma3.hpp"
+#include "models/gemma3n.hpp"
+#include "models/gemma4.hpp"
 #include "models/gpt2.hpp"
 #include "models/gpt_neox.hpp"
 #include "models/granite.hpp"
@@ -24,9 +26,10 @@ namespace {
 struct Registry {
   std::mutex mutex;
   std::deque<Family> families = {
-      gemma_family(),   gemma2_family(), gemma3_family(),  gpt2_family(),   gpt_neox_family(),
-      granite_family(), llama_family(),  mistral_family(), olmo2_family(),  olmo3_family(),
-      phi3_family(),    qwen2_family(),  qwen3_family(),   smollm3_family()};
+      gemma_family(),  gemma2_family(),  gemma3_family(),   gemma3n_family(),
+      gemma4_family(), gpt2_family(),    gpt_neox_family(), granite_family(),
+      llama_family(),  mistral_family(), olmo2_family(),    olmo3_family(),
+      phi3_family(),   qwen2_family(),   qwen3_family(),    smollm3_family()};
 };
 
 Registry& registry() {

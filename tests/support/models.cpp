@@ -91,10 +91,12 @@ void PrintTo(const Subject& s, std::ostream* out) { *out << s.name; }
 std::vector<Subject> subjects() {
   std::vector<Subject> all;
   for (const char* name :
-       {"gemma3-tiny", "gemma3-tiny-bf16", "gemma3-vision-tiny", "llama31-tiny",
-        "llama32-tiny-bf16", "llama2-tiny-f16", "gpt2-tiny", "gemma-tiny", "gemma2-tiny",
-        "mistral-tiny", "qwen2-tiny", "qwen3-tiny", "granite-tiny", "olmo2-tiny", "olmo3-tiny",
-        "smollm3-tiny", "pythia-tiny", "phi3-tiny", "phi4-tiny"}) {
+       {"gemma3-tiny",       "gemma3-tiny-bf16", "gemma3-vision-tiny", "llama31-tiny",
+        "llama32-tiny-bf16", "llama2-tiny-f16",  "gpt2-tiny",          "gemma-tiny",
+        "gemma2-tiny",       "mistral-tiny",     "qwen2-tiny",         "qwen3-tiny",
+        "granite-tiny",      "olmo2-tiny",       "olmo3-tiny",         "smollm3-tiny",
+        "pythia-tiny",       "phi3-tiny",        "phi4-tiny",          "gemma4-dense-tiny",
+        "gemma4-small-tiny", "gemma4-vl-tiny",   "gemma3n-tiny"}) {
     all.push_back({name, data_path(std::string("models/") + name)});
   }
   for (const char* name : {"pocket-gemma3", "pocket-llama3"})
@@ -106,10 +108,10 @@ std::vector<Subject> subjects_and_contracts() {
   const std::vector<std::pair<Contract, std::vector<std::string>>> others = {
       {Contract::bf16,
        {"gemma3-tiny-bf16", "llama32-tiny-bf16", "qwen2-tiny", "olmo3-tiny", "pocket-gemma3",
-        "pocket-llama3"}},
+        "pocket-llama3", "gemma4-dense-tiny"}},
       {Contract::q8,
        {"gemma3-tiny", "llama2-tiny-f16", "gpt2-tiny", "granite-tiny", "pythia-tiny",
-        "pocket-gemma3", "pocket-llama3"}},
+        "pocket-gemma3", "pocket-llama3", "gemma4-small-tiny"}},
       {Contract::q4,
        {"gemma3-vision-tiny", "llama31-tiny", "gpt2-tiny", "pocket-gemma3", "pocket-llama3"}}};
   std::vector<Subject> all = subjects();

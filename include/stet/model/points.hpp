@@ -104,15 +104,33 @@ inline bool has_point(const ModelConfig& c, Point p) {
   return true;
 }
 
+// A point of one layer. `layer` is 0 for points outside the layers.
+struct PointAt {
+  Point point = Point::embed;
+  int64_t layer = 0;
+  bool operator==(const PointAt&) const = default;
+};
+
+// Returns whether only layers with their own keys and values have this point.
+inline bool is_of_keys(Point p) {
+  return p == Point::k_input || p == Point::v_input || p == Point::k || p == Point::v ||
+         p == Point::rot_k;
+}
+
+// Returns whether the model has this point in this layer, which must exist.
+inline bool has_point(const ModelConfig& c, const PointAt& at) {
+  return has_point(c, at.point) && (!is_of_keys(at.point) || c.layer(at.layer).owner == at.layer);
+}
+
 // Returns the number of heads that the columns are divided into; 0: not by heads.
-inline int64_t point_heads(const ModelConfig& c, Point p) {
-  switch (p) {
+inline int64_t point_heads(const ModelConfig& c, const PointAt& at) {
+  switch (at.point) {
     case Point::k_input:
     case Point::v_input:
     case Point::k:
     case Point::v:
     case Point::rot_k:
-      return c.kv_heads;
+      return c.layer(at.layer).kv_heads;
     case Point::q_input:
     case Point::q:
     case Point::rot_q:
@@ -128,22 +146,18 @@ inline int64_t point_heads(const ModelConfig& c, Point p) {
 
 // Returns the columns of one position. For scores and patterns, `positions` is the number of key
 // positions.
-inline int64_t point_width(const ModelConfig& c, Point p, int64_t positions) {
-  if (is_attention(p)) return c.heads * positions;
-  if (p == Point::result || is_head_input(p)) return point_heads(c, p) * c.hidden_size;
+inline int64_t point_width(const ModelConfig& c, const PointAt& at, int64_t positions) {
+  const Point p = at.point;
+  const LayerShape layer = c.layer(at.layer);
+  if (is_attention(p)) return layer.heads * positions;
+  if (p == Point::result || is_head_input(p)) return point_heads(c, at) * c.hidden_size;
   if (is_norm_scale(p)) return 1;
-  if (const int64_t heads = point_heads(c, p)) return heads * c.head_dim;
+  if (const int64_t heads = point_heads(c, at))
+    return heads * (p == Point::v || p == Point::z ? layer.value_dim : layer.key_dim);
   if (p == Point::mlp_pre || p == Point::mlp_pre_linear || p == Point::mlp_post)
-    return c.intermediate_size;
+    return layer.intermediate;
   return c.hidden_size;
 }
-
-// A point of one layer. `layer` is 0 for points outside the layers.
-struct PointAt {
-  Point point = Point::embed;
-  int64_t layer = 0;
-  bool operator==(const PointAt&) const = default;
-};
 
 inline std::string point_name(const PointAt& at) {
   const PointInfo& info = point_info(at.point);
@@ -154,7 +168,7 @@ inline std::string point_name(const PointAt& at) {
 inline std::vector<PointAt> points_of(const ModelConfig& c) {
   std::vector<PointAt> all;
   const auto add = [&](Point p, int64_t layer) {
-    if (has_point(c, p)) all.push_back({p, layer});
+    if (has_point(c, {p, layer})) all.push_back({p, layer});
   };
   for (const Point p : {Point::embed, Point::pos_embed}) add(p, 0);
   for (int64_t layer = 0; layer < c.layers; ++layer) {
