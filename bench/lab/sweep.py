@@ -1,6 +1,10 @@
-"""What a sweep of activation patching costs beside computing each patched prompt anew, and a capture beside a prefill: sweep.py MODEL [STEP]
+"""Compares the cost of an activation-patching sweep with computing each patched prompt
+separately, and that of a capture with a prefill.
 
-Processor seconds of all threads, so that other programs change little. STEP: of the evenly spread positions (default: 16, which is 32 of 512)."""
+    sweep.py MODEL [STEP]
+
+Times are processor seconds of all threads, so that other programs matter little. STEP is the
+distance between the patched positions (default 16, which is 32 of 512)."""
 import sys
 import time
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""stet serve beside the server of llama.cpp or ik_llama.cpp, in turn, with the same weights and the same token ids.
+"""Compares stet serve with the server of llama.cpp or ik_llama.cpp in turn, with the same weights
+and token ids.
 
     compare.py STET -m DIR [-- stet's options] [--peer LLAMA_SERVER --gguf FILE] [--rounds N]
 
-Both are started by this program on loopback, with two threads and 16 places, and wait without load while the other works.
+Starts both on loopback, with two threads and 16 places. Each waits idle while the other works.
 """
 import argparse
 import http.client
@@ -21,9 +22,9 @@ import time
 
 
 class Server:
-    """A process that answers; `ask` streams a reply and returns when its tokens came."""
+    """A server process. `ask` streams a reply and returns the times of its tokens."""
 
-    folder = None  # where it runs, and may leave logs
+    folder = None  # its working directory, for its logs
 
     def __init__(self, command, port, ready):
         self.command, self.port, self.ready = command, port, ready
@@ -132,7 +133,8 @@ def percentile(values, p):
 
 
 def pace(server, streams, prompt, idle_seconds, tokens):
-    """Three streams, a while of quiet, then a long prompt: (p95 of gaps idle, while it is processed, the prompt's seconds)."""
+    """Runs three streams, alone for a while and then beside a long prompt. Returns (p95 of the
+    gaps alone, p95 during the prompt, seconds of the prompt)."""
     marks = {}
 
     def later():

@@ -71,8 +71,8 @@ typedef struct stet_error {
   const char* message;  /* the whole error on one line, control characters escaped */
   const char* file;     /* a path, the name of the parsed input, or "" */
   const char* field;    /* the field within it, or "" */
-  const char* expected; /* what was expected; only NUL is escaped in these four parts */
-  const char* found;    /* what was found, or "" */
+  const char* expected; /* expected value; only NUL is escaped in these four parts */
+  const char* found;    /* found value, or "" */
 } stet_error;
 /* Frees an error. */
 STET_API void stet_error_free(stet_error* error);
@@ -80,8 +80,8 @@ STET_API void stet_error_free(stet_error* error);
 STET_API void stet_free(void* buffer); /* frees a "new" buffer */
 
 /* Sets the interrupt callback of the calling thread. Calls of this thread that process tokens ask
- * it regularly: when a pass through the model begins, and between pieces of its work, at most every
- * few milliseconds. It runs on the same thread and must not process tokens itself.
+ * it when a pass through the model begins, and then every few milliseconds between pieces of work.
+ * It runs on the same thread and must not process tokens itself.
  *
  * If it returns non-zero, the call ends with STET_ERROR_CANCELED. Its sessions are unchanged,
  * except that tokens of a reply already drawn remain. NULL removes the callback. */
@@ -242,7 +242,7 @@ enum {
 typedef struct stet_encode_options {
   size_t struct_size;
   uint64_t flags;
-  /* where special tokens stay text, in order; not with STET_ENCODE_PLAIN */
+  /* ranges in which special tokens stay text, in order; not with STET_ENCODE_PLAIN */
   const stet_range* plain;
   size_t plain_count;
 } stet_encode_options;
@@ -294,7 +294,7 @@ STET_API void stet_text_stream_free(stet_text_stream* stream);
 /* Adds a token and returns the text that it completes, often "". Borrowed. */
 STET_API stet_status stet_text_stream_push(stet_text_stream* stream, int32_t id, stet_text* text,
                                            stet_error** error);
-/* Returns the remaining text, borrowed. The stream then starts anew. */
+/* Returns the remaining text, borrowed. The stream then starts again. */
 STET_API stet_status stet_text_stream_finish(stet_text_stream* stream, stet_text* text,
                                              stet_error** error);
 /* Save and restore the stream's complete state as bytes. state: new. */
@@ -341,9 +341,9 @@ typedef struct stet_session_options {
   int64_t chunk;   /* tokens per pass; 0: 512. Does not change bits */
   const char* isa; /* one of stet_isa_name(); NULL: the best. Does not change bits */
   int32_t kv_type, contract;
-  /* If window_only is nonzero, layers with a sliding window keep only that window, and the windows
-   * before each multiple of checkpoint_every positions (0: 8192; -1: none). Bits do not depend on
-   * it.
+  /* If window_only is nonzero, layers with a sliding window keep only that window. They also keep
+   * the window before each multiple of checkpoint_every positions (0: 8192; -1: none). Bits do not
+   * depend on it.
    *
    * A call that needs a dropped window fails, and the error says how many tokens would have to be
    * processed again. If recompute is nonzero, it processes them instead. */
@@ -655,8 +655,8 @@ typedef struct stet_cut { /* positions begin .. end-1 of a session */
   int64_t begin, end;
 } stet_cut;
 /* Creates a session that concatenates all cuts, with keys rotated to their new positions. Nothing
- * is recomputed. Settings come from the first cut. stet_session_compare_truth() measures the
- * difference from what the tokens give. */
+ * is recomputed. Settings come from the first cut. stet_session_compare_truth() measures how far it
+ * is from a computation of its tokens. */
 STET_API stet_status stet_session_splice(const stet_cut* cuts, size_t count, stet_session** spliced,
                                          stet_error** error);
 
@@ -711,8 +711,8 @@ STET_API stet_status stet_session_block_identities(stet_session* session,
                                                    stet_block_identity** blocks, size_t* count,
                                                    stet_error** error);
 
-/* Returns what was healed since the last call: blocks of a snapshot's file that had been damaged
- * and were recomputed. text: new, one line per file; "" if there was nothing. */
+/* Returns the blocks healed since the last call: damaged in a snapshot's file, and recomputed.
+ * text: new, one line per file; "" if there was nothing. */
 STET_API stet_status stet_session_take_healed(stet_session* session, char** text, size_t* size,
                                               stet_error** error);
 
@@ -815,7 +815,7 @@ typedef struct stet_generate_options {
   int64_t max_tokens; /* 0: 256 */
   void* context;
   stet_text_callback on_text;   /* may be NULL; non-zero ends the reply */
-  stet_token_callback on_token; /* likewise, after this token; stop is STET_STOP_CALLBACK */
+  stet_token_callback on_token; /* may be NULL; non-zero ends the reply after this token */
 } stet_generate_options;
 
 enum {
@@ -1003,8 +1003,8 @@ typedef struct stet_check_report {
   uint64_t blocks; /* blocks of keys and values checked, including those of parents */
   uint64_t files;  /* files of a self-contained snapshot checked */
 } stet_check_report;
-/* Verifies, without a model, that every byte is what was written. On STET_ERROR_FORMAT, the error
- * names the first that is not. report may be NULL. */
+/* Verifies, without a model, that every byte is as written. On STET_ERROR_FORMAT, the error names
+ * the first damage. report may be NULL. */
 STET_API stet_status stet_snapshot_check(const stet_snapshot* snapshot, int32_t threads,
                                          stet_check_report* report, stet_error** error);
 

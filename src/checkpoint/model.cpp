@@ -24,8 +24,8 @@ std::string find_prefix(const Checkpoint& checkpoint, const Family& family) {
   for (const std::string& prefix : family.prefixes) {
     if (checkpoint.find(prefix + family.embedding) != nullptr) return prefix;
   }
-  throw Error(ErrorKind::format, checkpoint.source(), family.prefixes[0] + family.embedding,
-              "a tensor of that name", "none");
+  throw Error(ErrorKind::format, checkpoint.source(), family.prefixes[0] + family.embedding, "",
+              "the tensor is missing");
 }
 
 GenerationConfig read_generation(const FileSource& source, const ModelConfig& config) {
@@ -105,8 +105,8 @@ void Model::pack(const FileSource& source, Contract contract, const std::string&
   Plan plan = read_plan(source);
   const Checkpoint checkpoint = Checkpoint::open(source);
   if (checkpoint.packed())
-    throw Error(ErrorKind::unsupported, checkpoint.source(), "", "weights that are not packed",
-                "packed ones");
+    throw Error(ErrorKind::unsupported, checkpoint.source(), "", "",
+                "the weights are packed already; take the checkpoint that they were packed from");
   PackedWriter writer(path, checkpoint, written);
   WrittenWeights weights(checkpoint, find_prefix(checkpoint, *plan.family), contract,
                          some_threads(threads), blocks, writer);

@@ -85,7 +85,8 @@ class DirectorySource : public FileSource {
     std::error_code error;
     const fs::path home = fs::canonical(path().empty() ? "." : path(), error);
     const fs::path file = error ? fs::path() : fs::canonical(path_of(name), error);
-    if (error) throw Error(ErrorKind::io, path_of(name), "", "a readable file", error.message());
+    if (error)
+      throw Error(ErrorKind::io, path_of(name), "", "", "cannot be read: " + error.message());
     const bool inside = *file.lexically_relative(home).begin() != "..";
     const bool blob = home.parent_path().filename() == "snapshots" &&
                       file.parent_path() == home.parent_path().parent_path() / "blobs";

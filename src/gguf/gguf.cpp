@@ -259,7 +259,7 @@ Gguf Gguf::parse(std::shared_ptr<const FileBytes> file) {
     declared = read_header(r, g.path(), g.values_);
   } catch (const Error& e) {
     if (!e.found.ends_with(" before the end")) throw;
-    throw Error(e.kind, e.file, e.field, e.expected + " (the download stopped: fetch it again)",
+    throw Error(e.kind, e.file, e.field, e.expected + " (the file is truncated: download it again)",
                 e.found);
   }
   const auto alignment =

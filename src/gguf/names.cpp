@@ -90,7 +90,8 @@ const GgufArchitecture& architecture_of(const Gguf& keys) {
 std::vector<float> numbers_of(const Gguf& keys, const GgufTensor& tensor, int64_t pairs) {
   std::vector<float> numbers(tensor.bytes.size() / sizeof(float));
   if (tensor.type != 0 || numbers.size() != static_cast<size_t>(pairs))
-    keys.fail(tensor.name, std::to_string(pairs) + " of F32", std::to_string(numbers.size()));
+    keys.fail(tensor.name, std::to_string(pairs) + " numbers of F32",
+              std::to_string(numbers.size()));
   std::memcpy(numbers.data(), tensor.bytes.data(), tensor.bytes.size());
   return numbers;
 }
@@ -121,8 +122,8 @@ Json llama3_scaling(const Gguf& keys, const GgufTensor& tensor, double theta, in
               {"high_freq_factor", 4.0},
               {"original_max_position_embeddings", length}};
   }
-  throw Error(ErrorKind::unsupported, keys.path(), tensor.name, "Llama 3's scaling of frequencies",
-              "another");
+  throw Error(ErrorKind::unsupported, keys.path(), tensor.name, "",
+              "the scaling of frequencies is not Llama 3's, the only one that is supported");
 }
 
 }  // namespace
@@ -133,8 +134,8 @@ const GgufArchitecture& architecture_for(const ModelConfig& c, const std::string
                            : c.family == "gpt_neox" ? "gptneox"
                                                     : c.family;
   if (const GgufArchitecture* const found = find_architecture(name)) return *found;
-  throw Error(ErrorKind::unsupported, file, "model_type", "a family that GGUF files have",
-              c.family);
+  throw Error(ErrorKind::unsupported, file, "model_type", "",
+              "models of the family " + c.family + " cannot be written as GGUF files");
 }
 
 GgufNames::GgufNames(const std::vector<Gguf>& parts)

@@ -193,9 +193,8 @@ class Conversion {
   void add(const WeightNeed& need) {
     const auto stored = stored_as(architecture_, need.canonical);
     if (!stored)
-      throw Error(ErrorKind::unsupported, checkpoint_.source(), need.name,
-                  std::string("a tensor that llama.cpp's ") + architecture_.name + " has",
-                  "another");
+      throw Error(ErrorKind::unsupported, checkpoint_.source(), need.name, "",
+                  std::string("llama.cpp's ") + architecture_.name + " has no such tensor");
     std::vector<int64_t> shape = {need.columns};
     if (!need.is_vector) shape.insert(shape.begin(), need.rows);
     entries_.push_back({{stored->name, ggml_number(dtype_of(need)), shape}, &need, {}, *stored});
@@ -337,13 +336,13 @@ class Conversion {
     for (const auto& [key, value] : config.items()) {
       const auto found = back.value(key, nlohmann::json());
       if (found == value) continue;
-      throw Error(ErrorKind::unsupported, source_.path_of("config.json"), key,
-                  "what llama.cpp takes for granted: " + printable(found.dump(), 200),
-                  printable(value.dump(), 200));
+      throw Error(ErrorKind::unsupported, source_.path_of("config.json"), key, "",
+                  "llama.cpp assumes " + printable(found.dump(), 200) + ", the model has " +
+                      printable(value.dump(), 200));
     }
     if (back.size() != config.size())
-      throw Error(ErrorKind::unsupported, source_.path_of("config.json"), "",
-                  "a config that llama.cpp has keys for", "another");
+      throw Error(ErrorKind::unsupported, source_.path_of("config.json"), "", "",
+                  "the config has fields that llama.cpp has no keys for");
   }
 
   GgufWriteOptions options_;

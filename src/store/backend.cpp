@@ -63,8 +63,8 @@ void create_store(const std::string& url, uint64_t budget) {
   const StoreUrl u = parse_store_url(url);
   if (u.kind == StoreUrl::Kind::directory) return create_directory_store(u.path, budget);
   if (budget > 0)
-    throw Error(ErrorKind::argument, url, "budget", "none: a server has its own (maxmemory)",
-                std::to_string(budget));
+    throw Error(ErrorKind::argument, url, "budget", "",
+                "a server has a budget of its own (maxmemory)");
   create_redis_store(u);
 }
 

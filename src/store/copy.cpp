@@ -33,7 +33,8 @@ void copy_blocks(Store& from, Store& to, const std::vector<Sha256>& places, Stor
 StoreCopy copy_state(Store& from, Store& to, const Sha256& place) {
   for (const Store* store : {&from, &to}) {
     if (store->place(place) != place)
-      throw Error(ErrorKind::argument, store->url(), "key", "one without a salt", "a tenant's");
+      throw Error(ErrorKind::argument, store->url(), "key", "",
+                  "a tenant's key cannot copy states; use the store's own");
   }
   StoreCopy report;
   std::vector<std::pair<Sha256, StateRecord>> line;  // latest first

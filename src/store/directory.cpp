@@ -35,7 +35,7 @@ constexpr uint64_t kSpare = 65536;              // most that a file takes beyond
 
 // Returns the final name of a temporary file (AtomicFile, DirectoryStore::share), or "" if it is
 // not one.
-std::string written_for(const std::string& file) {
+std::string final_name_of(const std::string& file) {
   const size_t temporary = file.rfind(kTemporary), shared = file.rfind(kShared);
   if (temporary != std::string::npos) {
     const std::string_view digits = std::string_view(file).substr(temporary + kTemporary.size());
@@ -60,7 +60,7 @@ class DirectoryLock {
       fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | kFlags, 0600);
       if (fd_ >= 0) ::fchmod(fd_, mode);
     }
-    if (fd_ < 0) system_failed(path, "a lock file that can be opened, and is no link");
+    if (fd_ < 0) system_failed(path, "the lock file cannot be opened, or is a link");
     struct stat info = {};
     if (::fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode)) {
       ::close(fd_);
@@ -69,7 +69,7 @@ class DirectoryLock {
     while (::flock(fd_, LOCK_EX) != 0) {
       if (errno == EINTR) continue;
       ::close(fd_);
-      system_failed(path, "a lock");
+      system_failed(path, "cannot be locked");
     }
   }
   DirectoryLock(const DirectoryLock&) = delete;
@@ -104,8 +104,9 @@ class DirectoryStore : public StoreBackend {
         clock_(std::move(clock)) {
     struct stat info = {};
     if (::stat((path_ + "/" + kStoreFile).c_str(), &info) != 0) {
-      throw Error(ErrorKind::io, path_, "store", "a store (stet store init makes one)",
-                  fs::exists(path_) ? "another directory" : "nothing");
+      throw Error(ErrorKind::io, path_, "store", "",
+                  fs::exists(path_) ? "the directory is no store; stet store init makes one"
+                                    : "there is no store; stet store init makes one");
     }
     std::istringstream lines(read_text_file(path_ + "/" + kStoreFile, kSmallFile));
     std::string head, budget;
@@ -126,7 +127,7 @@ class DirectoryStore : public StoreBackend {
     const DirectoryLock lock(path, mode_);
     struct stat info = {};
     if (::futimens(lock.descriptor(), nullptr) != 0 || ::fstat(lock.descriptor(), &info) != 0)
-      system_failed(path, "a file whose time can be set");
+      system_failed(path, "the time of the file cannot be set");
     return info.st_mtim.tv_sec;
   }
 
@@ -233,7 +234,7 @@ class DirectoryStore : public StoreBackend {
       file.write(*next);
       file.commit();
     } else if (expected && ::unlink(path.c_str()) != 0) {
-      system_failed(path, "a file that can be removed");
+      system_failed(path, "cannot be removed");
     }
     return true;
   }
@@ -282,7 +283,7 @@ class DirectoryStore : public StoreBackend {
     for (const char* folder : kStoreFolders) {
       const bool names = folder == std::string_view("/names");
       for (const std::string& file : files_in(path_ + folder)) {
-        const std::string path = path_ + folder + "/" + file, of = written_for(file);
+        const std::string path = path_ + folder + "/" + file, of = final_name_of(file);
         const auto info = file_at(path);
         const bool ours = names ? is_store_name(of) : hash_of_hex(of).has_value();
         if (ours && info && info->st_mtim.tv_sec < before) ::unlink(path.c_str());
@@ -360,7 +361,9 @@ class DirectoryStore : public StoreBackend {
     std::error_code error;
     for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
       files.push_back(at->path().filename().string());
-    if (error) throw Error(ErrorKind::io, folder, "", "a readable directory", error.message());
+    if (error)
+      throw Error(ErrorKind::io, folder, "", "",
+                  "the directory cannot be read: " + error.message());
     return files;
   }
 

@@ -109,11 +109,11 @@ void BlockFetch::settle(const std::vector<size_t>& some, std::vector<StoredBlock
     Item& item = items_[some[k]];
     bytes += found[k].carried;
     if (item.stage != Stage::coming) continue;  // computed in the meantime
-    item.stage = found[k].bytes.empty() ? Stage::gone : Stage::here;
+    item.stage = found[k].bytes.empty() ? Stage::missing : Stage::here;
     item.block = std::move(found[k]);
   }
   settled_ = now;
-  doubted_ = false;
+  stalled_ = false;
   store_.meter().learn([&](FetchPolicy& p) {
     if (stop_) return;  // no caller waited for it
     bytes > 0 ? p.fetched(bytes, took) : p.answered(took);
@@ -144,14 +144,14 @@ BlockFetch::Found BlockFetch::next(size_t i) {
   const double patience = store_.meter().policy().patience_seconds(item.wanted.index),
                until = chooses ? seconds_now() + patience : until_;
   const auto give_up = [&](Found why) {
-    item.stage = Stage::given_up;
+    item.stage = Stage::abandoned;
     changed_.notify_all();
     return why;
   };
   for (;;) {
     if (fatal_) std::rethrow_exception(error_);
     if (item.stage == Stage::here) return Found::here;
-    if (item.stage == Stage::gone) return Found::gone;
+    if (item.stage == Stage::missing) return Found::missing;
     if (!fault_.empty()) return give_up(Found::failed);
     if (chooses && (item.probe || (item.stage == Stage::waiting && to_compute(waiting()) > 0)))
       return give_up(Found::faster);
@@ -159,8 +159,8 @@ BlockFetch::Found BlockFetch::next(size_t i) {
       changed_.wait(lock);
       continue;
     }
-    if ((chooses && doubted_) || seconds_now() >= until) {
-      doubted_ = true;
+    if ((chooses && stalled_) || seconds_now() >= until) {
+      stalled_ = true;
       return give_up(Found::late);
     }
     changed_.wait_for(lock, std::chrono::duration<double>(until - seconds_now()));

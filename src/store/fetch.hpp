@@ -33,11 +33,11 @@ class BlockFetch {
   BlockFetch& operator=(const BlockFetch&) = delete;
 
   enum class Found {
-    here,    // fetched: take() returns it
-    gone,    // the store does not have it, or it is damaged
-    faster,  // computing is faster than fetching
-    late,    // did not arrive within the time of computing it
-    failed   // the store could not be reached; see fault()
+    here,     // fetched: take() returns it
+    missing,  // the store does not have it, or it is damaged
+    faster,   // computing is faster than fetching
+    late,     // did not arrive within the time of computing it
+    failed    // the store could not be reached; see fault()
   };
   // Waits for the outcome of block `i`. Call it once for each block, in order: blocks before `i`
   // must be present then. A block that is not here is no longer fetched. Rethrows what a request
@@ -48,7 +48,7 @@ class BlockFetch {
   void throw_fault();  // if there is one
 
  private:
-  enum class Stage { waiting, coming, here, gone, given_up };
+  enum class Stage { waiting, coming, here, missing, abandoned };
   struct Item {
     Wanted wanted;
     Stage stage = Stage::waiting;
@@ -73,7 +73,7 @@ class BlockFetch {
   std::vector<Item> items_;
   size_t front_ = 0;      // blocks before this one are present
   double settled_ = 0;    // time of the last answer
-  bool doubted_ = false;  // nothing has arrived since a block was late
+  bool stalled_ = false;  // nothing has arrived since a block was late
   bool probed_ = false;
   std::string fault_;
   std::exception_ptr error_;

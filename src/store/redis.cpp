@@ -82,13 +82,14 @@ class RedisStore : public StoreBackend {
     const std::string text = fmt::format("stet store 1 ttl {}", kBlockTtl);
     const RedisReply reply = servers_.one({{"SET", store_key(), text, "NX"}}, patience_.write);
     if (reply->type == REDIS_REPLY_NIL)
-      throw Error(ErrorKind::argument, url(), "store", "a server without one", "a store");
+      throw Error(ErrorKind::argument, url(), "store", "", "the server has a store already");
   }
 
   void open() {
     const RedisReply reply = servers_.one({{"GET", store_key()}}, patience_.read);
     if (reply->type == REDIS_REPLY_NIL)
-      throw Error(ErrorKind::io, url(), "store", "a store (stet store init makes one)", "nothing");
+      throw Error(ErrorKind::io, url(), "store", "",
+                  "there is no store; stet store init makes one");
     constexpr std::string_view kFront = "stet store 1 ttl ";
     const std::string text(string_of(reply));
     const char* const end = text.data() + text.size();
@@ -148,7 +149,8 @@ class RedisStore : public StoreBackend {
     for (size_t i = 0; i < records.size(); ++i) {
       if (write_record(shelf, records[i])) continue;
       if (shelf == Shelf::blocks) return i;
-      throw Error(ErrorKind::io, url(), "state", "memory for it (maxmemory)", "none left");
+      throw Error(ErrorKind::io, url(), "state", "",
+                  "the memory of the server is full (maxmemory)");
     }
     return records.size();
   }
@@ -340,11 +342,11 @@ class RedisStore : public StoreBackend {
     for (const Chunk& c : chunks) {
       commands.push_back({{"GET", c.key}});
       commands.back().place = [&c](size_t size, auto head) { return c.of->place(c.n, size, head); };
-      commands.back().placed = [&c] { c.of->placed(c.n); };
+      commands.back().placed = [&c] { c.of->set_received(c.n); };
     }
     const std::vector<RedisReply> replies = servers_.run(commands, patience_.read, stop);
     for (size_t i = 0; i < chunks.size(); ++i) {
-      if (replies[i]->type == REDIS_REPLY_NIL) chunks[i].of->gone(chunks[i].n);
+      if (replies[i]->type == REDIS_REPLY_NIL) chunks[i].of->set_missing(chunks[i].n);
     }
   }
 
@@ -418,7 +420,8 @@ std::unique_ptr<StoreBackend> open_redis_store(const StoreUrl& url, StoreClock c
 namespace stet {
 
 void create_redis_store(const StoreUrl&) {
-  throw Error(ErrorKind::unsupported, "", "store", "dir:PATH (built without hiredis)", "redis://");
+  throw Error(ErrorKind::unsupported, "", "store", "",
+              "redis:// is not available: this stet was built without hiredis; use dir:PATH");
 }
 std::unique_ptr<StoreBackend> open_redis_store(const StoreUrl& url, StoreClock, StorePatience) {
   create_redis_store(url);

@@ -77,8 +77,8 @@ void assume_costs(FetchMeter& meter, const ModelConfig& c) {
 }
 
 // Returns a state of the first full blocks, without anything that belongs to later positions.
-State front_of(const State& state, const KvShape& shape, int64_t capacity,
-               std::span<const std::shared_ptr<KvBlock>> blocks) {
+State prefix_of(const State& state, const KvShape& shape, int64_t capacity,
+                std::span<const std::shared_ptr<KvBlock>> blocks) {
   State front;
   front.origin = state.origin;
   const auto size = static_cast<std::ptrdiff_t>(blocks.size()) * kBlockPositions;
@@ -144,10 +144,10 @@ class Restorer {
     report_.restored.reused =
         session.size() - std::min(session.size(), report_.restored.recomputed);
     report_.restored.checked = true;
-    tell_reasons();
+    report_reasons();
   }
 
-  void tell_reasons() {
+  void report_reasons() {
     for (const auto& [reason, n] : reasons_) report_.reasons.push_back(reason);
   }
 
@@ -186,7 +186,7 @@ class Restorer {
       ++late_;
     else if (!found.refused.empty())
       ++refused_[found.refused];
-    else if (why == BlockFetch::Found::gone)
+    else if (why == BlockFetch::Found::missing)
       ++absent_;
     else if (why == BlockFetch::Found::here)
       ++refused_[fmt::format("expected {} bytes, found {}", bytes, found.bytes.size())];
@@ -197,8 +197,8 @@ class Restorer {
     const int64_t first = block * kBlockPositions;
     if (!running_ || running_->size() != first) {
       running_.emplace(model_,
-                       front_of(state, state.kv.shape(), options_.capacity,
-                                std::span(blocks_).first(static_cast<size_t>(block))),
+                       prefix_of(state, state.kv.shape(), options_.capacity,
+                                 std::span(blocks_).first(static_cast<size_t>(block))),
                        options_);
     }
     const double start = seconds_now();
@@ -208,8 +208,8 @@ class Restorer {
     State now = running_->state();
     const std::shared_ptr<KvBlock> own = KvWriter(now.kv).share(block);
     if (layer_digests(state.kv.shape(), own->data()) != saved(block).digests)
-      throw Error(ErrorKind::format, snapshot_.path(), "KV block " + std::to_string(block),
-                  "a block that its tokens give", "another, after it was computed again");
+      throw Error(ErrorKind::format, snapshot_.path(), "KV block " + std::to_string(block), "",
+                  "its tokens do not give the block that was saved");
     ++computed_;
     return own;
   }
@@ -283,7 +283,7 @@ class Restorer {
   std::map<std::string, size_t> refused_, reasons_;
 };
 
-void prove_logits(const Snapshot& snapshot, Session& session) {
+void check_logits(const Snapshot& snapshot, Session& session) {
   const Digest found = digest_of(std::as_bytes(session.logits()));
   if (found == snapshot.digests().logits) return;
   throw Error(ErrorKind::mismatch, snapshot.path(), "logits",
@@ -366,7 +366,7 @@ Session restore_session(Store& store, const Snapshot& snapshot, std::shared_ptr<
     RestoreOptions recipe = how;
     Session session = snapshot.restore(model, recipe, &r.restored);
     r.computed = static_cast<size_t>(session.size() / kBlockPositions);
-    restorer.tell_reasons();
+    restorer.report_reasons();
     r.reasons.push_back("its last tokens saw what was pruned since, and are not in the store");
     return session;
   }
@@ -374,7 +374,7 @@ Session restore_session(Store& store, const Snapshot& snapshot, std::shared_ptr<
   const double start = seconds_now();
   session.state();  // computes missing blocks
   restorer.learn_tail(session, seconds_now() - start);
-  prove_logits(snapshot, session);
+  check_logits(snapshot, session);
   restorer.finish(session);
   return session;
 }

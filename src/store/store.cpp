@@ -33,7 +33,7 @@ std::string where_of(const std::string& url, const char* shelf, const Sha256& pl
 }
 
 [[noreturn]] void not_there(const std::string& url, const std::string& what) {
-  throw Error(ErrorKind::io, url, what, "a state that is in the store", "none");
+  throw Error(ErrorKind::io, url, what, "", "no such state is in the store");
 }
 
 void check_store_name(const std::string& name) {
@@ -315,8 +315,8 @@ Sha256 Store::resolve(const std::string& reference) {
   for (const ShelfEntry& e : states()) {
     if (!hex_of_hash(e.name).starts_with(hex)) continue;
     if (found)
-      throw Error(ErrorKind::argument, url(), reference, "the first digits of one state",
-                  "those of several");
+      throw Error(ErrorKind::argument, url(), reference, "",
+                  "several states begin with these digits; give more of them");
     found = e.name;
   }
   if (!found) not_there(url(), printable(reference, 130));
@@ -374,7 +374,7 @@ void Store::set_name(const std::string& name, const std::optional<Sha256>& expec
         return s ? "state " + hex_of_hash(*s).substr(0, 16) : std::string("no state");
       };
       throw Error(ErrorKind::mismatch, url(), "name " + name, text(expected),
-                  text(found) + ", which somebody has set meanwhile");
+                  text(found) + ", which another writer has set in the meantime");
     }
     if (next && found == next) return;
     if (next) entries.push_back({*next, now()});
@@ -383,8 +383,7 @@ void Store::set_name(const std::string& name, const std::optional<Sha256>& expec
     if (next) after = sealed_name(name, std::span(entries).subspan(drop));
     if (backend_->replace_name(name, before, after)) return;
   }
-  throw Error(ErrorKind::io, url(), "name " + name, "a name that is left alone for a moment",
-              "one that others keep setting");
+  throw Error(ErrorKind::io, url(), "name " + name, "", "other writers keep setting it; try again");
 }
 
 Store::Lease Store::lease(std::span<const Sha256> states, int64_t seconds) {

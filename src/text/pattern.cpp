@@ -254,8 +254,10 @@ struct Pattern::Finder::Regex {};
 
 Pattern Pattern::compile(const std::string& source, const std::string& file,
                          const std::string& what) {
-  throw Error(ErrorKind::unsupported, file, what,
-              "a pattern of GPT-2, Llama 3 or Qwen: this build has no PCRE2 for others", source);
+  throw Error(ErrorKind::unsupported, file, what, "",
+              "only the patterns of GPT-2, Llama 3 and Qwen are known: this stet was built without "
+              "PCRE2, which " +
+                  source + " needs");
 }
 
 Pattern::Finder::Finder(const Pattern& pattern, std::string_view text, TextBudget& budget)

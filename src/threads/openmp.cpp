@@ -117,7 +117,7 @@ bool has_room_for(int count) {
 
 // Returns whether the calling thread may use that many helpers. The runtime starts threads when a
 // caller first wants them, and ends the process if the system refuses one.
-bool may_have(int helpers) {
+bool can_start(int helpers) {
   thread_local int had = 0;
   if (helpers <= had) return true;
   if (!has_room_for(helpers - had)) return false;
@@ -176,7 +176,7 @@ bool run_openmp(int size, bool operations, const std::function<void(Team)>& work
   if (operations && !worth.are_worth_it(HelperWorth::Clock::now)) return run_alone(work), true;
   const HelperBudget helpers(size - 1);
   if (helpers.count() == 0) return run_alone(work), true;
-  if (!may_have(helpers.count())) return false;
+  if (!can_start(helpers.count())) return false;
   const BlockTime ours;
   WorkQueue queue;
   HelperWorth::Run seen{.helpers = helpers.count(), .start = HelperWorth::Clock::now()};

@@ -286,7 +286,7 @@ TEST_F(ChatCommand, BranchesThatWouldBeLostAreNamed) {
   EXPECT_NE(loaded.out.find("user: Set k = 5."), std::string::npos) << loaded.out;
 }
 
-TEST_F(ChatCommand, AScriptThatFailsKeepsWhatWasSaid) {
+TEST_F(ChatCommand, AFailedScriptKeepsTheConversation) {
   const Outcome o =
       run_stet({"chat", "--threads", "1", "--script",
                 lines({"Set k = 5.", "/nonsense", "never said"}), "--save", snapshot});
@@ -342,7 +342,7 @@ TEST_F(ChatCommand, RawTextIsNoConversation) {
 
 // ---------------------------------------------------------------- input
 
-TEST_F(ChatCommand, SettingsNameWhatWasTyped) {
+TEST_F(ChatCommand, ErrorsOfSettingsQuoteTheInput) {
   const auto run = [&](const std::vector<std::string>& commands) {
     return run_stet({"chat", "--threads", "1", "--script", lines(commands)});
   };

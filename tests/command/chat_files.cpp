@@ -80,7 +80,7 @@ TEST_F(ChatFiles, AnotherConversationIsRefusedBeforeAnythingIsSaid) {
   EXPECT_EQ(read_text(scratch / "other.stet"), "something else");
 }
 
-TEST_F(ChatFiles, WhatWasNamedIsReplaced) {
+TEST_F(ChatFiles, ANamedFileIsReplaced) {
   ASSERT_EQ(chat({"--save", talk}, "Set k = 5.\n").status, 0);
   EXPECT_EQ(chat({"--resume", talk, "--save", talk}, "Set b = 4.\n").status, 0);
   EXPECT_EQ(said(talk), (Said{"Set k = 5.", "Set b = 4."}));
@@ -149,7 +149,7 @@ TEST_F(ChatFiles, ACopyReplacesNothingEither) {
   EXPECT_EQ(said(aside), (Said{"Set b = 4.", "Set c = 3."}));
 }
 
-TEST_F(ChatFiles, WhatCannotBeWrittenLeavesNothing) {
+TEST_F(ChatFiles, AFailedWriteLeavesNoFile) {
   ASSERT_EQ(chat({"--save", scratch / "none/talk.stet"}, "Set k = 5.\n").status, 1);
   const Outcome o =
       chat({"--save", talk, "--form", "delta", "--against", scratch / "none"}, "Set k = 5.\n");

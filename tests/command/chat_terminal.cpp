@@ -157,7 +157,7 @@ TEST_F(ChatTerminal, ABlockIsClosedByQuotesOrGivenUp) {
 
 // ---------------------------------------------------------------- leaving
 
-TEST_F(ChatTerminal, LeavingNamesOnceWhatWouldBeLost) {
+TEST_F(ChatTerminal, LeavingWarnsOnceAboutUnsavedMessages) {
   Terminal nothing({"chat", "--threads", "1"}, scratch.path());
   nothing.until("you> ");
   nothing.type("exit\r");

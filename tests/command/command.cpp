@@ -241,7 +241,7 @@ TEST_F(Command, WithoutATokenizerIdsAreEnough) {
             "stop strings: expected a tokenizer to match them in text, found none");
 }
 
-TEST_F(Command, LogitsAreTheLibrarysWhateverTheSchedule) {
+TEST_F(Command, LogitsEqualTheLibrarysForAnySchedule) {
   Ids ids;
   for (int i = 0; i < 90; ++i) ids.push_back((i * 37 + 3) % 900);
   write_file(scratch / "ids.json", Json(ids).dump());
@@ -353,7 +353,7 @@ TEST_F(Command, TextsAreTakenAsTheyAre) {
             "--prompt: expected at least one token, found none (stet --help)");
 }
 
-TEST_F(Command, InspectSaysWhatIsInIt) {
+TEST_F(Command, InspectDescribesASnapshot) {
   const Json saved = Json::parse(succeed({"save", "-m", kTiny, "--ids", "3,1,4,1,5", "-o", snapshot,
                                           "--json", "--ctx", "100", "--kv", "bf16"})
                                      .out);
@@ -432,17 +432,18 @@ TEST_F(Command, ASnapshotFindsItsBundledCheckpoint) {
   const std::string error = failure({"resume", snapshot, "-m", kTiny, "-n", "1"});
   EXPECT_TRUE(error.starts_with(
       snapshot +
-      ": architecture, embeddings+norms+attention+mlp weights: expected LlamaForCausalLM, "))
+      ": model: the model does not fit the snapshot: architecture Gemma3ForCausalLM instead of "
+      "LlamaForCausalLM, embeddings+norms+attention+mlp weights sha256:"))
       << error;
   EXPECT_TRUE(error.ends_with(
-      " in " + kTiny +
-      "; it was made with a checkpoint named pocket-llama3; --replay computes it again"))
+      "; the model is " + kTiny +
+      "; the snapshot was made with a checkpoint named pocket-llama3; --replay computes it again"))
       << error;
   succeed({"save", "-m", kTiny, "--ids", "1,2,3", "-o", snapshot});
   const std::string unnamed = failure({"resume", snapshot, "-n", "1"});
   EXPECT_TRUE(
-      unnamed.ends_with("; it was made with a checkpoint named gemma3-tiny, give it with -m; "
-                        "--replay computes it again"))
+      unnamed.ends_with("; the snapshot was made with a checkpoint named gemma3-tiny, give it with "
+                        "-m; --replay computes it again"))
       << unnamed;
 }
 
@@ -563,22 +564,21 @@ TEST_F(Command, BadInputIsStatus1AndNothingIsWritten) {
       {ids + Args{"-m", empty},
        empty + ": expected a checkpoint directory or a .gguf file, found an empty file"},
       {ids + Args{"-m", scratch / "dir"},
-       scratch / "dir/config.json: expected a readable file, found No such file or directory"},
+       scratch / "dir/config.json: cannot be read: No such file or directory"},
       {ids + Args{"--ctx", "2049"},
        "ctx: expected 1 .. 2048 (max_position_embeddings), found 2049"},
       {ids + Args{"--ctx", "2"}, "tokens: expected at most 2 positions (--ctx), found 0 + 3"},
       {{"generate", "--ids", "1,1620", "--save", out},
        "ids[1]: expected a token id in 0..1619, found 1620"},
       {{"generate", "--ids-file", none, "--save", out},
-       none + ": expected a readable file, found No such file or directory"},
+       none + ": cannot be read: No such file or directory"},
       {{"generate", "--ids-file", scratch / "bad.json", "--save", out},
        scratch /
            "bad.json: line 1, column 6: expected token ids: 1,2,3 or [1,2,3], found the end of "
            "the text"},
       {{"generate", "--prompt-file", scratch / "dir", "--save", out},
-       scratch / "dir: expected a readable file, found Is a directory"},
-      {{"resume", none, "--save", out},
-       none + ": expected a readable file, found No such file or directory"},
+       scratch / "dir: cannot be read: Is a directory"},
+      {{"resume", none, "--save", out}, none + ": cannot be read: No such file or directory"},
       {{"resume", empty, "--save", out}, empty + ": expected a file with content, found 0 bytes"},
       {{"resume", scratch / "bad.json", "--save", out},
        scratch / "bad.json: magic: expected a stet snapshot, found another file"},
@@ -591,11 +591,11 @@ TEST_F(Command, BadInputIsStatus1AndNothingIsWritten) {
       {{"save", "--ids", "1", "-o", scratch / "dir"},
        scratch / "dir: expected a regular file to write, found a directory"},
       {{"save", "--ids", "1", "-o", none + "/s"},
-       none + "/s: expected to create a file in its directory, found No such file or directory"},
+       none + "/s: no file can be made in its directory: No such file or directory"},
       {{"logits", "--ids", "1", "-o", none + "/s"},
-       none + "/s: expected to create a file in its directory, found No such file or directory"},
+       none + "/s: no file can be made in its directory: No such file or directory"},
       {{"generate", "--ids", "1", "--save", none + "/s"},
-       none + "/s: expected to create a file in its directory, found No such file or directory"}};
+       none + "/s: no file can be made in its directory: No such file or directory"}};
   for (const auto& [args, error] : bad) {
     const std::string found = failure(args);
     EXPECT_EQ(error.ends_with(": ") ? found.substr(0, error.size()) : found, error);
@@ -603,7 +603,7 @@ TEST_F(Command, BadInputIsStatus1AndNothingIsWritten) {
   }
 }
 
-TEST_F(Command, ResumeRefusesBeforeItSaysAnything) {
+TEST_F(Command, ResumeRefusesBeforeAnyOutput) {
   succeed({"save", "-m", kTiny, "--ids", "1,2,3", "-o", snapshot, "--ctx", "10"});
   const Args resume = {"resume", snapshot, "-m", kTiny};
   EXPECT_EQ(failure(resume + Args{"--kv", "f16"}),
@@ -621,10 +621,10 @@ TEST_F(Command, ResumeRefusesBeforeItSaysAnything) {
   std::string bytes = read_text(snapshot);
   bytes[bytes.size() - 1] = static_cast<char>(bytes[bytes.size() - 1] ^ 1);
   write_file(snapshot, bytes);
-  EXPECT_EQ(failure(resume + Args{"--check"}),
-            snapshot +
-                ": KV block 0: expected the bytes that were saved (--heal computes them again), "
-                "found others");
+  EXPECT_EQ(
+      failure(resume + Args{"--check"}),
+      snapshot +
+          ": KV block 0: its bytes are not those that were saved; --heal computes them again");
   EXPECT_EQ(succeed(resume).out,
             reply);  // without it, damaged parts are computed again when they are needed
 }
@@ -683,7 +683,7 @@ TEST_F(Command, FormsPruneVerifyAndDiff) {
   EXPECT_EQ(healed["restored"]["tokens_recomputed"], 15);
 }
 
-TEST_F(Command, AFullSessionSaysSo) {
+TEST_F(Command, AFullSessionIsReported) {
   const Outcome o =
       succeed({"generate", "-m", kTiny, "--ids", "1,2,3", "--ctx", "5", "--ignore-eos"});
   EXPECT_EQ(std::count(o.out.begin(), o.out.end(), ','), 1);  // two ids

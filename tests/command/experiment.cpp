@@ -152,7 +152,7 @@ TEST_F(ExperimentCommand, AnObserverChangesNoDraw) {
   EXPECT_EQ(seen, with.ids);
 }
 
-TEST_F(ExperimentCommand, SeedsWithoutSamplingAreTold) {
+TEST_F(ExperimentCommand, SeedsWithoutSamplingAreReported) {
   EXPECT_EQ(
       succeed(base + Args{"--seeds", "1..2"}).err,
       "no effect while greedy, where the best token is taken: --seeds (--temperature T draws)\n");

@@ -105,7 +105,7 @@ TEST_F(GenerateCommand, AReplyThatWasCutGoesOnAsInAChat) {
             std::string::npos);
 }
 
-TEST_F(GenerateCommand, JsonTellsWhatBecameOfTheTokens) {
+TEST_F(GenerateCommand, JsonReportsKeptAndRecomputedTokens) {
   succeed({"generate", "--say", "Set k = 5.", "--save", s, "-n", "40"});
   const Json j =
       Json::parse(succeed({"resume", s, "--say", "What is k?", "--json", "-n", "40"}).out);
@@ -193,7 +193,7 @@ TEST_F(GenerateCommand, AStateThatIsDamagedHealsWithALine) {
 
 // ---------------------------------------------------------------- sampling
 
-TEST_F(GenerateCommand, OptionsWithoutEffectAreTold) {
+TEST_F(GenerateCommand, OptionsWithoutEffectAreReported) {
   const std::string told = "no effect while greedy, where the best token is taken: ";
   const std::vector<std::pair<Args, std::string>> cases = {
       {{"--seed", "5"}, "--seed"},
@@ -270,7 +270,7 @@ TEST_F(GenerateCommand, TheSeedOfADrawnReplyIsPrintedUnlessItWasNamed) {
   EXPECT_EQ(succeed({"resume", s, "-n", "1", "--json"}).err, "seed 7 (--seed random: another)\n");
 }
 
-TEST_F(GenerateCommand, WhatASubcommandCannotHonourIsRefused) {
+TEST_F(GenerateCommand, UnsupportedOptionsAreRefused) {
   const std::vector<Args> wrong = {{"generate", "-p", "a", "--form", "recipe"},
                                    {"generate", "-p", "a", "--compress", "zlib"},
                                    {"generate", "-p", "a", "--with-weights"},

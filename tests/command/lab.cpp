@@ -143,7 +143,7 @@ TEST_F(LabCommand, DataSetsAreCapturedAndMeasured) {
   EXPECT_NE(bad.err.find("standard input: line 3: ids[1]"), std::string::npos) << bad.err;
 }
 
-TEST_F(LabCommand, TablesSayWhatTheyShow) {
+TEST_F(LabCommand, TablesAreLabelled) {
   const std::string lens = succeed({"measure", "-m", kTiny, "--lens", "--ids", text_of(ids)}).out;
   EXPECT_NE(lens.find("columns: the last 12 of 30 positions"), std::string::npos) << lens;
   const std::string few =

@@ -154,7 +154,7 @@ class Vocabularies(unittest.TestCase):
 
     def test_the_published_file_goes_before(self):
         self.equal_ids("llama3_1", "llama-bpe", published_too=True)
-        # Its rules are not used in that case.
+        # The rules of its name are not used in that case.
         self.equal_ids("gpt2", "of-no-model", published_too=True)
 
 

@@ -42,7 +42,8 @@ def subjects(root):
 
 # (model, contract, keys and values) that have no golden line.
 COMBINATIONS = (("gpt2-tiny", "f32", "f16"), ("pythia-tiny", "q4", "bf16"), ("gemma2-tiny", "q8", "q8"))
-# The same with positions 10 .. 89 of 130 pruned, and the way of pruning. Tokens follow.
+# (model, contract, keys and values, way of pruning): positions 10 .. 89 of 130 are pruned, and
+# tokens follow.
 PRUNED = (("phi4-tiny", "f32", "f32", "shift"), ("gemma3-tiny", "f32", "q8", "shift"), ("qwen2-tiny", "bf16", "q8", "keep"))
 
 

@@ -213,7 +213,7 @@ class Batches(common.Case):
 class Interrupts(common.Case):
     def interrupted(self, s, call):
         """Returns what the call leaves when a keyboard interrupt arrives during a pass. Another
-        thread sends it as soon as a pass has begun."""
+        thread sends it when a pass has started."""
         import stet._library as library
         interrupts = library.long_call.__self__
         ask, begun = interrupts._answers, threading.Event()

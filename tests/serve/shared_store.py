@@ -1,5 +1,5 @@
 """Servers that share states through a store. Any of them continues any state with the tokens of a
-single server, even if one is killed during a reply or the store is gone.
+single server. This holds even if one is killed during a reply, or if the store is unavailable.
 
     shared_store.py STET ROOT
 """

@@ -48,7 +48,7 @@ TEST(FormatDocument, EveryLineIsInTheSnapshot) {
 }
 
 // A second implementation of that page.
-TEST(FormatDocument, TheStateDigestIsCombinedAsItSays) {
+TEST(FormatDocument, TheStateDigestFollowsTheDocument) {
   using Json = nlohmann::json;
   for (const char* name :
        {"v3-full", "v3-recipe", "v3-conversation", "v3-shifted", "v3-kept", "v3-edited"}) {

@@ -69,8 +69,8 @@ def text(string):
 
 
 def members_as_text(document):
-    """Returns the members of an object as they stand in the text, which is what digests and
-    hashes cover."""
+    """Returns the members of an object with their original text, which is what digests and hashes
+    cover."""
     decoder, at, members = json.JSONDecoder(), 1, {}
     while document[at] != "}":
         at += document[at] == ","

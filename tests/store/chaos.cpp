@@ -354,7 +354,7 @@ void run_out_of_memory(const RedisServer& server) {
   server.ask({"CONFIG", "SET", "maxmemory", "0"});
 }
 
-TEST(StoreChaos, AMachineWhoseClockIsWrongTakesNothingAway) {
+TEST(StoreChaos, AMachineWithAWrongClockDeletesNothing) {
   const TemporaryDirectory scratch;
   create_store(scratch / "store", 0);
   const auto store = open_chaos(scratch / "store");
@@ -374,7 +374,7 @@ TEST(StoreChaos, AMachineWhoseClockIsWrongTakesNothingAway) {
   clock_jump = 0;
 }
 
-TEST(StoreChaos, OfAServer) {
+TEST(StoreChaos, OnAServer) {
   if (!have_redis_server()) GTEST_SKIP() << "no redis-server and redis-cli here";
   RedisServer server({"--appendonly", "yes", "--appendfsync", "always"});
   create_store(server.url(), 0);
@@ -421,7 +421,7 @@ void fail_over(RedisCluster& cluster, RedisServer& server) {
   EXPECT_TRUE(eventually([&] { return cluster.ready(); }));
 }
 
-TEST(StoreChaos, OfACluster) {
+TEST(StoreChaos, InACluster) {
   if (!have_redis_server()) GTEST_SKIP() << "no redis-server and redis-cli here";
   RedisCluster cluster({"--min-replicas-to-write", "1", "--cluster-node-timeout", "2500"});
   ASSERT_TRUE(cluster.created);

@@ -1,8 +1,8 @@
-// Randomly damaged records of a store, in a directory and on a server: flipped, cut, lengthened,
-// swapped, of another kind or model, or written without the writers' key. Blocks are refused,
-// computed instead, and reported. States and names are refused in one line. Everything is whole
-// again after it is put again. STET_DAMAGED sets the number of damages (default 90, on a server a
-// third of it).
+// Randomly damaged records of a store, in a directory and on a server. They are flipped, cut,
+// lengthened, swapped, of another kind or model, or written without the writers' key. Blocks are
+// refused, computed instead, and reported. States and names are refused in one line. Everything is
+// whole again after it is put again. STET_DAMAGED sets the number of damages (default 90, on a
+// server a third of it).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -205,7 +205,7 @@ unsigned damaged() {
   return given == nullptr ? 90 : static_cast<unsigned>(std::atoi(given));
 }
 
-TEST(StoreDamage, IsRefusedComputedAndToldInADirectory) {
+TEST(StoreDamage, IsRefusedRecomputedAndReportedInADirectory) {
   const TemporaryDirectory scratch;
   const std::string path = scratch / "store";
   Damage damage({path, [](const std::string& at) { return read_text(at); },
@@ -223,7 +223,7 @@ TEST(StoreDamage, IsRefusedComputedAndToldInADirectory) {
 }
 
 #ifdef STET_HAVE_HIREDIS
-TEST(StoreDamage, IsRefusedComputedAndToldOnAServer) {
+TEST(StoreDamage, IsRefusedRecomputedAndReportedOnAServer) {
   if (!have_redis_server()) GTEST_SKIP() << "no redis-server and redis-cli here";
   const RedisServer server({"--appendonly", "no"});
   Damage damage({server.url(),

@@ -1,5 +1,5 @@
-// Fetch or compute at run time: whatever a store does with requested blocks and whatever the policy
-// decides, a session has the same bytes and reports where its blocks came from.
+// Fetch or compute at run time. Whatever a store does with requested blocks and whatever the policy
+// decides, a session has the same bytes. It reports where its blocks came from.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -118,7 +118,7 @@ class StoreFetch : public testing::Test {
   std::unique_ptr<Store> store_;
 };
 
-TEST_F(StoreFetch, WhatIsFasterToComputeIsComputed) {
+TEST_F(StoreFetch, ComputesWhenThatIsFaster) {
   Session s = session(300);
   const StoreSnapshot from = put(s);
   costs(1e-6, 1);
@@ -129,7 +129,7 @@ TEST_F(StoreFetch, WhatIsFasterToComputeIsComputed) {
   const StoreRestore r = restore(from, s);
   EXPECT_EQ(r.text(), "0 blocks fetched, 4 computed (4 were faster to compute)");
   EXPECT_EQ(r.restored.recomputed, 300);
-  EXPECT_LE(backend_->requests, 1);  // one request, to find out whether it has become faster
+  EXPECT_LE(backend_->requests, 1);  // one request, to measure whether it has become faster
   backend_->before = [](auto, const auto&) {};
   reopen({.fetch = FetchChoice::always});
   EXPECT_EQ(restore(from, s).text(), "4 blocks fetched, 0 computed");
@@ -160,7 +160,7 @@ TEST_F(StoreFetch, AStoreThatHangsIsNotWaitedForTwice) {
   EXPECT_EQ(restore(from, s).text(), "0 blocks fetched, 15 computed (15 did not come in time)");
 }
 
-TEST_F(StoreFetch, WhatComesLateIsTakenWhereItIsStillOfUse) {
+TEST_F(StoreFetch, ABlockThatDoesNotArriveIsComputed) {
   Session s = session(1000);
   const StoreSnapshot from = put(s);
   backend_->before = [&](std::span<const Sha256> names, const std::atomic<bool>& stop) {
@@ -271,7 +271,7 @@ TEST_F(StoreFetch, ASlowWireIsCompressedFor) {
 }
 
 // A malicious owner of the writers' key cannot make readers allocate more memory than a block has.
-TEST(StoreEncodedBlock, SaysNoMoreThanItHolds) {
+TEST(StoreEncodedBlock, AFalseSizeIsRefused) {
   if (!have_zlib()) GTEST_SKIP() << "built without zlib";
   std::vector<std::byte> block(size_t{1} << 16);
   for (size_t i = 0; i < block.size(); i += 5) block[i] = std::byte{7};

@@ -25,7 +25,7 @@ double best_cut(const FetchPolicy& policy, int64_t first, int64_t blocks, uint64
   return best;
 }
 
-TEST(StorePolicy, ForeseesWhatItsFormulasSay) {
+TEST(StorePolicy, PredictionsFollowTheFormulas) {
   const FetchPolicy p(
       {.token_seconds = 0.5, .growth = 64, .latency_seconds = 2, .byte_seconds = 0.25});
   // 64 tokens at positions 64 .. 127: each takes 1 + p / 64, on average 1 + 95.5 / 64.
@@ -69,7 +69,7 @@ TEST(StorePolicy, IsNeverSlowerThanTheBetterOfBothAlone) {
   EXPECT_NEAR(plan.seconds, 5 * 0.064, 1e-6);
 }
 
-// As above; computing half of it saves 0.32 s.
+// Computing half of it saves 0.32 s, as above.
 TEST(StorePolicy, ComputesForAGainOnly) {
   for (const double least : {0.3, 0.35}) {
     const FetchPolicy p({.token_seconds = 0.001,
@@ -81,7 +81,7 @@ TEST(StorePolicy, ComputesForAGainOnly) {
   }
 }
 
-TEST(StorePolicy, AsksForAsMuchAsComesWhileABlockIsComputed) {
+TEST(StorePolicy, RequestsAsMuchAsArrivesWhileABlockIsComputed) {
   const FetchCosts costs{
       .token_seconds = 1.0 / 64, .growth = 1e9, .latency_seconds = 0.01, .byte_seconds = 0.125};
   EXPECT_EQ(FetchPolicy(costs).batch(0, 32, 1), 8);
@@ -92,7 +92,7 @@ TEST(StorePolicy, AsksForAsMuchAsComesWhileABlockIsComputed) {
   EXPECT_EQ(FetchPolicy(far).batch(0, 32, 1), 16);
 }
 
-TEST(StorePolicy, FetchesAllFromWhatIsFastAndNothingFromWhatIsSlow) {
+TEST(StorePolicy, FetchesAllFromFastStoresAndNothingFromSlowOnes) {
   const FetchPolicy fast({.token_seconds = 0.02, .latency_seconds = 1e-4, .byte_seconds = 1e-9});
   EXPECT_EQ(fast.plan(0, 64, 4 << 20).computed, 0);
   const FetchPolicy slow({.token_seconds = 1e-5, .latency_seconds = 0.2, .byte_seconds = 1e-6});
@@ -111,7 +111,7 @@ TEST(StorePolicy, CrossesOverWhereBothTakeEquallyLong) {
   EXPECT_EQ(far.crossover(0, 1, 4096), 0);
 }
 
-TEST(StorePolicy, WhatIsMeasuredReplacesWhatWasAssumed) {
+TEST(StorePolicy, MeasurementsReplaceAssumptions) {
   FetchPolicy p({.token_seconds = 9, .growth = 64, .latency_seconds = 9, .byte_seconds = 9});
   EXPECT_FALSE(p.knows_computing());
   EXPECT_FALSE(p.knows_fetching());

@@ -146,7 +146,7 @@ TEST(RedisValues, AreReceivedWhereTheyAreToLie) {
   EXPECT_EQ(replies[4]->type, REDIS_REPLY_INTEGER);
 }
 
-TEST(RedisValues, WhatNoServerSaysIsNoAnswer) {
+TEST(RedisValues, MalformedAnswersAreRefused) {
   for (const std::string& answer : std::vector<std::string>{
            "", "$", "$5\r\nhel", "$5\r\nhelloXX", "$5\r\nhello\r\nmore",
            "$99999999999999999999\r\n", "$999999999999\r\nx", "$-2\r\n", "$x\r\n", "*2\r\n",
@@ -198,7 +198,7 @@ struct Arriving {
 };
 constexpr size_t kThreeChunks = 2 * kRedisChunk + 5;
 
-TEST(RedisRecord, IsTakenOnceItsLastChunkIsThere) {
+TEST(RedisRecord, IsCompleteWithItsLastChunk) {
   Arriving a(kThreeChunks);
   EXPECT_TRUE(a.receive(0));
   EXPECT_TRUE(a.receive(2));
@@ -236,7 +236,7 @@ TEST(RedisRecord, MoreChunksThanItHasAreNothing) {
   EXPECT_TRUE(a.receive(1) && a.receive(2) && a.is_whole());
 }
 
-TEST(RedisRecord, OfWhichAChunkIsGoneIsNotThere) {
+TEST(RedisRecord, WithAMissingChunkIsMissing) {
   for (const size_t n : {size_t{0}, size_t{2}}) {
     Arriving a(kThreeChunks);
     for (size_t i = 0; i < n; ++i) EXPECT_TRUE(a.receive(i));
@@ -255,7 +255,7 @@ TEST(RedisRecord, WithAChunkOfAnotherSizeIsRefused) {
   }
 }
 
-TEST(RedisRecord, ThatIsNoneIsRefused) {
+TEST(RedisRecord, InvalidBytesAreRefused) {
   Arriving claims(kThreeChunks), other(100);
   std::fill_n(claims.bytes.begin() + 80, 8, std::byte{255});  // the claimed payload size
   EXPECT_FALSE(claims.receive(0));
@@ -321,7 +321,7 @@ TEST_F(RedisStoreTest, NamesLeasesAndCollection) {
   EXPECT_EQ(store_->names(), std::vector<std::string>());
 }
 
-TEST_F(RedisStoreTest, DamageIsComputedAndTold) {
+TEST_F(RedisStoreTest, DamagedBlocksAreRecomputedAndReported) {
   Session s = session(300);
   const Sha256 place = put_session(*store_, s, {}).place;
   const std::vector<Sha256> blocks = store_->state(place).blocks;
@@ -331,7 +331,8 @@ TEST_F(RedisStoreTest, DamageIsComputedAndTold) {
   const StoreRestore r = restore(place, s);
   EXPECT_EQ(r.fetched, 1u);
   EXPECT_EQ(r.computed, 3u);
-  EXPECT_NE(r.text().find("content: expected what was sealed"), std::string::npos) << r.text();
+  EXPECT_NE(r.text().find("content: the bytes are not those that were sealed"), std::string::npos)
+      << r.text();
   EXPECT_NE(r.text().find("name: expected sha256:"), std::string::npos);
   EXPECT_NE(r.text().find("1 was not in the store"), std::string::npos);
   server_->ask({"SET", chunk(blocks[0]), "short"});
@@ -367,7 +368,7 @@ TEST_F(RedisStoreTest, ChunksOfTwoWritersMakeARecord) {
   }
 }
 
-TEST_F(RedisStoreTest, AServerThatIsGoneOrHangsIsDoneWithout) {
+TEST_F(RedisStoreTest, AServerThatStopsOrHangsIsBypassed) {
   Session s = session(300);
   const StoreSnapshot from = open_snapshot(*store_, put_session(*store_, s, {}).place);
   Store quick(open_store_backend(server_->url()), kKey);
@@ -380,7 +381,7 @@ TEST_F(RedisStoreTest, AServerThatIsGoneOrHangsIsDoneWithout) {
   const StoreRestore hung = restore(from, s);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
   EXPECT_EQ(hung.computed, 4u);
-  EXPECT_NE(hung.text().find("expected an answer in time"), std::string::npos) << hung.text();
+  EXPECT_NE(hung.text().find("no answer in time"), std::string::npos) << hung.text();
   server_->send(SIGCONT);
   EXPECT_EQ(restore(from, s).fetched, 4u);  // over a new connection
   server_->ask({"CLIENT", "KILL", "TYPE", "normal"});
@@ -443,7 +444,7 @@ void operate(const std::string& url, unsigned seed, int operations, const std::s
   }
 }
 
-TEST(RedisCluster, WhatWasAcknowledgedOutlivesAPrimary) {
+TEST(RedisCluster, AcknowledgedWritesSurviveAPrimary) {
   if (!have_redis_server()) GTEST_SKIP() << "no redis-server and redis-cli here";
   RedisCluster cluster;
   ASSERT_TRUE(cluster.created);
@@ -459,7 +460,7 @@ TEST(RedisCluster, WhatWasAcknowledgedOutlivesAPrimary) {
     operate(url, p, operations, scratch / std::to_string(p));
     ::_exit(0);
   }
-  // When all have begun, a primary dies other than the one that the processes were given.
+  // When all have started, a primary dies other than the one that the processes were given.
   EXPECT_TRUE(eventually([&] {
     return std::ranges::all_of(std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7}, [&](int p) {
       std::error_code ignored;

@@ -249,8 +249,8 @@ class StoreWorld {
 
   // ---- reachability
 
-  // Returns the states that must be reachable or, if not `least`, all that may be. The former
-  // exclude those that were gone when they would have become reachable.
+  // Returns the states that must be reachable or, if not `least`, all that may be. A state need not
+  // be reachable if it was missing when it would have become so.
   std::set<Sha256> reachable(bool least) const {
     std::set<Sha256> found;
     const auto follow = [&](Sha256 at) {
@@ -436,7 +436,7 @@ class StoreWorld {
 
   void collect(Store& store) {
     const int64_t before = clock_ - kGrace;
-    std::set<Sha256> idle, there;  // idle: must be deleted if nobody else acts
+    std::set<Sha256> idle, there;  // idle: must be deleted if nothing interferes
     list_all([&](const ShelfEntry& e) {
       if (e.used < before - slack_) idle.insert(e.name);
     });
@@ -523,7 +523,7 @@ TEST(StoreSchedules, NothingReachableIsLostAndNothingElseStays) {
 
 #ifdef STET_HAVE_HIREDIS
 // The server's own clock counts down the lifetimes of blocks and leases.
-TEST(StoreSchedules, NorOnAServer) {
+TEST(StoreSchedules, NothingReachableIsLostOnAServer) {
   if (!have_redis_server()) GTEST_SKIP() << "no redis-server and redis-cli here";
   const RedisServer server({"--appendonly", "no"});
   const auto pass = [&](int seconds) {

@@ -573,11 +573,11 @@ Session restore_session(const Snapshot& snapshot, const std::shared_ptr<const Mo
     return session;
   } catch (const Error& e) {
     if (e.kind != ErrorKind::mismatch) throw;
-    throw Error(e.kind, e.file, e.field, e.expected,
-                e.found + " in " + loaded->directory() + "; it was made with a checkpoint named " +
-                    snapshot.meta().checkpoint +
-                    (model.checkpoint.named ? "" : ", give it with -m") +
-                    "; --replay computes it again");
+    throw Error(
+        e.kind, e.file, e.field, e.expected,
+        e.found + (e.expected.empty() ? "; the model is " : " in ") + loaded->directory() +
+            "; the snapshot was made with a checkpoint named " + snapshot.meta().checkpoint +
+            (model.checkpoint.named ? "" : ", give it with -m") + "; --replay computes it again");
   }
 }
 

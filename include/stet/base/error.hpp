@@ -19,9 +19,9 @@ enum class ErrorKind {
   argument,     // an argument is out of its range
 };
 
-// An error with `file` (a path, the name of the parsed input, or empty), `field` within it, and
-// what was expected and found there. what() is "file: field: expected ..., found ..." on one line,
-// with control characters of untrusted text escaped. A call that throws it has changed nothing.
+// An error with `file` (a path, the name of the parsed input, or empty), the `field` in it, and the
+// expected and found values. what() is "file: field: expected ..., found ..." on one line, with
+// control characters of untrusted text escaped. A call that throws it has changed nothing.
 class STET_API Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, std::string file, std::string field, std::string expected,
@@ -49,7 +49,7 @@ inline std::string range_text(int64_t begin, int64_t end) {
 }
 // Returns the text for expected positions in a state of `size` tokens.
 inline std::string some_positions(int64_t size) {
-  return size > 0 ? "some of " + range_text(0, size) : "none: there are no tokens";
+  return size > 0 ? "positions in " + range_text(0, size) : "none: there are no tokens";
 }
 
 }  // namespace stet

@@ -123,7 +123,7 @@ inline Conversation Conversation::fork() const { return {session_.fork(), tokeni
 inline std::vector<int32_t> Conversation::tokens_at(const Message& m,
                                                     const std::vector<int32_t>& transcript) {
   if (m.begin < 0 || m.end < m.begin || m.end > static_cast<int64_t>(transcript.size())) {
-    throw Error(ErrorKind::argument, "", "messages", "drawn replies of this transcript",
+    throw Error(ErrorKind::argument, "", "messages", "generated replies of this transcript",
                 "one at " + std::to_string(m.begin));
   }
   return {transcript.begin() + m.begin, transcript.begin() + m.end};

@@ -11,9 +11,9 @@
 
 namespace stet {
 
-// Opens a GGUF file as the files of a checkpoint: the file itself, which Checkpoint reads, and
-// config.json, generation_config.json and tokenizer files derived from its keys. The other parts of
-// a split file are expected beside it. `pre`, one of pre_tokenizer_names(), overrides
+// Opens a GGUF file as the files of a checkpoint. These are the file itself, which Checkpoint
+// reads, and config.json, generation_config.json and tokenizer files made from its keys. The other
+// parts of a split file are expected beside it. `pre`, one of pre_tokenizer_names(), overrides
 // tokenizer.ggml.pre.
 //
 // Throws an io Error, a format Error for a malformed file, and an unsupported Error for an unknown

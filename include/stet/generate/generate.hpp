@@ -37,8 +37,8 @@ struct Reply {
 // false ends the reply after this token.
 using TextSink = std::function<bool(std::string_view)>;
 
-// Called for every drawn token before it is processed, with the logits [vocab_size] it was drawn
-// from, as the model gave them. Cannot change the draw.
+// Receives every drawn token before it is processed, and the model's logits [vocab_size] that it
+// was drawn from. Cannot change the draw.
 using TokenObserver = std::function<void(int32_t id, std::span<const float> logits)>;
 
 struct GenerateOptions {

@@ -39,8 +39,8 @@ std::optional<KvType> parse_kv_type(const std::string& name);  // inverse of kv_
 constexpr int kKvVersion = 1;
 
 // Converts between float32 and f32, bf16 or f16, rounding once to nearest even. Consecutive
-// elements in memory are `stride` elements apart: 64 for a key, which is a column of its block, and
-// 1 for a value, which is a row.
+// elements in memory are `stride` elements apart. This is 64 for a key, a column of its block, and
+// 1 for a value, a row.
 STET_API float read_element(KvType type, const std::byte* at);
 STET_API void read_elements(KvType type, const std::byte* from, size_t stride, std::span<float> x);
 STET_API void write_elements(KvType type, std::span<const float> x, std::byte* to, size_t stride);
@@ -150,10 +150,11 @@ void check_owns(const KvShape& shape, const std::string& field, int64_t layer);
 // Reads or writes the key (or value) of one position of one KV head, in any element type. x has as
 // many elements as the head; `part` points to the head's K (or V).
 //
-// Writing rounds once. For q8, let a be the largest magnitude in x. Then the scale is a / 127 and q
-// is x * (127 / a), each operation rounded to float32, with q rounded to the nearest integer, ties
-// to even. If a is below 2^-100, scale and q are zero. If x contains a NaN or an infinity, q is
-// zero and the scale is NaN. Reading returns q times the scale, rounded to float32.
+// Writing rounds once. For q8, let a be the largest magnitude in x:
+//   scale = a / 127,  q = x * (127 / a)
+// Each operation is rounded to float32, and q then to the nearest integer, ties to even. If a is
+// below 2^-100, scale and q are zero. If x contains a NaN or an infinity, q is zero and the scale
+// is NaN. Reading returns q times the scale, rounded to float32.
 STET_API void read_row(const KvShape& shape, bool key, const std::byte* part, int64_t slot,
                        std::span<float> x);
 STET_API void write_row(const KvShape& shape, bool key, std::span<const float> x, std::byte* part,
@@ -167,7 +168,7 @@ std::vector<Digest> layer_digests(const KvShape& shape, const std::byte* block);
 // from tokens (identity.hpp).
 STET_API Sha256 block_content(const KvShape& shape, const std::byte* block);
 
-// Thrown when a block loaded from a file differs from what was saved. The block can be recomputed
+// Thrown when a block from a file has other bytes than those saved. The block can be recomputed
 // from the session's tokens.
 class DamagedBlock : public Error {
  public:
@@ -228,8 +229,8 @@ class KvBlock {
     if (!shared()) shared_.store(true, std::memory_order_relaxed);
   }
 
-  // Returns true if the layer's bytes match what was saved. The digest is computed on the first
-  // call only. Any thread may call it.
+  // Returns true if the layer's bytes are those that were saved. The digest is computed on the
+  // first call only. Any thread may call it.
   bool check(const KvShape& shape, int64_t layer) const;
   // Like check(), but returns false instead of repeating a check that another thread is running.
   bool known_good(const KvShape& shape, int64_t layer) const;
@@ -303,7 +304,7 @@ inline DamagedBlock::DamagedBlock(const std::string& file, int64_t index, int64_
 inline DamagedBlock::DamagedBlock(int64_t index, int64_t layer)
     : Error(ErrorKind::format, "",
             "KV block " + std::to_string(index) + ", layer " + std::to_string(layer),
-            "keys and values", "none: they were outside of its window (--window-only)") {}
+            "keys and values", "none: they were dropped outside its window (--window-only)") {}
 
 // The cast is safe: caches copy a saved() block before they write to it.
 inline KvBlock::KvBlock(const std::byte* data, std::shared_ptr<const void> owner, SavedBlock saved)

@@ -48,7 +48,7 @@ class KvCache {
   int64_t blocks() const { return static_cast<int64_t>(blocks_.size()); }
 
   // Returns the bytes of a block, after checking every layer of one from a file. Throws
-  // DamagedBlock if they differ from what was saved.
+  // DamagedBlock if they are not the saved bytes.
   const std::byte* block(int64_t index) const;
   // Returns the bytes of a block without checking them. Call check() before reading a layer. If the
   // mapped file was truncated, the missing bytes read as zeros.
@@ -149,7 +149,7 @@ inline std::shared_ptr<KvBlock> KvCache::fresh_block() {
 }
 
 // Makes the block private and writable, and clears its cached digests. For a saved block, the
-// digests are compared with the copy, which nobody else can change.
+// digests are compared with the copy, which no other process can change.
 inline void KvCache::own_block(int64_t index) {
   std::shared_ptr<KvBlock>& block = blocks_[static_cast<size_t>(index)];
   if (block->saved() == nullptr && !block->shared()) {

@@ -37,8 +37,8 @@ std::unique_ptr<Model> load_model(ModelConfig config, WeightLoader& weights) {
   return std::make_unique<M>(std::move(config), weights);
 }
 
-// Returns the family of a config.json. Throws an unsupported Error, naming what was found, if there
-// is none.
+// Returns the family of a config.json. Throws an unsupported Error, which names the architecture,
+// if there is none.
 STET_API const Family& family_of(const JsonReader& json);
 // Adds a family for the whole process. Throws an argument Error if an architecture or model type is
 // already registered. Any thread may call it.

@@ -1,5 +1,4 @@
-// Hooks of a forward pass: interventions, callbacks, and copies of activations for whoever captures
-// them.
+// Hooks of a forward pass: interventions, callbacks, and captured copies of activations.
 #pragma once
 
 #include <algorithm>

@@ -185,8 +185,8 @@ inline void Model::check_contract(Contract contract) const {
                 "dtype BF16 for the contract bf16", not_bf16_.dtype);
   }
   throw Error(ErrorKind::unsupported, source_->path(), "weights",
-              std::string("some for the contract ") + contract_name(contract),
-              std::string("some for ") + contract_name(contract_));
+              std::string("weights for the contract ") + contract_name(contract),
+              std::string("weights for ") + contract_name(contract_));
 }
 
 inline void Model::head(Team t, const Pass& p, Rows hidden, Rows logits) const {

@@ -49,7 +49,7 @@ constexpr int kPoints = 28;
 struct PointInfo {
   const char* name;  // after "blocks.N." if the point belongs to a layer
   bool of_layer;
-  bool changes;  // false: read-only
+  bool changes;  // callbacks can change it
 };
 
 inline const PointInfo& point_info(Point p) {

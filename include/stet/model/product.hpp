@@ -199,8 +199,8 @@ struct Supers {
   }
 };
 
-// Returns the size of a thread's local memory: the prepared weights, the sums of all rows between
-// the pieces of a group, and the sums of a tile at the end.
+// Returns the size of a thread's local memory. It holds the prepared weights, the sums of all rows
+// between the pieces of a group, and finally the sums of a tile.
 template <class Arithmetic>
 constexpr size_t local_floats() {
   return Group::kMost * (Arithmetic::kPanelFloats + (kGemmRows + kTileRows) * kPanel);

@@ -236,8 +236,7 @@ inline void BatchAppend::begin_entry(size_t index) {
   detail::for_entry(batch_.size(), index, [&] {
     for (const BatchEntry& other : batch_.first(entry.session->pending_.before < 0 ? 0 : index)) {
       if (other.session == entry.session)
-        throw Error(ErrorKind::argument, "", "session", "one that stands once",
-                    "one that stands twice");
+        throw Error(ErrorKind::argument, "", "session", "each session once", "one twice");
     }
     if (entry.watch != nullptr) detail::check_watch(model().config(), *entry.watch);
     entry.session->begin_append(first_, entry.ids);
@@ -251,7 +250,7 @@ inline void BatchAppend::run_until_sound(size_t first_entry, const Pass& pass, c
   for (int tries = 0; tries <= detail::kMostMends; ++tries) {
     const uint64_t weights = model().weights_version();
     run_interruptible(detail::team_of(first_.compute_),
-                      // by reference, because a copy of the closure would be allocated
+                      // std::ref avoids allocating a copy of the closure
                       std::ref(forward));
     if (pass.hooks != nullptr) pass.hooks->rethrow();
     bool sound = model().weights_held_since(weights);
@@ -268,7 +267,7 @@ inline void BatchAppend::run_until_sound(size_t first_entry, const Pass& pass, c
 }
 
 // Processes the next `most` tokens of the batch. They come from consecutive entries, of which the
-// first may have begun in an earlier pass and the last may continue in the next.
+// first may continue an earlier pass and the last may continue in the next.
 inline void BatchAppend::run_pass(size_t most, Workspace& w) {
   const auto done = [](const BatchEntry& e) {
     return static_cast<size_t>(e.session->size() - e.session->pending_.before);

@@ -59,8 +59,8 @@ inline void check_compute(const ComputeOptions& compute, const Model& model) {
 constexpr int kMostMends = 8;
 
 [[noreturn]] inline void throw_restless() {
-  throw Error(ErrorKind::io, "", "files", "some that keep still while a pass reads them",
-              "one that changed every time");
+  throw Error(ErrorKind::io, "", "files", "files that do not change while a pass reads them",
+              "one that changed during every try");
 }
 
 }  // namespace detail

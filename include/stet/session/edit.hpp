@@ -206,7 +206,7 @@ inline KvCache whole_kv(const State& state) {
     throw Error(ErrorKind::argument, "", "KV block " + std::to_string(b),
                 "keys and values of all layers (restore a session, whose state() can compute them "
                 "again)",
-                "a block without those that were outside of its window (--window-only)");
+                "a block whose layers outside its window were dropped (--window-only)");
   }
   return KvCache(state.kv);
 }

@@ -102,8 +102,8 @@ inline void Recompute::mend(Target target, KvCache::Look look) {
 }
 
 // Recomputes run by run. Each run covers whole blocks and begins where the window before it is
-// held. If a prune came later than that, the keys that its tokens saw are gone, and everything is
-// recomputed. Edits are not reproduced in either case.
+// held. If a prune came later than that, keys that its tokens saw no longer exist, and everything
+// is recomputed. Edits are not reproduced in either case.
 inline void Recompute::heal(Target target, const std::vector<int64_t>& damaged) {
   State& state = target.state;
   detail::refuse_edited(state, damaged);
@@ -138,16 +138,16 @@ inline void Recompute::tell_or_refuse(const State& state,
   if (!recalled) return;
   const int64_t tokens = cost(state, damaged);
   if (before_recall_ == nullptr) {
-    throw Error(
-        ErrorKind::argument, "", "window-only",
-        "what its windows hold, or leave to process " + std::to_string(tokens) + " tokens again",
-        "block " + std::to_string(damaged[0]) + ", which was let go");
+    throw Error(ErrorKind::argument, "", "window-only",
+                "positions whose windows are held, or permission to process " +
+                    std::to_string(tokens) + " tokens again",
+                "block " + std::to_string(damaged[0]) + ", which was dropped");
   }
   before_recall_(tokens);
 }
 
-// Replaces damaged blocks by those of another session, after all of them have proved equal to what
-// was saved.
+// Replaces damaged blocks by those of another session, after all of them have proved equal to the
+// saved ones.
 inline void Recompute::take_blocks(State& state, const Session& from,
                                    std::span<const int64_t> damaged, int64_t tokens) {
   blocks_changed();
@@ -156,7 +156,7 @@ inline void Recompute::take_blocks(State& state, const Session& from,
     const KvBlock& lost = state.kv.block_info(b);
     if (lost.saved_as(shape, from.kv().block(b))) continue;
     throw Error(ErrorKind::format, lost.saved()->file, "KV block " + std::to_string(b),
-                "a block that its tokens give", "another, after it was computed again");
+                "the saved block, when it is computed again from its tokens", "a different one");
   }
   KvCache computed = from.kv();
   for (const int64_t b : damaged) {

@@ -1,5 +1,5 @@
-// Recomputes parts of a session's own keys and values: blocks that a mapped file has lost
-// (healing), and layers that were dropped outside a window (recall).
+// Recomputes parts of a session's own keys and values. Healing restores blocks that a mapped file
+// has lost; recall restores layers that were dropped outside a window.
 #pragma once
 
 #include <cstdint>

@@ -86,7 +86,7 @@ inline Session::Session(std::shared_ptr<const Model> model, State state,
   detail::check_compute(compute_, *model_);
   const KvShape& shape = state_.kv.shape();
   if (!(shape == detail::kv_shape(model_->config(), shape.type)) || state_.kv.size() != size()) {
-    throw Error(ErrorKind::argument, "", "state", "keys and values of this model", "others");
+    throw Error(ErrorKind::argument, "", "state", "keys and values of this model", "another shape");
   }
   const StateOrigin origin = origin_of(*model_, compute_.contract);
   detail::check_origin(state_.origin, origin, *model_);
@@ -174,7 +174,8 @@ inline void Session::append(std::span<const int32_t> ids, const LogitSink& logit
 inline void Session::begin_append(const Session& first, std::span<const int32_t> ids) {
   refuse_in_sink("append");
   if (model_ != first.model_)
-    throw Error(ErrorKind::argument, "", "model", "that of the first session", "another");
+    throw Error(ErrorKind::argument, "", "model", "the model of the first session",
+                "another model");
   if (compute_.contract != first.compute_.contract) {
     throw Error(ErrorKind::argument, "", "contract",
                 contract_name(first.compute_.contract) + std::string(", as of the first session"),

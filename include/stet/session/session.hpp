@@ -36,11 +36,12 @@ StateOrigin origin_of(const Model& model, Contract contract);
 
 // Receives consecutive rows: `logits` of positions first .. first + logits.count - 1.
 using LogitSink = std::function<void(int64_t first, Rows logits)>;
-// Receives consecutive rows of hidden state `index`. Index 0 is the embedding, index i the residual
-// stream before layer i (counted from 0), and the last index the head's input, after the norm.
+// Receives consecutive rows of hidden state `index`. Index 0 is the embedding. Index i is the
+// residual stream before layer i, counted from 0. The last index is the head's input, after the
+// norm.
 using HiddenSink = std::function<void(size_t index, int64_t first, Rows hidden)>;
-// The points to capture during a call. List each point once. After every chunk, `sink` is called
-// for each point with rows of consecutive positions from `first` on. Rows of scores and pattern are
+// The points to capture during a call. List each point once. After every chunk, `sink` receives
+// each point's rows of consecutive positions from `first` on. Rows of scores and pattern are
 // [heads][positions so far]. Chunks are cut so that a chunk's rows take at most 64 MB, if a single
 // position's do.
 struct Watch {
@@ -127,7 +128,7 @@ class Session {
   // rewind_cost() (WindowOptions::before_recall).
   //
   // Throws an argument Error for a position that does not exist, or that is not after the last
-  // prune (State::floor). The keys that it saw are gone.
+  // prune (State::floor). The keys that it saw no longer exist.
   void rewind(int64_t size);
   // Returns the number of tokens that rewind(size) would process again. The same tokens give the
   // keys and values of all layers that a query at `size` sees. 0 except in window-only sessions.
@@ -162,8 +163,8 @@ class Session {
   // unless the state was edited.
   std::vector<BlockIdentity> block_identities();
   // Returns the logits that follow the last token, [vocab_size]; empty if there are no tokens.
-  // After a rewind they are restored: from kept logits, by processing the last token again, or, if
-  // keys or values were edited since, by processing all tokens again. Keys and values do not
+  // After a rewind they are restored from kept logits or by processing the last token again. If
+  // keys or values were edited since, all tokens are processed again. Keys and values do not
   // change.
   //
   // Throws an argument Error if the logits after a rewind are neither kept nor computable. This
@@ -229,7 +230,7 @@ class Session {
   State state_;
   PendingAppend pending_;
   SharedMark logits_shared_;  // another object may hold state_.logits
-  // The logits buffer of the previous token, held by nobody else.
+  // The logits buffer of the previous token, not shared.
   std::shared_ptr<std::vector<float>> spare_;
   std::vector<Attached> callbacks_;
   Recompute recompute_;

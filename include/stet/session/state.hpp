@@ -19,8 +19,8 @@
 
 namespace stet {
 
-// One exchange, a prompt and its reply, as positions. The reply is empty if it has not begun; the
-// prompt is empty if there was none.
+// One exchange, a prompt and its reply, as positions. The reply is empty before its first token;
+// the prompt is empty if there was none.
 struct Turn {
   int64_t prompt = 0;  // first token of the prompt
   int64_t reply = 0;   // first token of the reply
@@ -112,7 +112,7 @@ struct KvEdit {
   How how = How::set;
   std::string source = {};  // copy and splice: the id of the source state
 
-  // Returns one past the last position that was edited itself; -1: all of them.
+  // Returns one past the last position that the entry edits directly; -1 if it edits all.
   int64_t reach() const { return position < 0 ? -1 : std::max(end, position + 1); }
 
   bool operator==(const KvEdit&) const = default;
@@ -183,7 +183,7 @@ struct State {
 
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   // Returns the size below which the state cannot be rewound, because keys that earlier positions
-  // saw are gone.
+  // saw no longer exist.
   int64_t floor() const { return prunes.empty() ? 0 : prunes.back().left(); }
   // Returns all tokens that were appended and not rewound, including those shifted out.
   std::vector<int32_t> transcript() const;

@@ -159,7 +159,8 @@ inline Trace::Job Trace::job_of(const TraceRun& run, const std::string& name) {
   Job job{&prompt, {}, run.positions, layers(), size};
   for (const int64_t p : run.positions) {
     if (p < first_ || p >= size)
-      fail("positions", "some of " + std::to_string(first_) + ".." + std::to_string(size - 1), p);
+      fail("positions", "positions in " + std::to_string(first_) + ".." + std::to_string(size - 1),
+           p);
   }
   if (job.positions.empty()) job.positions = {size - 1};
   std::sort(job.positions.begin(), job.positions.end());

@@ -84,10 +84,9 @@ STET_API std::string encode_interventions(const std::vector<Intervention>& all);
 struct SnapshotContents {
   SnapshotMeta meta;
   std::vector<int32_t> tokens;
-  std::vector<uint64_t> visible;  // [blocks]: visibility bits
-  // of the last position; null or empty if there are none
-  std::shared_ptr<std::vector<float>> logits;
-  std::vector<Digest> blocks;    // [blocks][layers]
+  std::vector<uint64_t> visible;               // [blocks]: visibility bits
+  std::shared_ptr<std::vector<float>> logits;  // after the last position; null or empty: none
+  std::vector<Digest> blocks;                  // [blocks][layers]
   std::vector<Sha256> contents;  // digests of blocks that are identified by their bytes
   KeptLogits kept;
   StateDigests digests;

@@ -18,8 +18,8 @@
 
 namespace stet {
 
-// Returns the digests of a session. Computes missing logits first (after a rewind), hence not
-// const. Throws a format Error if a mapped block turns out to be damaged.
+// Returns the digests of a session. Computes missing logits first (after a rewind), so the session
+// is not const. Throws a format Error if a mapped block turns out to be damaged.
 STET_API StateDigests digests_of(Session& session);
 
 class Snapshot;
@@ -64,7 +64,7 @@ struct RestoreReport {
   bool checked = false;
 };
 
-// Counts of what Snapshot::check() has checked.
+// Numbers of items checked by Snapshot::check().
 struct SnapshotCheck {
   size_t blocks = 0;  // blocks of keys and values, including those of parents
   size_t files = 0;   // files in a self-contained snapshot
@@ -112,9 +112,9 @@ class STET_API Snapshot {
   // session's options, only capacity and threads are used.
   State state(const RestoreOptions& how = {}) const;
 
-  // Verifies, without a model, that every byte is what was written, and that the id matches the
-  // state. open() has verified all but the id, keys, values and included files. For a recipe, only
-  // digests of keys, values and logits exist.
+  // Verifies, without a model, that every byte is as written, and that the id matches the state.
+  // open() has verified all but the id, keys, values and included files. For a recipe, only digests
+  // of keys, values and logits exist.
   //
   // Throws a format Error for the first fault, or an io Error for a missing parent. `threads` 0:
   // all processors.

@@ -146,8 +146,9 @@ class FetchPolicy {
                ? most
                : std::max<int64_t>(1, static_cast<int64_t>(time / each));
   }
-  // Returns how long to wait for a block in transit before computing it: as long as computing
-  // takes, and at least 0.25 s. Both together then cost at most twice the better of the two.
+  // Returns the time to wait for a block in transit before computing it. This is the time that
+  // computing takes, and at least 0.25 s. Both together then cost at most twice the better of the
+  // two.
   constexpr double patience_seconds(int64_t block) const {
     return std::max(compute_seconds(block, 1), 0.25);
   }

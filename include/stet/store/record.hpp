@@ -45,8 +45,8 @@ const char* record_kind_name(RecordKind kind);  // "block", "state" or "name"
 // The key of a store's writers, and the salt of its names.
 struct StoreKey {
   std::array<std::byte, 32> writers{};
-  // If zero, records are stored under their identities. Otherwise under HMACs of them, which nobody
-  // with another salt can find or guess.
+  // If zero, records are stored under their identities. Otherwise under HMACs of them, which cannot
+  // be found or guessed with another salt.
   Sha256 salt;
 
   // Returns a new key from the system's random numbers.

@@ -1,4 +1,4 @@
-// Stores sessions and restores them.
+// Saves sessions to a store and restores them from it.
 #pragma once
 
 #include <optional>

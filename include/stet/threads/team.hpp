@@ -32,7 +32,7 @@ STET_API Range part_of(size_t n, size_t parts, size_t i);
 
 // A number whose changes threads can wait for. A waiter first spins for some tens of microseconds,
 // because most waits of a team are shorter. Then it sleeps, which saves time on a busy machine. A
-// change needs a system call only while somebody sleeps.
+// change needs a system call only while a thread sleeps.
 class STET_API EventCount {
  public:
   uint32_t load() const { return value_.load(std::memory_order_acquire); }
@@ -151,7 +151,7 @@ class Executor {
   virtual ~Executor() = default;
   // Calls member(0), ..., member(size - 1), each once, and returns when all calls have returned.
   // They may run in any order and on any threads, even all on the calling one. A member may wait
-  // for a piece that another has begun, but never for one that nobody has. Neither may throw.
+  // for a piece that another has started, but never for one that none has. Neither may throw.
   virtual void run(int size, const std::function<void(int rank)>& member) = 0;
 };
 // Sets the executor for all runs of this process that name none, and returns the previous one; null
@@ -181,7 +181,7 @@ struct TeamOptions {
 // OpenMP runtime keeps the helpers of a calling thread for that thread until it ends.
 //
 // An OpenMP team obeys OMP_THREAD_LIMIT, OMP_DYNAMIC, OMP_PROC_BIND and OMP_PLACES. During a run,
-// LLVM's runtime is told to let threads of this team sleep early (kmp_set_blocktime), unless
+// stet makes LLVM's runtime let threads of this team sleep early (kmp_set_blocktime), unless
 // KMP_BLOCKTIME or OMP_WAIT_POLICY is set.
 STET_API void run_team(const TeamOptions& options, const std::function<void(Team)>& work);
 
