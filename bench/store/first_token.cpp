@@ -119,7 +119,7 @@ class Bench {
   }
   Sha256 put(Store& store) { return put_session(store, *session_, {}).place; }
   Measured from(Store& store, const Sha256& place) {
-    StoreRestore report;
+    StoreRestoreReport report;
     const double seconds = seconds_of([&] {
       const StoreSnapshot from = open_snapshot(store, place);
       RestoreOptions how;
@@ -183,17 +183,17 @@ void run(Bench& bench, const std::string& directory, int port, int64_t tokens) {
   costs.token_seconds = computing / static_cast<double>(tokens);
   costs.latency_seconds = 0;
   const FetchPolicy policy(costs);
-  const double crossover = policy.crossover(0, static_cast<int64_t>(blocks), carried);
+  const double break_even_rate = policy.break_even_rate(0, static_cast<int64_t>(blocks), carried);
   fmt::print(
       "\nforeseen: fetching {} blocks of {} bytes, as records of {}, loses below {:.1f} MB/s\n\n",
-      blocks, bench.block_bytes(), carried, crossover / 1e6);
+      blocks, bench.block_bytes(), carried, break_even_rate / 1e6);
   fmt::print("| link | to the next token | blocks fetched | computed |\n|---|---|---|---|\n");
   SlowLink link(port);
   const std::string slow = fmt::format("redis://127.0.0.1:{}/first", link.port());
   for (const double share : {4.0, 2.0, 1.41, 1.0, 0.71}) {
-    link.bytes_a_second = crossover * share;
+    link.bytes_a_second = break_even_rate * share;
     const auto store = opened(slow);
-    line(fmt::format("{:.1f} MB/s ({} x)", crossover * share / 1e6, share),
+    line(fmt::format("{:.1f} MB/s ({} x)", break_even_rate * share / 1e6, share),
          bench.from(*store, place));
   }
 }

@@ -105,7 +105,7 @@ std::string known_content(std::span<const std::byte> begin) {
   return "";
 }
 
-void refuse_pointer(std::span<const std::byte> begin, uint64_t size, const std::string& path) {
+void check_not_pointer(std::span<const std::byte> begin, uint64_t size, const std::string& path) {
   if (size > kExamined) return;
   const std::string found = pointer(text_of(begin));
   if (!found.empty())

@@ -150,7 +150,7 @@ class Origin {
 
 class Cache {
  public:
-  Cache(const FileSource& source, const std::string& directory, const CacheUse& use)
+  Cache(const FileSource& source, const std::string& directory, const CacheOptions& use)
       : source_(source),
         directory_(directory),
         use_(use),
@@ -246,7 +246,7 @@ class Cache {
 
   const FileSource& source_;
   std::string directory_;
-  CacheUse use_;
+  CacheOptions use_;
   int threads_;
   Origin origin_;
 };
@@ -254,9 +254,9 @@ class Cache {
 }  // namespace
 
 std::shared_ptr<const FileSource> cached(std::shared_ptr<const FileSource> source,
-                                         const std::string& directory, const CacheUse& use) {
+                                         const std::string& directory, const CacheOptions& use) {
   if (source->has(kPackedName)) return source;
-  CacheUse plain = use;
+  CacheOptions plain = use;
   if (use.contract == Contract::f32_blas || use.contract == Contract::bf16)
     plain.contract = Contract::f32;
   return std::make_shared<const CachedSource>(*source, Cache(*source, directory, plain).entry());

@@ -120,7 +120,7 @@ void refuse_path(const std::string& path) {
   }
   const std::string begin = first_bytes(path);
   const auto bytes = std::as_bytes(std::span(begin));
-  refuse_pointer(bytes, fs::file_size(path, ignored), path);
+  check_not_pointer(bytes, fs::file_size(path, ignored), path);
   const fs::path directory = fs::path(path).parent_path();
   const std::string found = known_content(bytes);
   if (fs::exists(directory / "config.json", ignored))

@@ -43,8 +43,8 @@ GenerationConfig read_generation(const FileSource& source, const ModelConfig& co
 Model::~Model() = default;
 
 uint64_t Model::weights_version() const { return guard_ != nullptr ? guard_->version() : 0; }
-bool Model::weights_held_since(uint64_t version) const {
-  return guard_ == nullptr || guard_->held_since(version);
+bool Model::weights_intact_since(uint64_t version) const {
+  return guard_ == nullptr || guard_->intact_since(version);
 }
 
 std::shared_ptr<const Model> Model::load(const std::string& directory, int threads) {
@@ -114,7 +114,7 @@ void Model::pack(const FileSource& source, Contract contract, const std::string&
   writer.commit();
 }
 
-std::vector<WeightNeed> Model::weights_of(const FileSource& source, const Checkpoint& checkpoint) {
+std::vector<WeightSpec> Model::weights_of(const FileSource& source, const Checkpoint& checkpoint) {
   Plan plan = read_plan(source);
   WeightNeeds weights(checkpoint, find_prefix(checkpoint, *plan.family));
   build(std::move(plan), weights);

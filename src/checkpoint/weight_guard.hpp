@@ -32,7 +32,7 @@ class WeightGuard {
   uint64_t version() const;
   // Returns whether the weights have been intact ever since `version`. If the file was written to
   // meanwhile, returns false even if the weights are intact now. Throws what `check` throws.
-  bool held_since(uint64_t version) const;
+  bool intact_since(uint64_t version) const;
 
  private:
   std::shared_ptr<const MappedFile> file_;

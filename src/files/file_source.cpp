@@ -46,7 +46,7 @@ class DirectorySource : public FileSource {
     } else {
       content = read_into_memory(path);
     }
-    refuse_pointer(content->bytes(), content->bytes().size(), path);
+    check_not_pointer(content->bytes(), content->bytes().size(), path);
     return content;
   }
 
@@ -58,7 +58,7 @@ class DirectorySource : public FileSource {
                   "at most " + std::to_string(limit) + " bytes", std::to_string(made.size()));
     }
     std::string text = read_text_file(path_of(name), limit);
-    refuse_pointer(std::as_bytes(std::span(text)), text.size(), path_of(name));
+    check_not_pointer(std::as_bytes(std::span(text)), text.size(), path_of(name));
     return text;
   }
 

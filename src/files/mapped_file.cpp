@@ -53,7 +53,7 @@ FileStamp MappedFile::stamp() const {
   struct stat now = {};
   if (::fstat(fd_, &now) != 0) return {};
   FileStamp stamp = stamp_of(now);
-  stamp.torn = guard_->torn();
+  stamp.read_failures = guard_->read_failures();
   return stamp;
 }
 
@@ -64,7 +64,7 @@ void MappedFile::check_unchanged() const {
                 "the file changed while it was in use: it had " + std::to_string(opened_.size) +
                     " bytes and has " + std::to_string(now.size));
   }
-  if (now.torn != opened_.torn)
+  if (now.read_failures != opened_.read_failures)
     throw Error(ErrorKind::io, path_, "", "",
                 "the file changed while it was in use: some pages could not be read");
   if (now != opened_)

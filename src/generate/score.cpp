@@ -133,10 +133,10 @@ class Scorer {
       t.each(rows_.size(), [&](size_t i) { rows_[i].score({logits.row(i), logits.width}); });
     };
     for (int tries = 0;; ++tries) {
-      if (tries > detail::kMostMends) detail::throw_restless();
+      if (tries > detail::kMaxRestarts) detail::throw_file_keeps_changing();
       const uint64_t weights = model_.weights_version();
       run_interruptible(detail::team_of(compute_), std::ref(work));
-      if (model_.weights_held_since(weights)) break;
+      if (model_.weights_intact_since(weights)) break;
     }
     for (const Row& row : rows_) keep(row);
     rows_.clear();

@@ -24,7 +24,7 @@ constexpr size_t kConfigBytes = size_t{16} << 20, kRowsAtOnce = size_t{4} << 20;
 // Reads the weights of one tensor row by row, in the order of the model.
 class SourceRows {
  public:
-  SourceRows(const Checkpoint& checkpoint, const WeightNeed& need)
+  SourceRows(const Checkpoint& checkpoint, const WeightSpec& need)
       : checkpoint_(checkpoint), need_(need) {
     if (checkpoint.packed() && !need.is_vector) {
       matrix_ = packed_matrix(checkpoint, need.matrix, static_cast<size_t>(need.matrix_rows),
@@ -41,7 +41,7 @@ class SourceRows {
   SourceRows(const SourceRows&) = delete;
   SourceRows& operator=(const SourceRows&) = delete;
 
-  static DType dtype(const Checkpoint& checkpoint, const WeightNeed& need) {
+  static DType dtype(const Checkpoint& checkpoint, const WeightSpec& need) {
     return checkpoint.packed() ? stored_dtype(packed_type(checkpoint, need.matrix))
                                : checkpoint.find(need.name)->dtype;
   }
@@ -99,7 +99,7 @@ class SourceRows {
   }
 
   const Checkpoint& checkpoint_;
-  const WeightNeed& need_;
+  const WeightSpec& need_;
   OwnedTensor tensor_;
   const TensorView* view_ = nullptr;  // view of tensor_; null: rows of matrix_
   Matrix matrix_;
@@ -127,7 +127,7 @@ uint32_t file_type(uint32_t most) {
 
 struct Tensor {
   GgufDeclared declared;
-  const WeightNeed* need = nullptr;  // null: uses `values`
+  const WeightSpec* need = nullptr;  // null: uses `values`
   std::vector<float> values;
   GgufStored stored;
 };
@@ -143,7 +143,7 @@ class Conversion {
         architecture_(architecture_for(config_, source.path_of("config.json"))),
         needs_(Model::weights_of(source, checkpoint_)),
         threads_(o.threads > 0 ? o.threads : default_threads()) {
-    for (const WeightNeed& need : needs_) add(need);
+    for (const WeightSpec& need : needs_) add(need);
     // llama.cpp's GPT-2 stores the head as a tensor of its own.
     if (config_.tied_head && architecture_.layout == GgufLayout::gpt2) add_head();
     add_rope_tensors();
@@ -160,7 +160,7 @@ class Conversion {
   }
 
  private:
-  DType dtype_of(const WeightNeed& need) const {
+  DType dtype_of(const WeightSpec& need) const {
     // Biases, norms and tables are used in float32 only by llama.cpp.
     if (need.is_vector || (need.looked_up && !need.in_place)) return DType::f32;
     const bool ends = need.canonical.find("layers.") != 0 && need.canonical.find("h.") != 0;
@@ -186,11 +186,11 @@ class Conversion {
     }
     return DType::f32;
   }
-  static DType in_super_blocks(const WeightNeed& need, DType type) {
+  static DType in_super_blocks(const WeightSpec& need, DType type) {
     return need.columns % kSuperBlock == 0 ? type : DType::q8_0;
   }
 
-  void add(const WeightNeed& need) {
+  void add(const WeightSpec& need) {
     const auto stored = stored_as(architecture_, need.canonical);
     if (!stored)
       throw Error(ErrorKind::unsupported, checkpoint_.source(), need.name, "",
@@ -350,7 +350,7 @@ class Conversion {
   Checkpoint checkpoint_;
   ModelConfig config_;
   const GgufArchitecture& architecture_;
-  std::vector<WeightNeed> needs_;
+  std::vector<WeightSpec> needs_;
   int threads_;
   std::vector<Tensor> entries_;
 };

@@ -261,7 +261,7 @@ void require_same(const Tokenizer& tokenizer, const GgufKeys& keys, int64_t voca
 
 void add_tokenizer_keys(const FileSource& source, const GenerationConfig& generation,
                         int64_t vocab_size, GgufTokenizer which, GgufKeys& keys) {
-  if (which == GgufTokenizer::made_up) return add_placeholders(vocab_size, keys);
+  if (which == GgufTokenizer::placeholder) return add_placeholders(vocab_size, keys);
   const std::vector<std::string> files = Tokenizer::files_of(source);
   const bool there = !files.empty() && is_vocabulary_file(files.front());
   if (!there || which == GgufTokenizer::none) {

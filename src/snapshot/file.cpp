@@ -415,7 +415,7 @@ std::vector<BlockIdentity> Snapshot::block_identities() const {
 
 uint64_t Snapshot::stored_kv_bytes() const { return file_->find("KV")->size; }
 
-int64_t Snapshot::windowed_blocks() const {
+int64_t Snapshot::count_window_only_blocks() const {
   return std::ranges::count_if(file_->extents,
                                [](const BlockExtent& e) { return e.there && is_held(e); });
 }

@@ -14,6 +14,6 @@ std::vector<std::byte> encode_kept(const SnapshotContents& contents);
 
 // Returns the kept logits, or none if they belong to another state: a writer that does not know the
 // section may have copied it. Throws a format Error if they do not fit META.
-KeptLogits decode_kept(const SnapshotFile& file);
+RewindLogits decode_kept(const SnapshotFile& file);
 
 }  // namespace stet

@@ -179,7 +179,7 @@ bool Snapshot::is_file_at(const std::string& path) const {
   return opened.device == info.st_dev && opened.inode == info.st_ino;
 }
 
-void Snapshot::check_not_needed(const std::string& path) const {
+void Snapshot::check_may_overwrite(const std::string& path) const {
   const auto refuse = [&](const Snapshot& needed) {
     throw Error(
         ErrorKind::argument, path, "", "",

@@ -201,7 +201,7 @@ std::pair<State, std::vector<int64_t>> load(const Snapshot& snapshot, const Rest
   const int64_t capacity = how.session.capacity;
   State state = file.recipe();
   state.kv = KvCache(file.meta.kv, capacity == 0 ? file.meta.capacity : capacity,
-                     how.session.window.only || snapshot.windowed_blocks() > 0);
+                     how.session.window.only || snapshot.count_window_only_blocks() > 0);
   if (file.meta.positions > state.kv.capacity()) {
     throw Error(ErrorKind::capacity, file.path, "tokens",
                 "at most " + std::to_string(state.kv.capacity()) + " positions (--ctx)",
@@ -289,7 +289,7 @@ Session Snapshot::restore(std::shared_ptr<const Model> model, const RestoreOptio
   }
   auto [state, damaged] = load(*this, complete);
   if (!how.heal) refuse_damage(*this, damaged);
-  Recompute recompute(model, o.compute.contract, o.window);
+  Recomputer recompute(model, o.compute.contract, o.window);
   if (!damaged.empty()) recompute.heal({state, o.compute}, damaged);
   Session session(model, std::move(state), o);
   r = {session.size(), 0, {}, how.check || how.heal || !is_mapped(session.kv())};

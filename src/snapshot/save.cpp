@@ -42,7 +42,7 @@ void check_writable(const State& state, const SnapshotMeta& meta, const std::str
       throw Error(ErrorKind::mismatch, options.parent->path(), "parent",
                   "a snapshot with keys and values of the same shape", "another");
     }
-    options.parent->check_not_needed(path);
+    options.parent->check_may_overwrite(path);
   }
   if (const auto limit =
           options.form == SnapshotForm::recipe ? replay_limit(state) : std::nullopt) {

@@ -25,7 +25,7 @@ StoreBackend::~StoreBackend() = default;
 
 void StoreBackend::read_blocks(std::span<const Sha256> names, const std::atomic<bool>&,
                                const TakeBlock& take) {
-  std::vector<std::optional<StoredBytes>> found = read(Shelf::blocks, names);
+  std::vector<std::optional<StoredBytes>> found = read(RecordClass::blocks, names);
   for (size_t i = 0; i < found.size(); ++i) take(i, std::move(found[i]));
 }
 
@@ -69,7 +69,7 @@ void create_store(const std::string& url, uint64_t budget) {
 }
 
 std::unique_ptr<StoreBackend> open_store_backend(const std::string& url, StoreClock clock,
-                                                 StorePatience patience) {
+                                                 StoreTimeouts patience) {
   const StoreUrl u = parse_store_url(url);
   if (u.kind == StoreUrl::Kind::directory) return open_directory_store(u.path, std::move(clock));
   return open_redis_store(u, std::move(clock), patience);

@@ -8,7 +8,7 @@ namespace {
 constexpr size_t kCopiedAtOnce = 32;
 
 void copy_blocks(Store& from, Store& to, const std::vector<Sha256>& places, StoreCopy& report) {
-  const std::vector<bool> there = to.backend().touch(Shelf::blocks, places);
+  const std::vector<bool> there = to.backend().touch(RecordClass::blocks, places);
   std::vector<Sha256> wanted;
   for (size_t i = 0; i < places.size(); ++i) {
     if (!there[i]) wanted.push_back(places[i]);

@@ -18,7 +18,7 @@ constexpr double kLeastWait = 5;    // seconds, for callers that wait
 }  // namespace
 
 BlockFetch::BlockFetch(Store& store, std::vector<Wanted> wanted, uint64_t bytes,
-                       Meanwhile meanwhile)
+                       MissingBlocks meanwhile)
     : store_(store),
       bytes_(bytes),
       meanwhile_(meanwhile),
@@ -68,7 +68,7 @@ std::vector<size_t> BlockFetch::waiting() const {
 
 // Returns how many of the first waiting blocks the caller should compute.
 int64_t BlockFetch::to_compute(const std::vector<size_t>& waiting) const {
-  if (meanwhile_ == Meanwhile::wait || store_.fetch_choice() == FetchChoice::always) return 0;
+  if (meanwhile_ == MissingBlocks::wait || store_.fetch_choice() == FetchChoice::always) return 0;
   const FetchPolicy policy = store_.meter().policy();
   return policy.plan(items_[waiting[0]].wanted.index, static_cast<int64_t>(waiting.size()), bytes_)
       .computed;
@@ -89,7 +89,7 @@ std::vector<size_t> BlockFetch::choose() {
       probed_ = probed_ || probe;
       items_[some[0]].probe = probe;
       const FetchPolicy policy = store_.meter().policy();
-      const int64_t most = policy.knows_fetching()
+      const int64_t most = policy.has_fetch_cost()
                                ? policy.batch(items_[some[0]].wanted.index, kMostAtOnce, bytes_)
                                : 1;
       some.resize(std::min(some.size(), static_cast<size_t>(most)));
@@ -140,8 +140,8 @@ BlockFetch::Found BlockFetch::next(size_t i) {
   changed_.notify_all();
   Item& item = items_[i];
   const bool always = store_.fetch_choice() == FetchChoice::always,
-             chooses = !always && meanwhile_ == Meanwhile::compute;
-  const double patience = store_.meter().policy().patience_seconds(item.wanted.index),
+             chooses = !always && meanwhile_ == MissingBlocks::compute;
+  const double patience = store_.meter().policy().max_wait_seconds(item.wanted.index),
                until = chooses ? seconds_now() + patience : until_;
   const auto give_up = [&](Found why) {
     item.stage = Stage::abandoned;

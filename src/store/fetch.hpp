@@ -18,7 +18,7 @@ namespace stet {
 
 // Options for a missing block: compute it at once from those before it, or wait and compute all
 // missing ones later.
-enum class Meanwhile { compute, wait };
+enum class MissingBlocks { compute, wait };
 
 class BlockFetch {
  public:
@@ -27,7 +27,7 @@ class BlockFetch {
     int64_t index;  // index of the block in its state
   };
   // Fetches `wanted` in order. A block has `bytes` bytes.
-  BlockFetch(Store& store, std::vector<Wanted> wanted, uint64_t bytes, Meanwhile meanwhile);
+  BlockFetch(Store& store, std::vector<Wanted> wanted, uint64_t bytes, MissingBlocks meanwhile);
   ~BlockFetch();
   BlockFetch(const BlockFetch&) = delete;
   BlockFetch& operator=(const BlockFetch&) = delete;
@@ -65,7 +65,7 @@ class BlockFetch {
 
   Store& store_;
   const uint64_t bytes_;
-  const Meanwhile meanwhile_;
+  const MissingBlocks meanwhile_;
   const double until_;  // deadline for callers that wait
   std::atomic<bool> stop_{false};
   std::mutex mutex_;

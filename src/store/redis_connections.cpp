@@ -39,7 +39,7 @@ bool is_full(const RedisReply& r) {
           string_of(r).find("-OOM") != std::string_view::npos);
 }
 
-RedisConnections::RedisConnections(const StoreUrl& url, StorePatience patience)
+RedisConnections::RedisConnections(const StoreUrl& url, StoreTimeouts patience)
     : url_(url),
       patience_(patience),
       text_(fmt::format("redis://{}:{}/{}", url.host, url.port, url.prefix)) {}

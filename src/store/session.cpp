@@ -62,7 +62,7 @@ std::vector<int64_t> stored_blocks(int64_t size, Visible visible) {
 // over `positions` positions takes as many operations as all matrices.
 constexpr double kAssumedOperations = 1e11;
 
-void assume_costs(FetchMeter& meter, const ModelConfig& c) {
+void assume_costs(SharedFetchPolicy& meter, const ModelConfig& c) {
   const auto product = [](int64_t a, int64_t b) {
     return static_cast<double>(a) * static_cast<double>(b);
   };
@@ -93,7 +93,7 @@ State prefix_of(const State& state, const KvShape& shape, int64_t capacity,
 class Restorer {
  public:
   Restorer(Store& store, const Snapshot& snapshot, std::shared_ptr<const Model> model,
-           const RestoreOptions& how, const SessionOptions& options, StoreRestore& report)
+           const RestoreOptions& how, const SessionOptions& options, StoreRestoreReport& report)
       : store_(store),
         snapshot_(snapshot),
         model_(std::move(model)),
@@ -226,7 +226,7 @@ class Restorer {
     if (tail)
       wanted.push_back({tail_identity(snapshot_.digests().id), state.size() / kBlockPositions});
     const bool plain = state.prunes.empty() && state.interventions.empty();
-    BlockFetch fetch(store_, wanted, size, plain ? Meanwhile::compute : Meanwhile::wait);
+    BlockFetch fetch(store_, wanted, size, plain ? MissingBlocks::compute : MissingBlocks::wait);
     for (size_t i = 0; i < wanted_; ++i) {
       const int64_t b = wanted[i].index;
       const BlockFetch::Found why = fetch.next(i);
@@ -274,7 +274,7 @@ class Restorer {
   const std::shared_ptr<const Model> model_;
   const RestoreOptions& how_;
   const SessionOptions& options_;
-  StoreRestore& report_;
+  StoreRestoreReport& report_;
   std::optional<Session> running_;  // computes blocks that are not fetched
   std::shared_ptr<KvBlock> zeros_;
   std::vector<std::shared_ptr<KvBlock>> blocks_;
@@ -296,7 +296,7 @@ std::string counted(size_t n, const char* what) {
 
 }  // namespace
 
-StorePutReport put_session(Store& store, Session& session, const StorePut& how) {
+StorePutReport put_session(Store& store, Session& session, const StorePutOptions& how) {
   StorePutReport report;
   SaveOptions o;
   o.tokenizer = how.tokenizer;
@@ -342,9 +342,9 @@ StoreSnapshot open_snapshot(Store& store, const Sha256& place) {
 }
 
 Session restore_session(Store& store, const Snapshot& snapshot, std::shared_ptr<const Model> model,
-                        const RestoreOptions& how, StoreRestore* report) {
-  StoreRestore ignored;
-  StoreRestore& r = report != nullptr ? *report : ignored;
+                        const RestoreOptions& how, StoreRestoreReport* report) {
+  StoreRestoreReport ignored;
+  StoreRestoreReport& r = report != nullptr ? *report : ignored;
   r = {};
   if (how.replay || snapshot.meta().form != SnapshotForm::recipe)
     return snapshot.restore(model, how, &r.restored);
@@ -413,7 +413,7 @@ std::optional<Session> fetch_prefix(Store& store, std::shared_ptr<const Model> m
   std::vector<BlockFetch::Wanted> wanted;
   for (const BlockIdentity& b : block_identities(state))
     wanted.push_back({b.id, static_cast<int64_t>(wanted.size())});
-  BlockFetch fetch(store, wanted, shape.block_bytes(), Meanwhile::wait);
+  BlockFetch fetch(store, wanted, shape.block_bytes(), MissingBlocks::wait);
   std::vector<std::shared_ptr<KvBlock>> blocks;
   for (size_t i = 0; i < wanted.size() && fetch.next(i) == BlockFetch::Found::here; ++i) {
     const StoredBlock b = fetch.take(i);
@@ -432,7 +432,7 @@ std::optional<Session> fetch_prefix(Store& store, std::shared_ptr<const Model> m
   return Session(model, std::move(state), options);
 }
 
-std::string StoreRestore::text() const {
+std::string StoreRestoreReport::text() const {
   std::string why;
   for (const std::string& reason : reasons) why += (why.empty() ? "" : "; ") + reason;
   const std::string text = counted(fetched, "fetched") + fmt::format(", {} computed", computed);

@@ -52,7 +52,7 @@ void run_by(Executor& executor, int size, const std::function<void(Team)>& work)
 }
 
 void run(const TeamOptions& options, ThreadPool::Wait wait, const std::function<void(Team)>& work) {
-  const int size = std::min(options.threads, kMostThreads);
+  const int size = std::min(options.threads, kMaxThreads);
   if (size <= 1 || is_member()) return run_alone(work);
   if (Executor* const executor = executor_of(options)) return run_by(*executor, size, work);
   if (resolved(options.backend) == TeamBackend::openmp &&

@@ -391,9 +391,9 @@ class Worth : public testing::Test {
  protected:
   using us = std::chrono::microseconds;
   void run(us waited, us length = us(100), uint64_t done = 20) {
-    const HelperWorth::Clock::time_point start = now;
+    const HelperBalance::Clock::time_point start = now;
     now += length;
-    HelperWorth::Run r{.helpers = 1, .start = start};
+    HelperBalance::Run r{.helpers = 1, .start = start};
     r.done = now;
     r.tally = {.operations = 10, .pieces = 40, .done = done};
     now += waited;
@@ -402,8 +402,8 @@ class Worth : public testing::Test {
   bool asked() {
     return worth.are_worth_it([&] { return now; });
   }
-  HelperWorth worth;
-  HelperWorth::Clock::time_point now{};
+  HelperBalance worth;
+  HelperBalance::Clock::time_point now{};
 };
 
 TEST_F(Worth, HelpersThatSaveMoreThanTheyCostStay) {

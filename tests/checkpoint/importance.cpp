@@ -39,7 +39,7 @@ TEST(Importance, CoversEveryMultipliedMatrixOfEveryFamily) {
     Importance importance(model->config());
     EXPECT_TRUE(importance.of("layers.0.mlp.up_proj.weight").empty());
     measure(importance, model, {1, 2, 3, 4, 5});
-    for (const WeightNeed& need : Model::weights_of(*source, Checkpoint::open(*source))) {
+    for (const WeightSpec& need : Model::weights_of(*source, Checkpoint::open(*source))) {
       const std::vector<float> of = importance.of(need.canonical);
       const bool embedding = need.canonical.find("emb") == 0 || need.canonical.find("wte") == 0;
       if (need.is_vector || need.looked_up ||

@@ -220,7 +220,7 @@ TEST_P(Window, SnapshotsOfEveryFormAreTheSameState) {
   };
   EXPECT_EQ(bits(full), 16u);
   EXPECT_EQ(bits(plain), 0u);
-  EXPECT_GT(Snapshot::open(full).windowed_blocks(), 0);
+  EXPECT_GT(Snapshot::open(full).count_window_only_blocks(), 0);
   EXPECT_LT(read_text(full).size(), read_text(plain).size());
   const State a = Snapshot::open(full).state(), b = Snapshot::open(plain).state();
   EXPECT_FALSE(first_difference(a, b, 0));

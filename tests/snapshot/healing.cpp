@@ -400,12 +400,12 @@ TEST(CutMappedFile, ReadsBehindACutAreZerosAndCounted) {
   EXPECT_EQ(before, mapped->opened());
   std::filesystem::resize_file(scratch / "a", 4096 + 10);
   EXPECT_EQ(mapped->bytes()[4096 + 9], std::byte{'a'});
-  EXPECT_EQ(mapped->stamp().torn, 0u);
+  EXPECT_EQ(mapped->stamp().read_failures, 0u);
   for (const size_t at : {3 * 4096 + 1, 2 * 4096, 5 * 4096 - 1})
     EXPECT_EQ(mapped->bytes()[at], std::byte{0});
   EXPECT_EQ(mapped->bytes()[0], std::byte{'a'});
-  EXPECT_EQ(mapped->stamp().torn, 2u);  // the second cut begins before the first
-  EXPECT_EQ(other->stamp().torn, 0u);
+  EXPECT_EQ(mapped->stamp().read_failures, 2u);  // the second cut begins before the first
+  EXPECT_EQ(other->stamp().read_failures, 0u);
   EXPECT_EQ(error_of([&] { mapped->check_unchanged(); }),
             "io: " + scratch / "a" +
                 ": the file changed while it was in use: it had 20480 bytes and has 4106");

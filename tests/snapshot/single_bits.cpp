@@ -96,11 +96,11 @@ TEST_F(SingleBits, InAnEditedFile) {
 TEST_F(SingleBits, InAWindowOnlyFile) {
   Session s = session(true, KvType::q8);
   Snapshot::save(s, scratch / "windows.stet");
-  ASSERT_GT(Snapshot::open(scratch / "windows.stet").windowed_blocks(), 0);
+  ASSERT_GT(Snapshot::open(scratch / "windows.stet").count_window_only_blocks(), 0);
   expect_found(scratch / "windows.stet", 4);
   edit(s);
   Snapshot::save(s, scratch / "edited.stet");
-  ASSERT_GT(Snapshot::open(scratch / "edited.stet").windowed_blocks(), 0);
+  ASSERT_GT(Snapshot::open(scratch / "edited.stet").count_window_only_blocks(), 0);
   expect_found(scratch / "edited.stet", 5);
 }
 

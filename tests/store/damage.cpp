@@ -139,8 +139,8 @@ class Damage {
            bytes.substr(front);
   }
 
-  StoreRestore restore(size_t model) {
-    StoreRestore r;
+  StoreRestoreReport restore(size_t model) {
+    StoreRestoreReport r;
     RestoreOptions how;
     how.session.capacity = 1024;
     Session again = restore_session(*store_, *snapshots_[model].snapshot, models_[model], how, &r);
@@ -149,7 +149,7 @@ class Damage {
   }
 
   void expect_computed(const Target& target) {
-    const StoreRestore r = restore(target.model);
+    const StoreRestoreReport r = restore(target.model);
     EXPECT_EQ(r.computed, 1u) << r.text();
     EXPECT_EQ(r.fetched, 3u);
     ASSERT_EQ(r.reasons.size(), 1u);

@@ -53,12 +53,12 @@ class RedisStoreTest : public testing::Test {
     s.append(stepped_ids(size, 37, 500, 0, first));
     return s;
   }
-  StoreRestore restore(const Sha256& place, Session& expected) {
+  StoreRestoreReport restore(const Sha256& place, Session& expected) {
     const StoreSnapshot from = open_snapshot(*store_, place);
     return restore(from, expected);
   }
-  StoreRestore restore(const StoreSnapshot& from, Session& expected) {
-    StoreRestore r;
+  StoreRestoreReport restore(const StoreSnapshot& from, Session& expected) {
+    StoreRestoreReport r;
     Session again = restore_session(*store_, *from.snapshot, model_, {}, &r);
     EXPECT_EQ(digests_of(again).state, digests_of(expected).state);
     return r;
@@ -295,7 +295,7 @@ TEST_F(RedisStoreTest, StatesComeBackBitForBit) {
     Session s = session(size);
     const StorePutReport put = put_session(*store_, s, {});
     EXPECT_EQ(put.written + put.present, static_cast<size_t>(size / 64));
-    const StoreRestore r = restore(put.place, s);
+    const StoreRestoreReport r = restore(put.place, s);
     EXPECT_EQ(r.fetched, static_cast<size_t>(size / 64)) << r.text();
   }
 }
@@ -328,7 +328,7 @@ TEST_F(RedisStoreTest, DamagedBlocksAreRecomputedAndReported) {
   server_->ask({"SETRANGE", chunk(blocks[0]), "90000", "xyz"});
   server_->ask({"SET", chunk(blocks[1]), server_->ask({"GET", chunk(blocks[2])})});
   server_->ask({"DEL", chunk(blocks[3])});
-  const StoreRestore r = restore(place, s);
+  const StoreRestoreReport r = restore(place, s);
   EXPECT_EQ(r.fetched, 1u);
   EXPECT_EQ(r.computed, 3u);
   EXPECT_NE(r.text().find("content: the bytes are not those that were sealed"), std::string::npos)
@@ -373,12 +373,12 @@ TEST_F(RedisStoreTest, AServerThatStopsOrHangsIsBypassed) {
   const StoreSnapshot from = open_snapshot(*store_, put_session(*store_, s, {}).place);
   Store quick(open_store_backend(server_->url()), kKey);
   server_->send(SIGSTOP);
-  StoreRestore late;
+  StoreRestoreReport late;
   Session again = restore_session(quick, *from.snapshot, model_, {}, &late);
   EXPECT_EQ(digests_of(again).state, digests_of(s).state);
   EXPECT_EQ(late.text(), "0 blocks fetched, 4 computed (4 did not come in time)");
   const auto start = std::chrono::steady_clock::now();
-  const StoreRestore hung = restore(from, s);
+  const StoreRestoreReport hung = restore(from, s);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
   EXPECT_EQ(hung.computed, 4u);
   EXPECT_NE(hung.text().find("no answer in time"), std::string::npos) << hung.text();

@@ -231,12 +231,13 @@ class StoreTest : public testing::Test {
   }
   static std::vector<int32_t> ids(int64_t size) { return stepped_ids(size, 37, 500, 0, 3); }
   // Puts and restores a session. Compares every byte, before and after appending more.
-  StoreRestore round_trip(Session& s, const std::function<void(const Sha256&)>& between = nullptr,
-                          bool map = true) {
+  StoreRestoreReport round_trip(Session& s,
+                                const std::function<void(const Sha256&)>& between = nullptr,
+                                bool map = true) {
     const Sha256 place = put_session(*store_, s, {}).place;
     if (between) between(place);
     const StoreSnapshot from = open_snapshot(*store_, place);
-    StoreRestore report;
+    StoreRestoreReport report;
     Session again = restore_session(*store_, *from.snapshot, model_, {.map = map}, &report);
     expect_equal(again, s);
     return report;
@@ -271,7 +272,7 @@ TEST_F(StoreSessions, ComeBackBitForBitAtEveryLengthAroundABlock) {
     for (const int64_t size : {0, 1, 63, 64, 65, 127, 128, 129, 200}) {
       SCOPED_TRACE(size);
       Session s = session(size, type);
-      const StoreRestore r = round_trip(s);
+      const StoreRestoreReport r = round_trip(s);
       EXPECT_EQ(r.fetched, static_cast<size_t>(size / 64));
       EXPECT_EQ(r.computed, 0u);
       EXPECT_EQ(r.restored.recomputed, size % 64);
@@ -333,7 +334,7 @@ TEST_F(StoreSessions, WhateverHappensToBlocksTheyAreComputedAndItIsTold) {
                           const std::string& why) {
     SCOPED_TRACE(why);
     for (const std::string& file : block_files()) fs::remove(file);
-    const StoreRestore r = round_trip(s, [&](const Sha256&) { how(block_files()); });
+    const StoreRestoreReport r = round_trip(s, [&](const Sha256&) { how(block_files()); });
     EXPECT_EQ(r.computed, computed);
     EXPECT_EQ(r.fetched, 4 - computed);
     EXPECT_NE(r.text().find(why), std::string::npos) << r.text();
@@ -417,7 +418,7 @@ TEST_F(StoreSessions, ACopyInAnotherDirectorySharesTheBytes) {
     fs::remove(file);
   }
   const StoreSnapshot from = open_snapshot(other, place);
-  StoreRestore report;
+  StoreRestoreReport report;
   Session again = restore_session(other, *from.snapshot, model_, {}, &report);
   expect_equal(again, s);
   EXPECT_EQ(report.fetched, 4u);
@@ -443,7 +444,7 @@ TEST_F(StoreSessions, RecordsOfAnotherVersionAreAsGoodAsNone) {
   const std::string refused = "version: expected 2, found 1";
   become_version_1("blocks");
   const StoreSnapshot from = open_snapshot(*store_, place);
-  StoreRestore report;
+  StoreRestoreReport report;
   Session again = restore_session(*store_, *from.snapshot, model_, {}, &report);
   expect_equal(again, s);
   EXPECT_EQ(report.fetched, 0u);
@@ -481,7 +482,7 @@ TEST_F(StoreSessions, ABudgetIsNeverExceeded) {
     return bytes;
   };
   Session s = session(300);
-  const StoreRestore r = round_trip(s);
+  const StoreRestoreReport r = round_trip(s);
   EXPECT_EQ(total(), 3 * block);
   EXPECT_EQ(r.computed, 1u);
   Session other = session(1);
@@ -533,7 +534,7 @@ TEST_F(StoreTest, ATenantFindsNothingOfAnother) {
   EXPECT_EQ(report.states, 1u);
   EXPECT_EQ(report.blocks, 3u);
   const StoreSnapshot from = open_snapshot(alice, of_alice.place);
-  StoreRestore r;
+  StoreRestoreReport r;
   Session again = restore_session(alice, *from.snapshot, model_, {}, &r);
   EXPECT_EQ(r.fetched, 3u);
 }

@@ -103,8 +103,8 @@ class ChatShell {
   bool leave(bool may_stay);
 
   Conversation& current() { return branches_.at(name_); }
-  const std::optional<TurnReport>& last() const { return last_; }  // since forget_last()
-  void forget_last() { last_.reset(); }
+  const std::optional<TurnReport>& last() const { return last_; }  // since clear_last()
+  void clear_last() { last_.reset(); }
   bool quiet = false;  // replies are not shown as they come
 
  private:
@@ -114,7 +114,7 @@ class ChatShell {
   bool try_input(const std::string& text);
   bool try_leave();
   bool converse(const std::optional<std::string>& user, Then then);
-  void tell_end();
+  void report_end();
   std::string prompt_text() const;
   std::string greeting() const;
 
@@ -122,7 +122,7 @@ class ChatShell {
   void save(const std::string& given);
   void save_to(const std::string& path);
   void load(const std::string& path);
-  std::vector<std::string> losses(bool may_stay) const;
+  std::vector<std::string> unsaved_lines(bool may_stay) const;
   void fork(const std::string& name);
   void switch_to(const std::string& name);
   void list_branches();

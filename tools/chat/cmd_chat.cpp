@@ -68,8 +68,8 @@ void run_chat(ChatOptions& o) {
       o.resume.empty() ? open_chat(o, &greeting) : resume_chat(o, o.resume, nullptr, &greeting);
   if (!greeting.empty() && !o.json) note(greeting);
   if (!o.system.empty()) first.set_system(o.system);
-  o.sampling.tell_idle(first.session().generation());
-  o.sampling.tell_seed(first.session().generation());
+  o.sampling.report_idle(first.session().generation());
+  o.sampling.report_seed(first.session().generation());
   ChatShell shell(std::move(first), o, std::move(targets));
   bool good = true;
   {

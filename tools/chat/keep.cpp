@@ -111,7 +111,7 @@ void ChatShell::load(const std::string& path) {
 }
 
 // A line for each branch that would be lost.
-std::vector<std::string> ChatShell::losses(bool may_stay) const {
+std::vector<std::string> ChatShell::unsaved_lines(bool may_stay) const {
   const Conversation& now = branches_.at(name_);
   const Conversation* last = options_.save.empty() || now.session().size() == 0 ? nullptr : &now;
   std::vector<std::string> lines;
@@ -134,7 +134,7 @@ std::vector<std::string> ChatShell::losses(bool may_stay) const {
 bool ChatShell::leave(bool may_stay) {
   if (left_) return true;
   const bool again = std::exchange(leaving_, true);
-  const std::vector<std::string> lost = losses(may_stay);
+  const std::vector<std::string> lost = unsaved_lines(may_stay);
   for (size_t i = 0; i < lost.size() && !again; ++i) complain(lost[i]);
   if (!lost.empty() && may_stay && !again) {
     note("(/quit or Ctrl-D again leaves without keeping them)");

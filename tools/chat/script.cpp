@@ -126,7 +126,7 @@ Script read_script(const std::string& path) {
 }
 
 // What is wrong with a reply, or "".
-std::string complaint(const ScriptTurn& turn, const std::string& reply) {
+std::string mismatch_text(const ScriptTurn& turn, const std::string& reply) {
   if (turn.expected && *turn.expected != reply)
     return fmt::format("expected \"{}\"", printable(*turn.expected, 400));
   for (const std::string& part : turn.contains) {
@@ -149,7 +149,7 @@ bool run_chat_script(ChatShell& shell, const ChatOptions& options) {
     if (!options.json)
       out(fmt::format("{:<7}{}\n", is_command ? "" : "user", printable(shown, 4000)));
     shell.quiet = options.json || !is_command;
-    shell.forget_last();
+    shell.clear_last();
     if (!shell.input(turn.input)) break;
     if (!shell.last()) {
       if (turn.expected || !turn.contains.empty())
@@ -159,7 +159,7 @@ bool run_chat_script(ChatShell& shell, const ChatOptions& options) {
     }
     const std::string reply =
         shell.current().messages().empty() ? "" : shell.current().messages().back().content;
-    const std::string wrong = complaint(turn, reply);
+    const std::string wrong = mismatch_text(turn, reply);
     good = good && wrong.empty();
     if (options.json) {
       Json j = {{"user", shown}};

@@ -213,7 +213,7 @@ bool ChatShell::run() {
   std::string line;
   for (bool more = true; more && ChatSignals::ending() == 0 && out("");) {
     flush_output();
-    ChatSignals::forget_interrupt();
+    ChatSignals::clear_interrupt();
     const LineEditor::Got got = editor.read(lines.open()    ? "... "
                                             : interactive() ? prompt_text()
                                                             : "",
@@ -292,13 +292,13 @@ bool ChatShell::converse(const std::optional<std::string>& user, Then then) {
   }
   reading.reset();
   if (!quiet) out_style(colour_ && !at_start ? "\033[0m\n" : "\n");
-  tell_healed(current().session());
-  tell_end();
+  report_healed(current().session());
+  report_end();
   return true;
 }
 
 // What there is to say of the turn just taken, and the copy of it that --autosave asks for.
-void ChatShell::tell_end() {
+void ChatShell::report_end() {
   if (!quiet && options_.stats) note(fmt::format("({})", last_->text()));
   if (!quiet && last_->reply.stop == StopReason::interrupted && ChatSignals::ending() == 0)
     note("(stopped; /continue goes on)");

@@ -50,7 +50,7 @@ ChatSignals::~ChatSignals() {
 
 int ChatSignals::ending() { return ending_signal; }
 bool ChatSignals::stopping() { return ending_signal != 0 || interrupted != 0; }
-void ChatSignals::forget_interrupt() { interrupted = 0; }
+void ChatSignals::clear_interrupt() { interrupted = 0; }
 int ChatSignals::wake_fd() { return wake_pipe[0]; }
 
 }  // namespace stet::tool

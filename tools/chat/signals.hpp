@@ -19,9 +19,9 @@ class ChatSignals {
   ChatSignals& operator=(const ChatSignals&) = delete;
 
   static int ending();  // the signal that asked the chat to end; 0: none
-  // Whether work under way is to stop, for ending() or for a SIGINT since forget_interrupt().
+  // Whether work under way is to stop, for ending() or for a SIGINT since clear_interrupt().
   static bool stopping();
-  static void forget_interrupt();
+  static void clear_interrupt();
   // A descriptor that is readable once there is an ending() signal; -1 without an object.
   static int wake_fd();
 

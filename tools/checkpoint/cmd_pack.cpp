@@ -119,7 +119,7 @@ const std::vector<std::pair<std::string, GgufWeights>> kTypes = {
 const std::vector<std::pair<std::string, GgufTokenizer>> kTokenizers = {
     {"own", GgufTokenizer::own},
     {"none", GgufTokenizer::none},
-    {"made-up", GgufTokenizer::made_up}};
+    {"made-up", GgufTokenizer::placeholder}};
 
 template <class T>
 T chosen(const std::vector<std::pair<std::string, T>>& all, const std::string& name) {

@@ -153,7 +153,7 @@ void add_threads(Command& app, int& threads, const std::string& group) {
   app.add_option("--threads", threads, "threads (default: all processors, or OMP_NUM_THREADS)")
       ->type_name("N")
       ->group(group)
-      ->check(integer(0, kMostThreads));
+      ->check(integer(0, kMaxThreads));
   app.add_option_function(
          "--team", [](const std::string& name) { set_team_backend(*team_backend_of(name)); },
          "whose threads they are: openmp or own (default: openmp, if built with LLVM's runtime)")
@@ -581,7 +581,7 @@ Session restore_session(const Snapshot& snapshot, const std::shared_ptr<const Mo
   }
 }
 
-Json tell_healed(Session& session) {
+Json report_healed(Session& session) {
   Json all = Json::array();
   for (const HealedBlocks& healed : session.take_healed()) {
     say("{}\n", printable(healed.text(), 3000));

@@ -178,9 +178,9 @@ struct SamplingOptions {
   void apply(GenerationState& state, int64_t vocab_size) const;
   // A line on stderr for options that were given and change nothing, since `state`, to which all
   // was applied, is greedy.
-  void tell_idle(const GenerationState& state) const;
+  void report_idle(const GenerationState& state) const;
   // A line on stderr for the seed of replies that are drawn, unless it was named.
-  void tell_seed(const GenerationState& state) const;
+  void report_seed(const GenerationState& state) const;
 
  private:
   std::vector<TokenBias> biases() const;
@@ -276,7 +276,7 @@ struct Interrupted {};
 
 // A line on stderr for each file of which blocks were computed again since the last call. Returns
 // them, for JSON.
-Json tell_healed(Session& session);
+Json report_healed(Session& session);
 
 // A progress line on stderr for `total` tokens, once that takes over a second and someone watches.
 Progress prefill_progress(int64_t total);

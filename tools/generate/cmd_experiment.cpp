@@ -197,7 +197,7 @@ Run run_one(const Exchange& state, const SamplingSettings& settings, const Exper
   run.reply = exchange.reply(how, [](std::string_view) { return Interrupts::signal() == 0; });
   run.seconds = seconds() - start;
   run.digests = digests_of(exchange.session());
-  tell_healed(exchange.session());
+  report_healed(exchange.session());
   if (!file.empty() && Interrupts::signal() == 0)
     o.save_as.save(exchange.session(), exchange.tokenizer(), file);
   run.reply.text += exchange.close();
@@ -339,7 +339,7 @@ Session open_session(ExperimentCommand& o, std::shared_ptr<const Tokenizer>& tok
   return session;
 }
 
-void tell_idle(const Session& session, const ExperimentCommand& o) {
+void report_idle(const Session& session, const ExperimentCommand& o) {
   const auto grid = combinations(o, session.generation().sampling);
   const bool all_greedy =
       std::all_of(grid.begin(), grid.end(), [](const auto& run) { return run.first.greedy; });
@@ -358,9 +358,9 @@ void run_experiment(ExperimentCommand& o) {
   state.set_system(o.prompt.system);
   for (const Prompt& prompt : prompts) state.prompt(prompt);
   state.session().state();  // every block is looked at once, before it is shared
-  tell_healed(state.session());
+  report_healed(state.session());
   const double prompt_seconds = seconds() - start;
-  tell_idle(state.session(), o);
+  report_idle(state.session(), o);
   const std::vector<Run> runs = run_all(state, o);
   const Summary s = summary_of(runs, state.session().size(), prompt_seconds);
   if (o.json)

@@ -88,7 +88,7 @@ Json reply_json(Exchange& exchange, const std::vector<int32_t>& prompt, const Pr
                      {"all_digests_checked", t.report->checked}};
   }
   j["digests"] = digests_json(digests_of(session));
-  j["healed"] = tell_healed(session);
+  j["healed"] = report_healed(session);
   return j;
 }
 
@@ -144,7 +144,7 @@ class Replies {
     out(options_.json ? dump(j) + "\n" : "\n");
     flush_output();
     Session& session = exchange_.session();
-    tell_healed(session);
+    report_healed(session);
     if (!options_.json && session.size() == session.capacity()) {
       say("the session is full: {} positions (--ctx)\n", session.capacity());
     }
@@ -172,7 +172,7 @@ void keep(Exchange& exchange, const GenerateCommand& o) {
   Session& session = exchange.session();
   const double start = seconds();
   const StateDigests d = o.save_as.save(session, exchange.tokenizer(), o.save);
-  tell_healed(session);
+  report_healed(session);
   if (o.json) return;
   say("saved {} tokens to {} in {:.1f} ms, state {}\n", session.size(), printable(o.save),
       (seconds() - start) * 1e3, sha256_text(d.id));
@@ -233,7 +233,7 @@ Exchange begin(Session session, const std::shared_ptr<const Tokenizer>& tokenize
                const Prompts& prompts, const GenerateCommand& o) {
   o.sampling.apply(session.generation(), session.model().config().vocab_size);
   o.interventions.attach_to(session);
-  o.sampling.tell_idle(session.generation());
+  o.sampling.report_idle(session.generation());
   check(session, prompts);
   const Exchange::Kind kind = kind_of(o.prompt, session, tokenizer);
   Exchange exchange(std::move(session), tokenizer, kind);
@@ -253,7 +253,7 @@ void run_generate(GenerateCommand& o, bool reply) {
   session.generation() = default_generation(*model);
   Exchange exchange = begin(std::move(session), tokenizer, prompts, o);
   if (!reply) return process_prompts(exchange, prompts, o);
-  o.sampling.tell_seed(exchange.session().generation());
+  o.sampling.report_seed(exchange.session().generation());
   with_interrupts(exchange, o, [&] { Replies(exchange, o, timing).run(prompts); });
 }
 
@@ -305,7 +305,7 @@ void run_resume(GenerateCommand& o) {
                     kv_type_name(session.kv().shape().type), sha256_text(digests_of(session).id));
   }
   Exchange exchange = begin(std::move(session), tokenizer, prompts, o);
-  o.sampling.tell_seed(exchange.session().generation());
+  o.sampling.report_seed(exchange.session().generation());
   with_interrupts(exchange, o, [&] { Replies(exchange, o, timing, greeting).run(prompts); });
 }
 

@@ -18,9 +18,9 @@ namespace stet::tool {
 namespace {
 
 // A program that answers each line with a line.
-class Asked {
+class PeerProgram {
  public:
-  explicit Asked(const std::string& command) : command_(command) {
+  explicit PeerProgram(const std::string& command) : command_(command) {
     int to[2], from[2];
     if (::pipe(to) != 0 || ::pipe(from) != 0) fail("two pipes", "none");
     child_ = ::fork();
@@ -38,14 +38,14 @@ class Asked {
     from_ = ::fdopen(from[0], "r");
     previous_ = std::signal(SIGPIPE, SIG_IGN);
   }
-  ~Asked() {
+  ~PeerProgram() {
     std::fclose(to_);
     std::fclose(from_);
     ::waitpid(child_, nullptr, 0);
     std::signal(SIGPIPE, previous_);
   }
-  Asked(const Asked&) = delete;
-  Asked& operator=(const Asked&) = delete;
+  PeerProgram(const PeerProgram&) = delete;
+  PeerProgram& operator=(const PeerProgram&) = delete;
 
   Json ask(const Json& question) {
     const std::string line = dump(question) + "\n";
@@ -116,7 +116,7 @@ std::vector<AgainstCase> cases_of(const std::vector<int32_t>& ids, int64_t windo
   return all;
 }
 
-std::vector<float> logits_of(const Asked& asked, const Json& answer) {
+std::vector<float> logits_of(const PeerProgram& asked, const Json& answer) {
   if (!answer.contains("logits") || !answer["logits"].is_array() || answer["logits"].empty())
     asked.fail("\"logits\": an array of numbers, or \"unsupported\": true",
                dump(answer).substr(0, 100));
@@ -132,7 +132,7 @@ std::vector<float> logits_of(const Asked& asked, const Json& answer) {
 
 size_t run_against(const std::string& command, const std::vector<int32_t>& ids, int64_t window,
                    bool json) {
-  Asked asked(command);
+  PeerProgram asked(command);
   std::optional<std::vector<float>> first;
   Json rows = Json::array();
   size_t changed = 0;

@@ -159,7 +159,7 @@ void run(EditCommand& o) {
   if (!o.set.empty() && o.tensor.empty()) usage_error("--set", "--tensor NAME beside it", "none");
   check_writable(o.output);
   const Snapshot snapshot = open_state_with_parents(o.snapshot, {});
-  snapshot.check_not_needed(o.output);
+  snapshot.check_may_overwrite(o.output);
   choose_checkpoint(o.model, snapshot);
   choose_contract(o.model, snapshot);
   const SessionOptions options = o.model.session_options();

@@ -132,7 +132,7 @@ size_t set_layer(State& state, const TensorSource& from, int64_t layer, bool key
 void run_import(ExportCommand& o) {
   check_writable(o.output);
   const Snapshot snapshot = open_snapshot(o);
-  snapshot.check_not_needed(o.output);
+  snapshot.check_may_overwrite(o.output);
   State state = snapshot.state();
   const TensorSource from(o.tensors);
   if (const TensorView* tokens = from.tensors().find("tokens")) {

@@ -21,11 +21,11 @@ class Exchange {
   // A second one from here on.
   Exchange fork() const;
 
-  Kind kind() const { return talk_.index() == 0 ? Kind::raw : Kind::conversation; }
+  Kind kind() const { return content_.index() == 0 ? Kind::raw : Kind::conversation; }
   Session& session();
   const Session& session() const;
-  Conversation* conversation() { return std::get_if<Conversation>(&talk_); }  // null: raw text
-  const Conversation* conversation() const { return std::get_if<Conversation>(&talk_); }
+  Conversation* conversation() { return std::get_if<Conversation>(&content_); }  // null: raw text
+  const Conversation* conversation() const { return std::get_if<Conversation>(&content_); }
   const std::shared_ptr<const Tokenizer>& tokenizer() const { return tokenizer_; }
 
   // "": none. Of a conversation alone.
@@ -40,7 +40,7 @@ class Exchange {
  private:
   Exchange(std::variant<Session, Conversation> talk, std::shared_ptr<const Tokenizer> tokenizer);
 
-  std::variant<Session, Conversation> talk_;
+  std::variant<Session, Conversation> content_;
   std::shared_ptr<const Tokenizer> tokenizer_;
 };
 

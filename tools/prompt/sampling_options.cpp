@@ -200,12 +200,12 @@ void SamplingOptions::validate() const {
   }
 }
 
-void SamplingOptions::tell_seed(const GenerationState& state) const {
+void SamplingOptions::report_seed(const GenerationState& state) const {
   if (state.sampling.greedy || (!seed.empty() && seed != "random")) return;
   say("seed {}{}\n", state.sampling.seed, seed.empty() ? " (--seed random: another)" : "");
 }
 
-void SamplingOptions::tell_idle(const GenerationState& state) const {
+void SamplingOptions::report_idle(const GenerationState& state) const {
   if (!state.sampling.greedy) return;
   std::string names;
   for (const Option* option : for_draws_) {

@@ -16,7 +16,7 @@ namespace stet::tool {
 namespace {
 
 // A client waits for each answer of the store.
-constexpr StorePatience kServePatience = {2, 5};
+constexpr StoreTimeouts kServePatience = {2, 5};
 
 struct ServeCommand {
   ModelOptions model;

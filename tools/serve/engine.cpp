@@ -388,8 +388,8 @@ void Engine::advance(Job& job, size_t tokens) {
   job.next_.reset();
   job.reply_->processed(id);
   const double now = tool::seconds();
-  if (job.told_ > 0) token_seconds_.add(now - job.told_);
-  job.told_ = now;
+  if (job.last_token_ > 0) token_seconds_.add(now - job.last_token_);
+  job.last_token_ = now;
   const std::lock_guard lock(job.mutex_);
   job.pieces_.push_back({id, job.reply_->certain()});
   job.changed_.notify_all();

@@ -70,7 +70,7 @@ class Job {
   Generator* reply_ = nullptr;
   std::optional<int32_t> next_;
   Step step_;
-  double told_ = 0;  // when the last token was
+  double last_token_ = 0;  // when the last token was
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -24,7 +24,7 @@ struct SharedNote {
 struct SharedState {
   SharedNote note;
   Session session;
-  StoreRestore restored;
+  StoreRestoreReport restored;
 };
 
 class SharedStates {

@@ -185,7 +185,7 @@ void States::admit(const NodePtr& node, const Session& session, std::vector<Evic
   node->shared_bytes = shared_with(at(*node).parent, session.kv());
   put_in(*node, session.fork());
   leaving = make_room(node.get());
-  let_tokens_go(node->client, node.get(), leaving);
+  evict_tokens(node->client, node.get(), leaving);
 }
 
 // Puts a new node into the tree; to be called with its `io`. Returns the node that is there

@@ -216,17 +216,17 @@ class States {
   void put_in(Node& node, Session session) STET_REQUIRES(mutex_);
   std::optional<Session> take_out(Node& node) STET_REQUIRES(mutex_);
   std::vector<Eviction> make_room(const Node* keep) STET_REQUIRES(mutex_);
-  void let_tokens_go(const std::string& client, const Node* keep, std::vector<Eviction>& leaving)
+  void evict_tokens(const std::string& client, const Node* keep, std::vector<Eviction>& leaving)
       STET_REQUIRES(mutex_);
   void write_out(std::vector<Eviction> leaving);
   std::optional<Session> in_memory(Node& node);
-  Session bring_back(const NodePtr& node, std::unique_lock<std::mutex> io, Session session,
-                     std::shared_ptr<const State> recipe);
+  Session put_back(const NodePtr& node, std::unique_lock<std::mutex> io, Session session,
+                   std::shared_ptr<const State> recipe);
   std::optional<Session> from_file(Node& node, const Appender& append, Usage& usage);
   Session computed_again(Node& node, const Appender& append, Usage& usage);
   std::shared_ptr<const State> tokens_of(const Node& node) const;
   [[noreturn]] void refuse_lost(const Node& node, const std::string& why) const;
-  std::optional<Session> at_hand(const NodePtr& node, const Appender& append);
+  std::optional<Session> from_memory_or_file(const NodePtr& node, const Appender& append);
   // The state or the running prompt that shares most tokens with a new prompt.
   struct Longest {
     NodePtr node;
@@ -238,8 +238,7 @@ class States {
 
   // states_limits.cpp
   std::optional<size_t> most_states() const;
-  std::vector<NodePtr> forgettable(const std::string& client, const Node* keep)
-      STET_REQUIRES(mutex_);
+  std::vector<NodePtr> deletable(const std::string& client, const Node* keep) STET_REQUIRES(mutex_);
   std::vector<NodePtr> surplus(const std::string& client, const Node* keep) STET_REQUIRES(mutex_);
   void check_count(const std::string& client) STET_REQUIRES(mutex_);
   void forget(const std::vector<NodePtr>& nodes);
@@ -253,9 +252,9 @@ class States {
   void write_blocks(Node& node, Session& session);
   void keep(Node& node, Session& session);
   NodePtr base_for(const Node& node) const STET_REQUIRES(mutex_);
-  void unneed(const std::string& id);
-  void forget_blocks(Node& node);
-  void forget_files(const NodePtr& node);
+  void release_base(const std::string& id);
+  void discard_blocks(Node& node);
+  void delete_files(const NodePtr& node);
   bool is_removed(const Node& node) const;
   bool has_blocks(const Node& node) const;
   std::optional<Session> resident(const Node& node) const;

@@ -137,7 +137,7 @@ void States::write_blocks(Node& node, Session& session) {
       options.parent = &parent;
       Snapshot::save(session, path, options);
     } catch (const std::exception&) {
-      unneed(base->id);
+      release_base(base->id);
       base = nullptr;
     }
   }
@@ -169,7 +169,7 @@ void States::keep(Node& node, Session& session) {
 
 // Notes that one delta fewer needs the file of this state. Removes the file if the state was
 // removed and no other delta needs it.
-void States::unneed(const std::string& id) {
+void States::release_base(const std::string& id) {
   NodePtr gone;
   {
     const MutexLock lock(mutex_);
@@ -181,12 +181,12 @@ void States::unneed(const std::string& id) {
     gone = found->second;
   }
   const std::lock_guard io(gone->io_);
-  forget_files(gone);
+  delete_files(gone);
 }
 
 // Notes that the file of keys and values is lost or damaged. It is written again when the state
 // leaves memory or the server ends.
-void States::forget_blocks(Node& node) {
+void States::discard_blocks(Node& node) {
   std::string base;
   {
     const MutexLock lock(mutex_);
@@ -195,12 +195,12 @@ void States::forget_blocks(Node& node) {
     files.depth = 0;
     base = std::exchange(files.base, "");
   }
-  if (!base.empty()) unneed(base);
+  if (!base.empty()) release_base(base);
 }
 
 // Removes the files of a removed state, whose `io` the caller holds. Keys and values stay as long
 // as a delta needs them.
-void States::forget_files(const NodePtr& node) {
+void States::delete_files(const NodePtr& node) {
   const std::string& id = node->id;
   Node::Files files;
   {
@@ -227,7 +227,7 @@ void States::forget_files(const NodePtr& node) {
     nodes_.erase(id);
   }
   if (files.described || files.deleted || files.recipe || files.blocks) directory_->sync();
-  if (!needed && !files.base.empty()) unneed(files.base);
+  if (!needed && !files.base.empty()) release_base(files.base);
 }
 
 // ---------------------------------------------------------------- when the server ends
@@ -253,7 +253,7 @@ bool States::save_truth(Node& node) {
   if (is_removed(node) || has_blocks(node)) return true;
   std::optional<Session> session = resident(node);
   if (!session) return false;
-  forget_blocks(node);
+  discard_blocks(node);
   save_blocks(node, *session);
   return true;
 }
@@ -320,7 +320,7 @@ void States::save_all_blocks(const std::vector<NodePtr>& all, double until) {
     const std::lock_guard io(node->io_);
     std::optional<Session> session = resident(*node);
     if (session && !has_blocks(*node)) {
-      forget_blocks(*node);
+      discard_blocks(*node);
       if (tool::seconds() > until) {
         ++late;
         continue;

@@ -24,7 +24,7 @@ std::optional<size_t> States::most_states() const {
 // Returns the states of a client in the order in which they may go. Pinned ones are left out, those
 // with a name come last. States with children, whose tokens the children have, come before leaves.
 // Among equals, the one used longest ago comes first.
-std::vector<NodePtr> States::forgettable(const std::string& client, const Node* keep) {
+std::vector<NodePtr> States::deletable(const std::string& client, const Node* keep) {
   std::vector<std::tuple<bool, bool, uint64_t, NodePtr>> all;
   for (Node* node : clients_[client].states) {
     const Node::Changing& c = at(*node);
@@ -44,7 +44,7 @@ std::vector<NodePtr> States::surplus(const std::string& client, const Node* keep
   const std::optional<size_t> most = most_states();
   const size_t now = clients_[client].states.size();
   if (!most || now <= *most) return {};
-  std::vector<NodePtr> nodes = forgettable(client, keep);
+  std::vector<NodePtr> nodes = deletable(client, keep);
   nodes.resize(std::min(nodes.size(), now - *most + *most / 64));
   return nodes;
 }
@@ -52,7 +52,7 @@ std::vector<NodePtr> States::surplus(const std::string& client, const Node* keep
 // Throws if there is no room for a new state because all others are pinned.
 void States::check_count(const std::string& client) {
   const std::optional<size_t> most = most_states();
-  if (!most || clients_[client].states.size() < *most || !forgettable(client, nullptr).empty())
+  if (!most || clients_[client].states.size() < *most || !deletable(client, nullptr).empty())
     return;
   throw RequestError(
       429, "too_many_states",

@@ -228,7 +228,7 @@ void States::load_gone(const Loading& loading) {
     }
     try {
       const std::lock_guard io(node->io_);
-      forget_files(node);
+      delete_files(node);
     } catch (const std::exception& e) {
       tool::say("{}: not removed: {}\n", id, printable(e.what(), 3000));
     }

@@ -70,12 +70,12 @@ std::vector<States::Eviction> States::make_room(const Node* keep) {
 
 // Chooses states whose tokens leave memory, if a client has too many there. With a directory, they
 // are in files.
-void States::let_tokens_go(const std::string& client, const Node* keep,
-                           std::vector<Eviction>& leaving) {
+void States::evict_tokens(const std::string& client, const Node* keep,
+                          std::vector<Eviction>& leaving) {
   const size_t most = options_.in_memory, now = clients_[client].in_memory;
   if (!in_files() || now <= most) return;
   const size_t wanted = now - most + most / 16;
-  std::vector<NodePtr> idle = forgettable(client, keep);
+  std::vector<NodePtr> idle = deletable(client, keep);
   std::unordered_map<const Node*, Eviction*> on_their_way;
   leaving.reserve(leaving.size() + idle.size());  // so that none of them moves
   for (Eviction& l : leaving) on_their_way[l.node.get()] = &l;
@@ -144,12 +144,12 @@ Session States::open(const NodePtr& node, const Appender& append, Usage* usage) 
     usage->recomputed += cost.recomputed;
     usage->reason = cost.reason;
   }
-  return bring_back(node, std::move(io), std::move(*session), tokens_of(*node));
+  return put_back(node, std::move(io), std::move(*session), tokens_of(*node));
 }
 
 // Puts a state back into memory, with its tokens.
-Session States::bring_back(const NodePtr& node, std::unique_lock<std::mutex> io, Session session,
-                           std::shared_ptr<const State> recipe) {
+Session States::put_back(const NodePtr& node, std::unique_lock<std::mutex> io, Session session,
+                         std::shared_ptr<const State> recipe) {
   std::vector<Eviction> leaving;
   {
     const MutexLock lock(mutex_);
@@ -162,7 +162,7 @@ Session States::bring_back(const NodePtr& node, std::unique_lock<std::mutex> io,
         ++clients_[node->client].in_memory;
       }
       leaving = make_room(node.get());
-      let_tokens_go(node->client, node.get(), leaving);
+      evict_tokens(node->client, node.get(), leaving);
     }
   }
   io.unlock();
@@ -196,7 +196,7 @@ std::optional<Session> States::from_file(Node& node, const Appender& append, Usa
   } catch (const Error& e) {
     tool::say("{}: {}\n", node.id, printable(e.what(), 3000));
     usage.reason = "a file of the state was lost: computed again from its tokens";
-    if (node.given) forget_blocks(node);
+    if (node.given) discard_blocks(node);
     return std::nullopt;
   }
 }
@@ -264,7 +264,7 @@ std::shared_ptr<States::Running> States::running(const std::string& client, cons
 }
 
 // Returns a session of a state if it is in memory or a sound file.
-std::optional<Session> States::at_hand(const NodePtr& node, const Appender& append) {
+std::optional<Session> States::from_memory_or_file(const NodePtr& node, const Appender& append) {
   if (auto session = in_memory(*node)) return session;
   std::unique_lock io(node->io_);
   if (auto session = in_memory(*node)) return session;
@@ -272,7 +272,7 @@ std::optional<Session> States::at_hand(const NodePtr& node, const Appender& appe
   std::optional<Session> session = from_file(*node, append, cost);
   if (!session) return std::nullopt;
   count({0, cost.recomputed, 0, ""});
-  return bring_back(node, std::move(io), std::move(*session), tokens_of(*node));
+  return put_back(node, std::move(io), std::move(*session), tokens_of(*node));
 }
 
 // Finds the longest beginning among states in memory or in files and prompts that are running. The
@@ -326,7 +326,7 @@ Session States::longest_prefix(const std::string& client, std::span<const int32_
   for (std::set<NodePtr> lost; !session && best.tokens > 0;) {
     if (best.running) {
       session.emplace(*std::move(best.running));
-    } else if ((session = at_hand(best.node, append))) {
+    } else if ((session = from_memory_or_file(best.node, append))) {
       from = best.node->client == client ? best.node->id : "another client's state";
     } else {
       lost.insert(best.node);

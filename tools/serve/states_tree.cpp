@@ -155,7 +155,7 @@ bool States::take_away(const NodePtr& node, bool unless_claimed) {
     describe_in_file(*child);
   }
   const std::lock_guard io(node->io_);
-  forget_files(node);
+  delete_files(node);
   return true;
 }
 

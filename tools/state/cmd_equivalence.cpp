@@ -121,7 +121,7 @@ Result take(const std::string& name, Session session, const Tokenizer* tokenizer
   r.reply.text += end_reply(session, tokenizer);
   r.reply_s = seconds() - middle;
   r.digests = digests_of(session);
-  tell_healed(session);
+  report_healed(session);
   keep->emplace(std::move(session));
   return r;
 }
@@ -174,8 +174,8 @@ void run_equivalence(EquivalenceCommand& o) {
   Session session(model, o.model.session_options());
   session.generation() = default_generation(*model);
   o.sampling.apply(session.generation(), model->config().vocab_size);
-  o.sampling.tell_idle(session.generation());
-  o.sampling.tell_seed(session.generation());
+  o.sampling.report_idle(session.generation());
+  o.sampling.report_seed(session.generation());
   const Exchange::Kind kind = kind_of(o.prompt, session, tokenizer);
   Exchange exchange(std::move(session), tokenizer, kind);
   exchange.set_system(o.prompt.system);

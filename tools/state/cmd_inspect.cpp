@@ -235,9 +235,9 @@ Json elements_json(const Snapshot& s, const Present& present) {
   add("text held back",
       fmt::format("{} bytes, decoder state {} bytes", g.held.size(), g.stream.size()),
       g.held.size() + g.stream.size(), "");
-  if (s.windowed_blocks() > 0)
-    add("window only", fmt::format("{} blocks without windowed layers", s.windowed_blocks()), 0,
-        "");
+  if (s.count_window_only_blocks() > 0)
+    add("window only",
+        fmt::format("{} blocks without windowed layers", s.count_window_only_blocks()), 0, "");
   add("prunes", fmt::format("{}", m.prunes.size()), 0, "");
   const auto limit = limit_of(s);
   add("edits",
@@ -400,7 +400,7 @@ std::vector<std::string> passed_over(const FileSource& source) {
   const Checkpoint checkpoint = Checkpoint::open(source);
   std::vector<std::string> names = checkpoint.names();
   if (checkpoint.packed()) return {};
-  for (const WeightNeed& need : Model::weights_of(source, checkpoint)) std::erase(names, need.name);
+  for (const WeightSpec& need : Model::weights_of(source, checkpoint)) std::erase(names, need.name);
   return names;
 }
 

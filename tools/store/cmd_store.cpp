@@ -92,7 +92,7 @@ void run_put(StoreCommand& o) {
   const auto tokenizer = tokenizer_of(snapshot, o.model);
   Session session = restore_session(snapshot, o.model, o.restore.how, tokenizer.get());
   const StateDigests digests = store_session(session, tokenizer.get(), target);
-  tell_healed(session);
+  report_healed(session);
   out(hex(the_store().place(digests.id)) + "\n");
 }
 
@@ -239,7 +239,7 @@ void run_tree(const StoreCommand& o) {
   const auto names = names_by_state(store);
   std::map<Sha256, Described> all;
   std::map<Sha256, std::vector<Sha256>> children;
-  for (const ShelfEntry& e : store.states()) all.emplace(e.name, describe(store, e.name));
+  for (const RecordInfo& e : store.states()) all.emplace(e.name, describe(store, e.name));
   for (const auto& [place, d] : all)
     children[all.contains(d.record.parent) ? d.record.parent : Sha256()].push_back(place);
   std::vector<std::pair<Sha256, size_t>> next;
@@ -293,7 +293,7 @@ size_t check_records(Store& store, size_t& states, size_t& blocks) {
     out(printable(what, 3000) + "\n");
     ++faults;
   };
-  for (const ShelfEntry& e : store.states()) {
+  for (const RecordInfo& e : store.states()) {
     ++states;
     try {
       const StoreSnapshot s = open_snapshot(store, e.name);
@@ -306,7 +306,7 @@ size_t check_records(Store& store, size_t& states, size_t& blocks) {
     }
   }
   std::vector<Sha256> names;
-  store.backend().list(Shelf::blocks, [&](const ShelfEntry& e) { names.push_back(e.name); });
+  store.backend().list(RecordClass::blocks, [&](const RecordInfo& e) { names.push_back(e.name); });
   constexpr size_t kAtOnce = 32;
   for (size_t i = 0; i < names.size(); i += kAtOnce) {
     const auto some = std::span(names).subspan(i, std::min(kAtOnce, names.size() - i));
@@ -347,10 +347,10 @@ void run_stats(const StoreCommand& o) {
   Store& store = the_store();
   Json j = Json::object();
   for (const auto& [name, value] : store.backend().about()) j[name] = value;
-  for (const auto& [shelf, what] :
-       {std::pair{Shelf::states, "states"}, {Shelf::blocks, "blocks"}}) {
+  for (const auto& [record_class, what] :
+       {std::pair{RecordClass::states, "states"}, {RecordClass::blocks, "blocks"}}) {
     uint64_t count = 0, bytes = 0;
-    store.backend().list(shelf, [&](const ShelfEntry& e) {
+    store.backend().list(record_class, [&](const RecordInfo& e) {
       ++count;
       bytes += e.bytes;
     });

@@ -147,7 +147,7 @@ Snapshot open_stored(const std::string& path) {
 
 Session restore_stored(const Snapshot& snapshot, const std::shared_ptr<const Model>& model,
                        const RestoreOptions& how, RestoreReport* report) {
-  StoreRestore r;
+  StoreRestoreReport r;
   Session session = restore_session(the_store(), snapshot, model, how, &r);
   if (report != nullptr) *report = r.restored;
   say("{}: {}\n", printable(snapshot.path()), printable(r.text(), 3000));
@@ -165,7 +165,7 @@ StateDigests store_session(Session& session, const Tokenizer* tokenizer, const s
   check_storable(path);
   const std::string name = reference_of(path);
   std::vector<int32_t> transcript = session.transcript();
-  StorePut how;
+  StorePutOptions how;
   how.tokenizer = tokenizer;
   how.parent = parent_of(transcript, the_store().place(digests_of(session).id));
   const StorePutReport put = put_session(the_store(), session, how);

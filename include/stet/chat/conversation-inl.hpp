@@ -319,7 +319,7 @@ inline void Conversation::begin_reply() {
   if (!open())
     all.push_back(
         {"assistant", "", "", session_.transcript_size(), session_.transcript_size(), true});
-  shown_ = shown_of(all.back());
+  shown_ = shown_text(all.back());
 }
 
 inline void Conversation::end_reply(const Reply& reply) {
@@ -342,7 +342,7 @@ inline Reply Conversation::reply(const GenerateOptions& options, const TextSink&
 }
 
 // Returns the text that a reply has shown so far: that of all its tokens without what is held back.
-inline std::string Conversation::shown_of(const Message& m) const {
+inline std::string Conversation::shown_text(const Message& m) const {
   TextStream stream(*tokenizer_, true);
   std::string text;
   for (const int32_t id : tokens_at(m, session_.transcript())) text += stream.push(id);

@@ -108,7 +108,7 @@ class Conversation {
   std::vector<int32_t> tokens_of(const Message& reply,
                                  const std::vector<int32_t>& transcript) const;
   std::string text_of(const Message& reply) const;
-  std::string shown_of(const Message& reply) const;
+  std::string shown_text(const Message& reply) const;
   void settle(const Reply& reply);
   void end_at(Message& m, const std::string& content);
   void cut(int64_t position, size_t messages);

@@ -41,9 +41,9 @@ STET_API std::vector<std::string> pre_tokenizer_names();
 // float32.
 enum class GgufWeights { stored, f32, f16, bf16, q8_0, q4_0, q4_k, q5_k, q6_k };
 
-// The tokenizer to write. own: the checkpoint's, if it has one. made_up: placeholder tokens, for
+// The tokenizer to write. own: the checkpoint's, if it has one. placeholder: placeholder tokens, for
 // programs that require a vocabulary but are given ids.
-enum class GgufTokenizer { own, none, made_up };
+enum class GgufTokenizer { own, none, placeholder };
 
 struct GgufWriteOptions {
   GgufWeights weights = GgufWeights::stored;

@@ -18,7 +18,7 @@ struct FileStamp {
   uint64_t device = 0, inode = 0;
   int64_t size = 0;
   int64_t modified = 0, changed = 0;  // mtime and ctime in ns; programs cannot set ctime
-  uint64_t torn = 0;                  // failed reads of parts of the mapping
+  uint64_t read_failures = 0;         // failed reads of parts of the mapping
   bool operator==(const FileStamp&) const = default;
 };
 

@@ -317,7 +317,7 @@ STET_API extern const Kernels kernels_avx512;
 
 // Returns true if streams of weights should be prefetched by software. Intel's hardware prefetchers
 // stop at the end of a 4 KB page and start late; AMD's work better alone (bench/README.md).
-STET_API bool streams_are_fetched();
+STET_API bool use_stream_prefetch();
 
 // Returns the table of that name, or null if the name is unknown or the CPU or build lacks the
 // instructions.

@@ -35,13 +35,14 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
       free_.pop_back();
     }
     // The lock is not held here: if the allocation throws, its cleanup takes the lock in
-    // give_back().
-    return {memory_.data() + slot * block_bytes_,
-            [pool = shared_from_this(), slot](std::byte* block) { pool->give_back(slot, block); }};
+    // return_slot().
+    return {
+        memory_.data() + slot * block_bytes_,
+        [pool = shared_from_this(), slot](std::byte* block) { pool->return_slot(slot, block); }};
   }
 
  private:
-  void give_back(size_t slot, std::byte* block) {
+  void return_slot(size_t slot, std::byte* block) {
     memory_.release(static_cast<size_t>(block - memory_.data()), block_bytes_);
     const std::lock_guard lock(mutex_);
     free_.push_back(slot);

@@ -208,7 +208,7 @@ class KvBlock {
   // Returns the block's origin and expected digests, or null for plain memory.
   const SavedBlock* saved() const { return saved_.get(); }
   // Returns a block over the same saved bytes whose layers count as unchecked.
-  std::shared_ptr<KvBlock> unlooked() const {
+  std::shared_ptr<KvBlock> unchecked_copy() const {
     return std::make_shared<KvBlock>(data_, owner_, *saved_);
   }
 
@@ -219,7 +219,7 @@ class KvBlock {
   bool holds_all() const { return saved_ == nullptr || saved_->held == nullptr; }
   // Resets the check results of layers that the block does not hold. They are set again when such a
   // layer is requested.
-  void forget_asked(const KvShape& shape) const;
+  void reset_missing_layers(const KvShape& shape) const;
 
   // Returns true once a second cache has shared the block; from then on it is immutable. A flag is
   // used instead of an owner count because a fallen count would not prove that the other owners'
@@ -233,8 +233,8 @@ class KvBlock {
   // first call only. Any thread may call it.
   bool check(const KvShape& shape, int64_t layer) const;
   // Like check(), but returns false instead of repeating a check that another thread is running.
-  bool known_good(const KvShape& shape, int64_t layer) const;
-  bool looked_at(int64_t layer) const;  // some thread has checked it or is checking it
+  bool check_layer_once(const KvShape& shape, int64_t layer) const;
+  bool was_checked(int64_t layer) const;  // some thread has checked it or is checking it
   // Checks every layer (check_held: every layer that it holds). Throws DamagedBlock with `index` as
   // the block's number.
   void check_all(const KvShape& shape, int64_t index) const;
@@ -263,7 +263,7 @@ class KvBlock {
   mutable std::optional<Sha256> content_;
   std::unique_ptr<const SavedBlock> saved_;
   // check results, one per layer; null for plain memory
-  std::unique_ptr<std::atomic<uint8_t>[]> looked_;
+  std::unique_ptr<std::atomic<uint8_t>[]> check_results_;
 };
 
 inline const char* kv_type_name(KvType type) {
@@ -311,43 +311,43 @@ inline KvBlock::KvBlock(const std::byte* data, std::shared_ptr<const void> owner
     : data_(const_cast<std::byte*>(data)),
       owner_(std::move(owner)),
       saved_(new SavedBlock(std::move(saved))),
-      looked_(new std::atomic<uint8_t>[saved_->digests.size()]) {
+      check_results_(new std::atomic<uint8_t>[saved_->digests.size()]) {
   for (size_t i = 0; i < saved_->digests.size(); ++i)
-    looked_[i].store(kUnknown, std::memory_order_relaxed);
+    check_results_[i].store(kUnknown, std::memory_order_relaxed);
 }
 
 inline uint8_t KvBlock::look(const KvShape& shape, size_t layer) const {
   if (!holds(static_cast<int64_t>(layer))) {
-    looked_[layer].store(kBad, std::memory_order_release);
+    check_results_[layer].store(kBad, std::memory_order_release);
     return kBad;
   }
   const auto index = static_cast<int64_t>(layer);
   const size_t from = shape.layer_offset(index), size = shape.part_end(index) - from;
   const uint8_t found = digest_of({data_ + from, size}) == saved_->digests[layer] ? kGood : kBad;
-  looked_[layer].store(found, std::memory_order_release);
+  check_results_[layer].store(found, std::memory_order_release);
   return found;
 }
 
 inline bool KvBlock::check(const KvShape& shape, int64_t layer) const {
   if (saved_ == nullptr) return true;
   const size_t part = static_cast<size_t>(layer);
-  uint8_t state = looked_[part].load(std::memory_order_acquire);
+  uint8_t state = check_results_[part].load(std::memory_order_acquire);
   if (state != kGood && state != kBad) state = look(shape, part);
   return state == kGood;
 }
 
-inline bool KvBlock::known_good(const KvShape& shape, int64_t layer) const {
+inline bool KvBlock::check_layer_once(const KvShape& shape, int64_t layer) const {
   if (saved_ == nullptr) return true;
   const size_t part = static_cast<size_t>(layer);
   uint8_t state = kUnknown;
-  if (looked_[part].compare_exchange_strong(state, kBusy, std::memory_order_acquire))
+  if (check_results_[part].compare_exchange_strong(state, kBusy, std::memory_order_acquire))
     state = look(shape, part);
   return state == kGood;
 }
 
-inline bool KvBlock::looked_at(int64_t layer) const {
+inline bool KvBlock::was_checked(int64_t layer) const {
   return saved_ != nullptr &&
-         looked_[static_cast<size_t>(layer)].load(std::memory_order_acquire) != kUnknown;
+         check_results_[static_cast<size_t>(layer)].load(std::memory_order_acquire) != kUnknown;
 }
 
 inline void KvBlock::check_all(const KvShape& shape, int64_t index) const {
@@ -363,10 +363,10 @@ inline void KvBlock::check_held(const KvShape& shape, int64_t index) const {
   }
 }
 
-inline void KvBlock::forget_asked(const KvShape& shape) const {
+inline void KvBlock::reset_missing_layers(const KvShape& shape) const {
   for (int64_t layer = 0; !holds_all() && layer < shape.layers; ++layer) {
     if (!holds(layer))
-      looked_[static_cast<size_t>(layer)].store(kUnknown, std::memory_order_release);
+      check_results_[static_cast<size_t>(layer)].store(kUnknown, std::memory_order_release);
   }
 }
 
@@ -377,7 +377,7 @@ inline void KvBlock::drop(const KvShape& shape, std::shared_ptr<const HeldLayers
   for (size_t i = 0; i < saved.digests.size(); ++i)
     looked[i].store((*held)[i] ? kGood : kUnknown, std::memory_order_relaxed);
   saved_.reset(new SavedBlock(std::move(saved)));
-  looked_ = std::move(looked);
+  check_results_ = std::move(looked);
   const auto offset = [&](size_t layer) { return shape.layer_offset(static_cast<int64_t>(layer)); };
   for (size_t from = 0, to = 0; from < held->size(); from = to) {
     for (to = from + 1; to < held->size() && (*held)[to] == (*held)[from];) ++to;

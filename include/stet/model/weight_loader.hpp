@@ -15,7 +15,7 @@ class Model;
 
 // A tensor of a model in the form that is multiplied. Tensors that GPT-2 stores transposed are
 // turned, and rows that a family stores in another order are put in the model's order.
-struct WeightNeed {
+struct WeightSpec {
   std::string name;       // in the checkpoint
   std::string canonical;  // without the family's prefix
   int64_t rows, columns;  // a vector has one row
@@ -81,7 +81,7 @@ class STET_API WeightLoader {
     int64_t columns;
     bool looked_up = false;   // a lookup table: no contract rounds it
     bool transposed = false;  // the one tensor is [columns][rows]
-    int64_t heads = 0;        // see WeightNeed
+    int64_t heads = 0;        // see WeightSpec
     bool in_place = false;    // looked up where it is stored
 
     int64_t rows() const;
@@ -90,7 +90,7 @@ class STET_API WeightLoader {
     std::string group;
     Stored tensor;
     float offset = 0;   // added to every element
-    int64_t heads = 0;  // see WeightNeed
+    int64_t heads = 0;  // see WeightSpec
   };
 
  protected:

@@ -22,7 +22,7 @@ void attach(State& state, const ModelConfig& config, Intervention w);
 // invalid index or position.
 void detach(State& state, const ModelConfig& config, size_t index, int64_t from);
 // Removes interventions that were attached after position `size`, as a rewind does.
-void forget_interventions(State& state, int64_t size);
+void discard_interventions(State& state, int64_t size);
 // Throws an argument Error if an intervention that is still in force names positions that a shift
 // would renumber.
 void check_shift_allowed(const State& state);
@@ -205,7 +205,7 @@ inline void detach(State& state, const ModelConfig& config, size_t index, int64_
   state.interventions[index] = std::move(shorter);
 }
 
-inline void forget_interventions(State& state, int64_t size) {
+inline void discard_interventions(State& state, int64_t size) {
   std::erase_if(state.interventions, [&](const Intervention& w) {
     return w.prunes == static_cast<int64_t>(state.prunes.size()) && w.at > size;
   });

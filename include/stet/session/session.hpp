@@ -52,11 +52,11 @@ struct Watch {
 using Progress = std::function<void(int64_t done)>;
 
 // Set once a buffer is shared, after which it must not be written. Any thread may set it.
-class SharedMark {
+class SharedFlag {
  public:
-  SharedMark() = default;
-  SharedMark(SharedMark&& other) noexcept : set_(other.is_set()) {}
-  SharedMark& operator=(SharedMark&& other) noexcept {
+  SharedFlag() = default;
+  SharedFlag(SharedFlag&& other) noexcept : set_(other.is_set()) {}
+  SharedFlag& operator=(SharedFlag&& other) noexcept {
     set_.store(other.is_set(), std::memory_order_relaxed);
     return *this;
   }
@@ -212,28 +212,28 @@ class Session {
   void finish_append();
   void keep_rows(Rows hidden);
   void restore_logits();
-  std::shared_ptr<std::vector<float>> logits_room() const;
+  std::shared_ptr<std::vector<float>> new_logits_buffer() const;
   void refuse_in_sink(const char* call) const;
   void cut(int64_t to);
   void mark_callback();
   void move_callbacks(const Prune& prune);
   template <class Change>
   void change_kv(const char* call, Change change);
-  Recompute::Target target() { return {state_, compute_}; }
+  Recomputer::Target target() { return {state_, compute_}; }
   template <class Reads>
-  void with_mending(Reads reads) {
-    recompute_.with_mending(target(), reads);
+  void with_healing(Reads reads) {
+    recompute_.with_healing(target(), reads);
   }
 
   std::shared_ptr<const Model> model_;
   ComputeOptions compute_;
   State state_;
   PendingAppend pending_;
-  SharedMark logits_shared_;  // another object may hold state_.logits
+  SharedFlag logits_shared_;  // another object may hold state_.logits
   // The logits buffer of the previous token, not shared.
   std::shared_ptr<std::vector<float>> spare_;
   std::vector<Attached> callbacks_;
-  Recompute recompute_;
+  Recomputer recompute_;
 };
 
 // One session of a batch and the tokens to append to it, at least one.

@@ -125,7 +125,7 @@ int64_t shifted_out(const std::vector<Prune>& prunes);
 // Logits of single positions of an edited state, for rewinds: its keys and values would not give
 // them again. Stored as logits, or as the row of hidden state that the head reads. Rows are in
 // ascending order of position, and their values are immutable.
-class KeptLogits {
+class RewindLogits {
  public:
   struct Row {
     int64_t position = 0;
@@ -176,7 +176,7 @@ struct State {
   std::vector<KvEdit> edits;                // in order; empty if the tokens determine the state
   std::vector<Intervention> interventions;  // in order of attachment
   ChatState chat;                           // empty if there is no chat
-  KeptLogits kept = {};                     // empty if the tokens determine the state
+  RewindLogits kept = {};                   // empty if the tokens determine the state
   // Computes the keys and values of all layers, including those that a window-only session has
   // dropped. Null if nothing was dropped or there is no model.
   std::shared_ptr<const std::function<KvCache(const State&)>> whole_kv = nullptr;

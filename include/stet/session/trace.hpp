@@ -268,10 +268,10 @@ inline void Trace::run_pass(size_t layer, std::vector<Run>& runs, Workspace& w,
   Pass pass = detail::make_pass(compute(), w, &hooks);
   pass.first_layer = layer;
   for (int tries = 0;; ++tries) {
-    if (tries > detail::kMostMends) detail::throw_restless();
+    if (tries > detail::kMaxRestarts) detail::throw_file_keeps_changing();
     const uint64_t weights = model().weights_version();
     forward(layer, some, w, pass);
-    if (model().weights_held_since(weights)) break;
+    if (model().weights_intact_since(weights)) break;
   }
   for (size_t i = 0; i < some.size(); ++i) some[i]->next += static_cast<int64_t>(w.spans[i].count);
   hand_out(wanted, pass, w, sink);

@@ -88,7 +88,7 @@ struct SnapshotContents {
   std::shared_ptr<std::vector<float>> logits;  // after the last position; null or empty: none
   std::vector<Digest> blocks;                  // [blocks][layers]
   std::vector<Sha256> contents;  // digests of blocks that are identified by their bytes
-  KeptLogits kept;
+  RewindLogits kept;
   StateDigests digests;
 
   std::span<const Digest> block_digests(int64_t block) const {

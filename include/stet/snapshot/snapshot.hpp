@@ -49,7 +49,7 @@ struct RestoreOptions {
   bool check = false;  // check all blocks now instead of before their first use
   bool heal = false;   // recompute damaged blocks
   bool trust = false;  // use blocks unchecked, even damaged ones: for comparisons
-  // Recompute everything from the tokens, under another model or contract than the saved one.
+  // Recomputer everything from the tokens, under another model or contract than the saved one.
   bool replay = false;
   // Processes the tokens that a state is recomputed from; null: the session alone does.
   Appender append = nullptr;
@@ -144,7 +144,7 @@ class STET_API Snapshot {
   bool is_file_at(const std::string& path) const;
   // Throws an argument Error if the path leads to this snapshot's file or to a parent's. A delta
   // made from it must not replace them.
-  void check_not_needed(const std::string& path) const;
+  void check_may_overwrite(const std::string& path) const;
   uint64_t file_size() const { return file_->bytes.size(); }
   uint32_t version() const { return snapshot_version(meta().kv); }  // of its format
   const std::vector<Section>& sections() const { return file_->sections; }
@@ -166,7 +166,7 @@ class STET_API Snapshot {
   StateOrigin origin() const { return file_->origin(); }
   uint64_t stored_kv_bytes() const;
   // Returns the number of blocks in this file that lack the layers with a window.
-  int64_t windowed_blocks() const;
+  int64_t count_window_only_blocks() const;
 
  private:
   explicit Snapshot(std::shared_ptr<const SnapshotFile> file) : file_(std::move(file)) {}

@@ -99,7 +99,7 @@ class STET_API Store {
   StoreBackend& backend() { return *backend_; }
   Sha256 place(const Sha256& identity) const { return key_.place(identity); }
   // Returns the measured costs of fetching and computing, shared by all stores of one backend.
-  FetchMeter& meter() { return backend_->meter(); }
+  SharedFetchPolicy& meter() { return backend_->meter(); }
   FetchChoice fetch_choice() const { return fetch_; }
 
   struct NewBlock {
@@ -128,7 +128,7 @@ class STET_API Store {
   bool has_state(const Sha256& place);
   // Returns the place for a name, or for the first 6 or more digits of a place.
   Sha256 resolve(const std::string& reference);
-  std::vector<ShelfEntry> states();
+  std::vector<RecordInfo> states();
 
   // Returns a name's history, latest last; empty if the name does not exist.
   std::vector<NameEntry> history(const std::string& name);
@@ -160,7 +160,7 @@ class STET_API Store {
   void refresh(Sha256 state, const std::optional<Sha256>& known);
   Marks mark(std::vector<std::string>& refused);
   void count(const StoreTraffic& more);
-  bool is_sound_state(const Sha256& place);
+  bool is_undamaged_state(const Sha256& place);
 
   std::shared_ptr<StoreBackend> backend_;
   const StoreKey key_;

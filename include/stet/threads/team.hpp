@@ -72,7 +72,7 @@ class STET_API WorkQueue {
 };
 
 // The progress of one member of a team.
-struct Tally {
+struct TeamProgress {
   uint32_t operations = 0;
   uint64_t pieces = 0, done = 0;  // all pieces of those operations, and those done by this member
 };
@@ -86,7 +86,7 @@ struct STET_API Team {
   int rank = 0;  // this thread, 0 .. size-1
   int size = 1;
   WorkQueue* queue = nullptr;            // null for a team of one
-  Tally* tally = nullptr;                // this thread's; null for a team of one
+  TeamProgress* tally = nullptr;         // this thread's; null for a team of one
   Interruption* interruption = nullptr;  // null: no interrupt
 
   // Calls f(i) for every i below n, each on one thread. Returns when all are done.
@@ -203,6 +203,6 @@ STET_API void run_each(const TeamOptions& options, size_t n,
 // `automatic` is OpenMP, returns what OMP_NUM_THREADS or omp_set_num_threads() says. Throws an
 // argument Error for an invalid OMP_NUM_THREADS.
 STET_API int default_threads();
-constexpr int kMostThreads = 8192;  // the most processors that Linux supports
+constexpr int kMaxThreads = 8192;  // the most processors that Linux supports
 
 }  // namespace stet
