@@ -128,6 +128,17 @@ void iq4_nl(const uint8_t* b, float* y) {
   }
 }
 
+constexpr int kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+// Half of what the scale is, for twice the weights.
+void mxfp4(const uint8_t* b, float* y) {
+  const float d = std::ldexp(1.0f, b[0] - 128);
+  for (int i = 0; i < 16; ++i) {
+    y[i] = static_cast<float>(kDoubled[b[1 + i] & 15]) * d;
+    y[i + 16] = static_cast<float>(kDoubled[b[1 + i] >> 4]) * d;
+  }
+}
+
 void iq4_xs(const uint8_t* b, float* y) {
   const float d = half_at(b);
   const int high = b[2] | b[3] << 8;
@@ -181,7 +192,7 @@ struct Entry {
   void (*quantize)(const float*, uint8_t*) = nullptr;
   void (*quantize_by)(std::span<const float, kSuper>, const float* importance, uint8_t*) = nullptr;
 };
-constexpr uint32_t kFirstSuper = 12;
+constexpr uint32_t kFirstSuper = 12, kMxfp4 = 39;
 constexpr Entry kTypes[] = {{0, {"F32", 1, 4}, f32, to_f32},
                             {1, {"F16", 1, 2}, f16, to_f16},
                             {2, {"Q4_0", 32, 18}, q4_0, to_q4_0},
@@ -196,7 +207,8 @@ constexpr Entry kTypes[] = {{0, {"F32", 1, 4}, f32, to_f32},
                             {14, {"Q6_K", kSuper, 210}, nullptr, nullptr, round_super_q6},
                             {20, {"IQ4_NL", 32, 18}, iq4_nl},
                             {23, {"IQ4_XS", kSuper, 136}, iq4_xs},
-                            {30, {"BF16", 1, 2}, bf16, to_bf16}};
+                            {30, {"BF16", 1, 2}, bf16, to_bf16},
+                            {39, {"MXFP4", 32, 17}, mxfp4}};
 
 const Entry* entry_of(uint32_t type) {
   for (const Entry& e : kTypes) {
@@ -248,9 +260,13 @@ float ggml_limit(uint32_t type) {
 
 void store_ggml_block(uint32_t type, uint16_t scale, const uint8_t* u, void* to) {
   auto* b = static_cast<uint8_t*>(to);
-  std::memcpy(b, &scale, sizeof scale);
+  if (type != kMxfp4) std::memcpy(b, &scale, sizeof scale);
   for (int i = 0; type == 8 && i < 32; ++i) b[2 + i] = static_cast<uint8_t>(u[i] - 128);
   for (int i = 0; type == 2 && i < 16; ++i) b[2 + i] = static_cast<uint8_t>(u[i] | u[i + 16] << 4);
+  if (type == kMxfp4) {
+    b[0] = static_cast<uint8_t>(scale);
+    for (int i = 0; i < 16; ++i) b[1 + i] = static_cast<uint8_t>(u[i] | u[i + 16] << 4);
+  }
   if (type != 6) return;
   std::memset(b + 2, 0, 4);
   for (int i = 0; i < 32; ++i) b[2 + i / 8] |= static_cast<uint8_t>(u[i] >> 4 << (i % 8));

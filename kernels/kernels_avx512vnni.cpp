@@ -13,6 +13,8 @@ namespace {
 #include "kernels/quants.inc"
 
 #include "kernels/kquants.inc"
+
+#include "kernels/mxfp4.inc"
 }  // namespace
 
 Kernels kernels_avx512vnni(const Kernels& avx512) {
@@ -20,6 +22,7 @@ Kernels kernels_avx512vnni(const Kernels& avx512) {
   table.name = "avx512vnni";
   put_quants(table);
   put_supers(table);
+  put_mxfp4(table);
   return table;
 }
 

@@ -21,11 +21,20 @@ struct StripRow {
   WeightType type;
   size_t lane;
 
-  size_t block_bytes() const { return (strip_bytes(type) - kScaleBytes) / 2; }
+  bool in_mxfp4() const { return type == WeightType::mxfp4; }
+  size_t block_bytes() const {
+    return in_mxfp4() ? 4 * kLine : (strip_bytes(type) - kScaleBytes) / 2;
+  }
   size_t scale_at(size_t block) const {
+    constexpr size_t kBlocks = size_t{kStripMxfp4} / kQuantBlock;
+    if (in_mxfp4()) return block / kBlocks * kStripBytesMxfp4 + block % kBlocks * kLanes + lane;
     return block / 2 * strip_bytes(type) + (block % 2 * kLanes + lane) * sizeof(uint16_t);
   }
   size_t quads_at(size_t block) const {
+    constexpr size_t kBlocks = size_t{kStripMxfp4} / kQuantBlock;
+    if (in_mxfp4())
+      return block / kBlocks * kStripBytesMxfp4 + kLine + block % kBlocks * block_bytes() +
+             lane * 4;
     return block / 2 * strip_bytes(type) + kScaleBytes + block % 2 * block_bytes() + lane * 4;
   }
 
@@ -40,8 +49,8 @@ struct StripRow {
     }
   }
   QuantizedBlock read(size_t block, const std::byte* packed) const {
-    QuantizedBlock to;
-    std::memcpy(&to.scale, packed + scale_at(block), sizeof to.scale);
+    QuantizedBlock to = {};
+    std::memcpy(&to.scale, packed + scale_at(block), in_mxfp4() ? 1 : sizeof to.scale);
     const std::byte* from = packed + quads_at(block);
     const std::byte* const fifths = from;
     if (type == WeightType::q5) from += kLine;
@@ -191,6 +200,15 @@ void Matrix::gather(size_t row, float* out) const {
     for (size_t k = 0; k < columns_; k += kQuantBlock) {
       SuperRow{type_, lane}.read(base + k / kSuperBlock * super_bytes,
                                  k % kSuperBlock / kQuantBlock, out + k);
+    }
+    return;
+  }
+  if (type_ == WeightType::mxfp4) {
+    uint8_t stored[17];
+    for (size_t k = 0; k < columns_; k += kQuantBlock) {
+      const QuantizedBlock block = StripRow{type_, lane}.read(k / kQuantBlock, base);
+      store_ggml_block(ggml_number(DType::mxfp4), block.scale, block.u, stored);
+      dequantize_ggml(ggml_number(DType::mxfp4), stored, 1, out + k);
     }
     return;
   }

@@ -10,7 +10,7 @@
 namespace stet {
 
 // A block of 32 weights. Weight i is (u[i] - 128) d or (u[i] - 8) d, where `scale` holds the
-// float16 bits of d.
+// float16 bits of d. For mxfp4, u[i] is a code and `scale` the byte of the exponent.
 struct QuantizedBlock {
   uint16_t scale;
   uint8_t u[kQuantBlock];

@@ -7,6 +7,7 @@
 #include "models/gemma3.hpp"
 #include "models/gpt2.hpp"
 #include "models/gpt_neox.hpp"
+#include "models/gpt_oss.hpp"
 #include "models/granite.hpp"
 #include "models/granite_moe.hpp"
 #include "models/llama.hpp"
@@ -28,10 +29,10 @@ namespace {
 struct Registry {
   std::mutex mutex;
   std::deque<Family> families = {
-      gemma_family(),   gemma2_family(),      gemma3_family(), gpt2_family(),    gpt_neox_family(),
-      granite_family(), granite_moe_family(), llama_family(),  mistral_family(), mixtral_family(),
-      olmo2_family(),   olmo3_family(),       olmoe_family(),  phi3_family(),    qwen2_family(),
-      qwen3_family(),   qwen3_moe_family(),   smollm3_family()};
+      gemma_family(),   gemma2_family(),  gemma3_family(),      gpt2_family(),   gpt_neox_family(),
+      gpt_oss_family(), granite_family(), granite_moe_family(), llama_family(),  mistral_family(),
+      mixtral_family(), olmo2_family(),   olmo3_family(),       olmoe_family(),  phi3_family(),
+      qwen2_family(),   qwen3_family(),   qwen3_moe_family(),   smollm3_family()};
 };
 
 Registry& registry() {

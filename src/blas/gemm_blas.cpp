@@ -13,7 +13,7 @@ using namespace detail;
 void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
   float* const wide = p.scratch->local[static_cast<size_t>(t.rank)].as<float>();
   float* const panel = wide + kBlasFloats;
-  const size_t depth = w.depth(), step = piece_depth(depth, kGemmDepth, Floats::kUnit);
+  const size_t depth = w.depth(), step = piece_depth(depth, kGemmDepth, widened_unit(w));
   t.each((w.blocks() + kBlasBlocks - 1) / kBlasBlocks, [&](size_t group) {
     const size_t b = group * kBlasBlocks, blocks = std::min(kBlasBlocks, w.blocks() - b),
                  outputs = blocks * kLanes;
@@ -21,7 +21,7 @@ void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
       const size_t kc = std::min(step, depth - k0);
       for (size_t i = 0; i < blocks; i += kPanelBlocks) {
         const size_t n = std::min(kPanelBlocks, blocks - i);
-        p.kernels->widen_panel[static_cast<int>(w.type())](w.block(b + i), n, depth, k0, kc, panel);
+        widen_panel(*p.kernels, {&w, b + i, n}, k0, kc, panel);
         for (size_t k = 0; k < kc;
              ++k) {  // out of chain order: (1, 0, 3, 2, ...) -> (0, 1, 2, 3, ...)
           std::memcpy(wide + k * outputs + i * kLanes, panel + (k ^ 1) * kPanel,

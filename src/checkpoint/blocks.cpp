@@ -123,6 +123,13 @@ void q5_0(Lanes from, size_t first, size_t half, uint8_t* strip) {
   for (size_t i = 0; i < 4; ++i) put(block + (1 + i) * kLine, first, words(from, 6 + 4 * i));
 }
 
+// Of MXFP4: a byte of the exponent; byte i has weights i and 16 + i. `block`: of its strip.
+void mxfp4(Lanes from, size_t first, size_t block, uint8_t* strip) {
+  for (size_t i = 0; i < kFour; ++i) strip[block * kLanes + first + i] = from[i][0];
+  uint8_t* const lines = strip + kLine + block * 4 * kLine;
+  for (size_t i = 0; i < 4; ++i) put(lines + i * kLine, first, words(from, 1 + 4 * i));
+}
+
 // Packs Q4_K: d, d of the minimums, scales (see put_scales), then 32 bytes for each pair of
 // sub-blocks.
 void q4_k(Lanes from, size_t first, uint8_t* super) {
@@ -208,6 +215,18 @@ void pack_strips(const Layout& layout, const uint8_t* zeros, const std::byte* co
   }
 }
 
+// Strips of 128 inputs, but for the last one of 64. The bytes behind its scales are zero already.
+void pack_mxfp4(size_t block_bytes, const std::byte* const rows[], size_t blocks, uint8_t* out) {
+  static constexpr uint8_t kZerosMxfp4[17] = {};
+  constexpr size_t kBlocks = size_t{kStripMxfp4} / kQuantBlock;
+  constexpr const std::byte* kNone[kLanes] = {};
+  for (size_t b = 0; b < (blocks + 1) / 2 * 2; ++b) {
+    const auto lanes = lanes_at(b < blocks ? rows : kNone, b * block_bytes, kZerosMxfp4);
+    for (size_t i = 0; i < kLanes; i += kFour)
+      mxfp4(lanes.data() + i, i, b % kBlocks, out + b / kBlocks * kStripBytesMxfp4);
+  }
+}
+
 }  // namespace
 
 void pack_blocks(DType dtype, const std::byte* const rows[], size_t columns, std::byte* out) {
@@ -224,6 +243,8 @@ void pack_blocks(DType dtype, const std::byte* const rows[], size_t columns, std
     pack_strips<q4_0>({type.bytes, kStripBytesQ4}, kZeros4, rows, blocks, to);
   else if (dtype == DType::q5_0)
     pack_strips<q5_0>({type.bytes, kStripBytesQ5}, kZeros5, rows, blocks, to);
+  else if (dtype == DType::mxfp4)
+    pack_mxfp4(type.bytes, rows, blocks, to);
   else if (dtype == DType::q4_k)
     pack_supers<q4_k, put_scales>({type.bytes, kSuperBytesQ4K}, rows, blocks, to);
   else if (dtype == DType::q5_k)

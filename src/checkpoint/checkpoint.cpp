@@ -7,6 +7,7 @@
 #include <set>
 
 #include "src/base/json_value.hpp"
+#include "src/checkpoint/gpt_oss_tensors.hpp"
 #include "src/gguf/tensors.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/limits.hpp"
@@ -79,6 +80,7 @@ Checkpoint Checkpoint::open(const FileSource& source) {
   } else {
     checkpoint.add_all_of(checkpoint.add_file(safetensors_source(source.open(name))));
   }
+  checkpoint.split_stacks_of_gpt_oss();
   return checkpoint;
 }
 
@@ -106,12 +108,26 @@ void Checkpoint::add_all_of(const TensorSource& file) {
   }
 }
 
+void Checkpoint::split_stacks_of_gpt_oss() {
+  std::vector<FileTensor> stacks;
+  for (const auto& [name, location] : locations_) {
+    if (is_gpt_oss_stack(name)) stacks.push_back({location.file->file(), location.view()});
+  }
+  if (stacks.empty()) return;
+  for (const FileTensor& stack : stacks) locations_.erase(stack.view.name);
+  for (auto& source : gpt_oss_experts(stacks)) add_all_of(add_file(std::move(source)));
+}
+
 void Checkpoint::add_shards(const FileSource& source) {
   std::map<std::string, std::vector<std::string>> wanted;  // tensors of each file
-  for (const auto& [name, file] : read_weight_map(source)) wanted[file].push_back(name);
+  bool whole_stacks = false;
+  for (const auto& [name, file] : read_weight_map(source)) {
+    wanted[file].push_back(name);
+    whole_stacks = whole_stacks || is_of_gpt_oss(name);
+  }
   for (const auto& [name, tensors] : wanted) {
-    const TensorSource& file = add_file(safetensors_source(source.open(name)));
-    std::unordered_map<std::string, std::vector<size_t>> has;  // by what the file calls them
+    const TensorSource& file = add_file(safetensors_source(source.open(name), whole_stacks));
+    std::unordered_map<std::string, std::vector<size_t>> has;  // by their names in the file
     for (size_t i = 0; i < file.tensors().size(); ++i) {
       const TensorView& t = file.tensors()[i];
       has[t.stack.empty() ? t.name : t.stack].push_back(i);

@@ -161,6 +161,7 @@ std::string ModelConfig::canonical() const {
   if (rotary_dim != 0) j["rotary_dim"] = rotary_dim;
   if (parallel_residual) j["parallel_residual"] = true;
   if (qkv_clip != 0) j["qkv_clip"] = qkv_clip;
+  if (gate_limit != 0) j["gate_limit"] = gate_limit;
   if (experts.count > 0)
     j["experts"] = {{"count", experts.count},
                     {"chosen", experts.chosen},
@@ -210,6 +211,7 @@ ModelConfig ModelConfig::from_canonical(const std::string& text, const std::stri
   c.rotary_dim = json.integer_or("rotary_dim", 0, 0, c.head_dim);
   c.parallel_residual = json.boolean_or("parallel_residual", false);
   c.qkv_clip = json.number_or("qkv_clip", 0, 0, 1e9);
+  c.gate_limit = json.number_or("gate_limit", 0, 0, 1e6);
   if (json.has_object("experts")) c.experts = experts_from(json.required_object("experts"), c);
   c.tied_head = json.boolean("tied_head");
   c.attention_bias = json.boolean("attention_bias");
@@ -253,31 +255,39 @@ int64_t checked_capacity(const ModelConfig& c, int64_t capacity) {
 
 namespace {
 
+// Whether weights are gpt-oss's own, in MXFP4.
+bool is_of_mxfp4(const JsonReader& json, const JsonReader& how) {
+  return json.string_or("model_type", "") == "gpt_oss" &&
+         how.string_or("quant_method", "") == "mxfp4";
+}
+
 // Throws an unsupported Error for weights that only another program's kernels can read, and a
 // format Error if the file is a server's error message.
 void refuse_other_weights(const JsonReader& json) {
-  const std::string expected =
-      "weights that are not quantized (take the checkpoint that these were made from, with "
-      "--compute q8 or q4, or the model as a GGUF file)";
+  const std::string advice =
+      " are not supported; take the checkpoint that they were made from, with --compute q8 or q4, "
+      "or the model as a GGUF file";
   for (const char* const name :
        {"quantization_config", "compression_config", "quantization"}) {  // "quantization" is MLX's
     const auto nested = json.has_object("text_config") ? json.object("text_config") : std::nullopt;
     const JsonReader& place = nested && nested->has_object(name) ? *nested : json;
     if (!place.has_object(name)) continue;
     const JsonReader how = place.required_object(name);
-    if (how.keys().empty()) continue;
+    if (how.keys().empty() || is_of_mxfp4(json, how)) continue;
     for (const char* const method : {"quant_method", "quant_algo", "mode"}) {
       if (how.has(method))
-        throw Error(ErrorKind::unsupported, json.file(), how.path_of(method), expected,
-                    how.string(method));
+        throw Error(ErrorKind::unsupported, json.file(), how.path_of(method), "",
+                    "weights quantized by " + how.string(method) + advice);
     }
-    throw Error(ErrorKind::unsupported, json.file(), place.path_of(name), expected,
-                name == std::string("quantization") ? "weights quantized by MLX"
-                                                    : printable(how.text(), 100));
+    throw Error(ErrorKind::unsupported, json.file(), place.path_of(name), "",
+                (name == std::string("quantization")
+                     ? "weights quantized by MLX"
+                     : "weights quantized as " + printable(how.text(), 100)) +
+                    advice);
   }
   if (json.has("error") && !json.has("architectures") && !json.has("model_type"))
-    throw Error(ErrorKind::format, json.file(), "error", "the config of a model",
-                "a server's answer in its place");
+    throw Error(ErrorKind::format, json.file(), "error", "",
+                "this is a server's answer, not the config of a model; download the file again");
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "src/checkpoint/expert_slices.hpp"
+#include "src/checkpoint/gpt_oss_tensors.hpp"
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <string>
@@ -10,8 +12,9 @@ namespace {
 
 constexpr int64_t kMostSlices = 4096;  // experts of one tensor
 
-// How a tensor of all experts is called, what precedes the number of an expert then, and what
-// follows it for each matrix: one, or two whose rows are one behind the other.
+// A tensor of all experts of a layer. `ending` is the end of its name. Each expert's slice is named
+// `experts` + number + one of `matrices`. Two matrices share a tensor: rows of the first, then rows
+// of the second.
 struct Stack {
   std::string_view ending, experts;
   std::array<std::string_view, 2> matrices;
@@ -58,6 +61,8 @@ void add_slices(const TensorView& t, const Stack& s, std::vector<TensorView>& to
 }  // namespace
 
 std::vector<TensorView> split_experts(std::vector<TensorView> tensors) {
+  if (std::ranges::any_of(tensors, [](const TensorView& t) { return is_of_gpt_oss(t.name); }))
+    return tensors;  // which are stacked in another way
   std::vector<TensorView> all;
   for (TensorView& t : tensors) {
     if (const Stack* const s = stack_of(t))

@@ -94,6 +94,8 @@ WeightType weight_type(DType dtype) {
       return WeightType::q4;
     case DType::q5_0:
       return WeightType::q5;
+    case DType::mxfp4:
+      return WeightType::mxfp4;
     case DType::q4_k:
       return WeightType::q4_k;
     case DType::q5_k:
@@ -106,9 +108,9 @@ WeightType weight_type(DType dtype) {
 }
 
 DType stored_dtype(WeightType type) {
-  static constexpr DType kTypes[] = {DType::f32,  DType::bf16, DType::f16,
-                                     DType::q8_0, DType::q4_0, DType::q5_0,
-                                     DType::q4_k, DType::q5_k, DType::q6_k};
+  static constexpr DType kTypes[] = {DType::f32,  DType::bf16, DType::f16,   DType::q8_0,
+                                     DType::q4_0, DType::q5_0, DType::mxfp4, DType::q4_k,
+                                     DType::q5_k, DType::q6_k};
   return kTypes[static_cast<int>(type)];
 }
 
@@ -202,8 +204,8 @@ size_t Matrix::packed_bytes(WeightType type, size_t rows, size_t columns) {
 }
 
 const char* weight_type_name(WeightType type) {
-  static constexpr const char* kNames[] = {"f32", "bf16", "f16",  "q8",  "q4",
-                                           "q5",  "q4_k", "q5_k", "q6_k"};
+  static constexpr const char* kNames[] = {"f32", "bf16",  "f16",  "q8",   "q4",
+                                           "q5",  "mxfp4", "q4_k", "q5_k", "q6_k"};
   return kNames[static_cast<int>(type)];
 }
 

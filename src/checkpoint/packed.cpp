@@ -59,7 +59,7 @@ std::optional<MatrixEntry> parse_entry(const std::string& text) {
   if (!number(words[1], &entry.rows) || !number(words[2], &entry.columns)) return std::nullopt;
   for (const WeightType type :
        {WeightType::f32, WeightType::bf16, WeightType::f16, WeightType::q8, WeightType::q4,
-        WeightType::q5, WeightType::q4_k, WeightType::q5_k, WeightType::q6_k}) {
+        WeightType::q5, WeightType::mxfp4, WeightType::q4_k, WeightType::q5_k, WeightType::q6_k}) {
     entry.type = type;
     const bool whole = !is_super(type) || entry.columns % kSuperBlock == 0;
     if (words[0] == weight_type_name(type) && whole) return entry;
@@ -119,9 +119,10 @@ bool has_packed_matrix(const Checkpoint& checkpoint, const std::string& name) {
 Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name,
                      std::optional<WeightType> type, bool any, size_t rows, size_t columns) {
   const MatrixEntry entry = entry_of(checkpoint, name);
-  if (type ? entry.type != *type : is_quantized(entry.type) && !any) {
+  const bool wide = !is_quantized(entry.type) || entry.type == WeightType::mxfp4;
+  if (type ? entry.type != *type : !wide && !any) {
     throw Error(ErrorKind::format, checkpoint.source(), kMatrix + name,
-                (type ? weight_type_name(*type) : "f32, bf16 or f16") +
+                (type ? weight_type_name(*type) : "f32, bf16, f16 or mxfp4") +
                     std::string(" for the contract ") + *find_metadata(checkpoint, "contract"),
                 weight_type_name(entry.type));
   }
@@ -183,7 +184,8 @@ size_t header_room(const Checkpoint& checkpoint) {
   for (const std::string& name : checkpoint.names()) {
     constexpr std::string_view kExperts = ".experts.";
     const size_t at = name.find(kExperts);  // one matrix has those of all
-    if (at != std::string::npos && !name.substr(at + kExperts.size()).starts_with("0.")) continue;
+    const bool of_all = at != std::string::npos && name.ends_with(".weight");
+    if (of_all && !name.substr(at + kExperts.size()).starts_with("0.")) continue;
     bytes += 2 * nlohmann::json(name).dump().size() + kHeaderEntryBytes;
   }
   return whole_pages(bytes);
@@ -275,10 +277,10 @@ bool make_empty_directory(const std::string& directory) {
   const bool is_file = error == std::errc::file_exists || error == std::errc::not_a_directory;
   const bool empty = !error && fs::is_empty(directory, error);
   if (empty && !error) return made;
-  throw Error(ErrorKind::io, directory, "", "a new or empty directory",
-              is_file ? "a file"
-              : error ? error.message()
-                      : "one with files in it");
+  throw Error(ErrorKind::io, directory, "", "",
+              is_file ? "a file stands where a new directory is to be made"
+              : error ? "the directory cannot be made: " + error.message()
+                      : "the directory is not empty; name a new one");
 }
 
 }  // namespace
@@ -330,20 +332,29 @@ bool says_blocks(const FileSource& source) {
          metadata->at("blocks") == "ggml";
 }
 
+// Whether config.json says that weights may be in MXFP4.
+bool says_mxfp4(const FileSource& source) {
+  if (!source.has("config.json")) return false;
+  const nlohmann::json config =
+      nlohmann::json::parse(source.read("config.json", kMostIndex), nullptr, false);
+  return config.is_object() && config.value("model_type", nlohmann::json()) == "gpt_oss";
+}
+
 }  // namespace
 
 Contract contract_of_weights(const FileSource& source) {
   if (source.has(kPackedName)) return packed_contract(Checkpoint::open(source));
-  const bool blocks =
-      source.has(kGgufName) ? Checkpoint::open(source).has_blocks() : says_blocks(source);
+  const bool blocks = source.has(kGgufName) || says_mxfp4(source)
+                          ? Checkpoint::open(source).has_blocks()
+                          : says_blocks(source);
   return blocks ? Contract::ggml : Contract::f32;
 }
 
 size_t check_packed(const FileSource& source, int threads) {
   const Checkpoint checkpoint = Checkpoint::open(source);
   if (!checkpoint.packed())
-    throw Error(ErrorKind::unsupported, source.path(), kPackedName, "a file of packed weights",
-                "none");
+    throw Error(ErrorKind::unsupported, source.path(), kPackedName, "",
+                "the checkpoint has no packed weights");
   packed_contract(checkpoint);
   return check_packed(checkpoint, threads);
 }

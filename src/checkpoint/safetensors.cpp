@@ -182,11 +182,13 @@ const TensorView* SafeTensors::find(const std::string& name) const {
   return it == index_.end() ? nullptr : &tensors_[it->second];
 }
 
-std::unique_ptr<const TensorSource> safetensors_source(std::shared_ptr<const FileBytes> file) {
+std::unique_ptr<const TensorSource> safetensors_source(std::shared_ptr<const FileBytes> file,
+                                                       bool whole_stacks) {
   check_is_safetensors(*file);
   try {
     Parsed parsed = parse_all(file->bytes(), file->path());
-    return std::make_unique<const TensorSource>(file, split_experts(std::move(parsed.tensors)),
+    if (!whole_stacks) parsed.tensors = split_experts(std::move(parsed.tensors));
+    return std::make_unique<const TensorSource>(file, std::move(parsed.tensors),
                                                 std::move(parsed.metadata));
   } catch (const Error&) {
     refuse_cut_off(file->bytes(), file->path());

@@ -1,5 +1,7 @@
 #include "src/checkpoint/weight_packer.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "src/checkpoint/rounded.hpp"
@@ -32,6 +34,27 @@ OwnedTensor widened(const TensorView& from, int threads) {
   to.view.bytes = {to.memory.data(), rows * columns * sizeof(float)};  // memory is of whole pages
   to.view.paired_heads = 0;
   return to;
+}
+
+// The numbers of mxfp4 as bfloat16, which holds all of them.
+OwnedTensor narrowed(OwnedTensor wide, int threads) {
+  const auto rows = static_cast<size_t>(wide.view.shape.at(0)),
+             columns = static_cast<size_t>(wide.view.shape.at(1));
+  OwnedTensor to{wide.view, Memory(rows * columns * sizeof(uint16_t))};
+  run_each(threads, rows, [&](size_t row) {
+    for (size_t i = row * columns; i < (row + 1) * columns; ++i)
+      to.memory.as<uint16_t>()[i] = round_bf16(wide.memory.as<float>()[i]);
+  });
+  to.view.dtype = DType::bf16;
+  to.view.dtype_text = dtype_name(DType::bf16);
+  to.view.bytes = {to.memory.data(), rows * columns * sizeof(uint16_t)};
+  return to;
+}
+
+// Whether the kernels take the blocks of `type` as they are under this contract.
+bool is_kept(DType type, Contract contract) {
+  return contract == Contract::ggml ||
+         (type == DType::mxfp4 && (contract == Contract::f32 || contract == Contract::f32_blas));
 }
 
 // Returns the ends of runs of tensors that become matrices of their own. Consecutive tensors of one
@@ -73,11 +96,16 @@ Matrix WeightPacker::pack(const Request& request) const {
     tensors.push_back(checkpoint_.read(found));
   }
   Views views;
-  for (const OwnedTensor& tensor : tensors) views.push_back(&tensor.view);
+  for (const OwnedTensor& tensor : tensors) {
+    refuse_infinite(tensor.view);
+    views.push_back(&tensor.view);
+  }
   if (blocks_ && !request.looked_up && !request.exact) return pack_rounded(request, views);
   std::vector<Matrix> matrices;
   size_t first = 0;
-  for (const size_t end : ends_of_runs(request, views, contract_ == Contract::ggml)) {
+  const bool types_apart =
+      std::ranges::any_of(views, [&](const auto* v) { return is_kept(v->dtype, contract_); });
+  for (const size_t end : ends_of_runs(request, views, types_apart)) {
     matrices.push_back(of_one_type(request, views, first, end));
     first = end;
   }
@@ -149,13 +177,15 @@ Matrix WeightPacker::of_one_type(const Request& request, const Views& all, size_
                     all.begin() + static_cast<ptrdiff_t>(end));
   const auto differs = [&](const TensorView* v) { return v->dtype != views[0]->dtype; };
   const bool keep =
-      contract_ == Contract::ggml && !request.exact && std::ranges::none_of(views, differs);
+      is_kept(views[0]->dtype, contract_) && !request.exact && std::ranges::none_of(views, differs);
   std::vector<OwnedTensor> wide;
   wide.reserve(views.size());
   Views plain;
   for (const TensorView* view : views) {
     if (is_block_dtype(view->dtype) && !keep) {
+      const bool narrow = view->dtype == DType::mxfp4 && contract_ == Contract::bf16;
       wide.push_back(widened(*view, threads_));
+      if (narrow) wide.back() = narrowed(std::move(wide.back()), threads_);
       view = &wide.back().view;
     }
     plain.push_back(view);
@@ -176,6 +206,23 @@ Matrix WeightPacker::of_one_type(const Request& request, const Views& all, size_
     checkpoint_.drop(*views[i]);
   }
   return matrix;
+}
+
+// The greatest weight of a block is 12 times its scale: from an exponent of 253 on, infinite.
+void WeightPacker::refuse_infinite(const TensorView& tensor) const {
+  if (tensor.dtype != DType::mxfp4) return;
+  constexpr size_t kBytes = 17;
+  const auto rows = static_cast<size_t>(tensor.shape.at(0));
+  run_each(threads_, rows, [&](size_t row) {
+    const std::span<const std::byte> blocks = row_of(tensor, row);
+    for (size_t at = 0; at < blocks.size(); at += kBytes) {
+      if (blocks[at] <= std::byte{252}) continue;
+      throw Error(ErrorKind::unsupported, checkpoint_.file_of(tensor.name),
+                  fmt::format("{}, row {}, block {}", tensor.name, row, at / kBytes),
+                  "an exponent of at most 252 for MXFP4, whose weights are finite",
+                  std::to_string(static_cast<int>(blocks[at])));
+    }
+  });
 }
 
 // Rethrows the error with the tensor's name and the weight's place in it.

@@ -39,6 +39,8 @@ class WeightPacker {
   // Packs the tensors from `first` to `end` into one matrix.
   Matrix of_one_type(const WeightLoader::MatrixRequest& request, const Views& views, size_t first,
                      size_t end) const;
+  // Throws an unsupported Error for a block of MXFP4 that holds infinite weights.
+  void refuse_infinite(const TensorView& tensor) const;
   // Any number of threads may call it at once.
   void add_fingerprint(const std::string& group, const std::string& name, const TensorView& tensor,
                        const Sha256& hash) const;

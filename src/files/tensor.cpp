@@ -14,9 +14,9 @@ struct DTypeInfo {
 
 constexpr DTypeInfo kDTypes[] = {
     // in the order of the enumeration
-    {"F64", 8},  {"F32", 4},  {"BF16", 2}, {"F16", 2},  {"I64", 8},  {"I32", 4},   {"I16", 2},
-    {"I8", 1},   {"U64", 8},  {"U32", 4},  {"U16", 2},  {"U8", 1},   {"BOOL", 1},  {"Q8_0", 0},
-    {"Q4_0", 0}, {"Q5_0", 0}, {"Q4_K", 0}, {"Q5_K", 0}, {"Q6_K", 0}, {"other", 0},
+    {"F64", 8},  {"F32", 4},  {"BF16", 2},  {"F16", 2},  {"I64", 8},  {"I32", 4},  {"I16", 2},
+    {"I8", 1},   {"U64", 8},  {"U32", 4},   {"U16", 2},  {"U8", 1},   {"BOOL", 1}, {"Q8_0", 0},
+    {"Q4_0", 0}, {"Q5_0", 0}, {"MXFP4", 0}, {"Q4_K", 0}, {"Q5_K", 0}, {"Q6_K", 0}, {"other", 0},
 };
 static_assert(std::size(kDTypes) == static_cast<size_t>(DType::other) + 1);
 
@@ -57,6 +57,8 @@ uint32_t ggml_number(DType dtype) {
       return 14;
     case DType::bf16:
       return 30;
+    case DType::mxfp4:
+      return 39;
     default:
       return 0;  // F32
   }

@@ -34,6 +34,7 @@ const GgufArchitecture kArchitectures[] = {
     {"olmoe", "OlmoeForCausalLM", "olmoe", GgufLayout::llama, false, false},
     {"olmo2", "Olmo2ForCausalLM", "olmo2", GgufLayout::four_norms, false, false},
     {"smollm3", "SmolLM3ForCausalLM", "smollm3", GgufLayout::llama, true, false},
+    {"gpt-oss", "GptOssForCausalLM", "gpt_oss", GgufLayout::gpt_oss, false, false},
     {"gptneox", "GPTNeoXForCausalLM", "gpt_neox", GgufLayout::gpt_neox, false, false},
     {"phi3", "Phi3ForCausalLM", "phi3", GgufLayout::phi3, false, false}};
 
@@ -44,7 +45,7 @@ bool is_mistral(const Gguf& keys) { return keys.text(kGgufModelType).value_or(""
 // Whether models of the architecture may have experts that stet knows.
 bool may_have_experts(std::string_view architecture) {
   return architecture == "llama" || architecture == "qwen3moe" || architecture == "olmoe" ||
-         architecture == "granitemoe";
+         architecture == "granitemoe" || architecture == "gpt-oss";
 }
 
 const GgufArchitecture* find_architecture(const std::string& name) {
@@ -98,7 +99,8 @@ const GgufArchitecture& architecture_of(const Gguf& keys) {
 std::vector<float> numbers_of(const Gguf& keys, const GgufTensor& tensor, int64_t pairs) {
   std::vector<float> numbers(tensor.bytes.size() / sizeof(float));
   if (tensor.type != 0 || numbers.size() != static_cast<size_t>(pairs))
-    keys.fail(tensor.name, std::to_string(pairs) + " of F32", std::to_string(numbers.size()));
+    keys.fail(tensor.name, std::to_string(pairs) + " numbers of F32",
+              std::to_string(numbers.size()));
   std::memcpy(numbers.data(), tensor.bytes.data(), tensor.bytes.size());
   return numbers;
 }
@@ -129,8 +131,8 @@ Json llama3_scaling(const Gguf& keys, const GgufTensor& tensor, double theta, in
               {"high_freq_factor", 4.0},
               {"original_max_position_embeddings", length}};
   }
-  throw Error(ErrorKind::unsupported, keys.path(), tensor.name, "Llama 3's scaling of frequencies",
-              "another");
+  throw Error(ErrorKind::unsupported, keys.path(), tensor.name, "",
+              "the scaling of frequencies is not Llama 3's, the only one that is supported");
 }
 
 }  // namespace
@@ -140,10 +142,11 @@ const GgufArchitecture& architecture_for(const ModelConfig& c, const std::string
                            : c.family == "olmo3"                          ? "olmo2"
                            : c.family == "gpt_neox"                       ? "gptneox"
                            : c.family == "qwen3_moe"                      ? "qwen3moe"
+                           : c.family == "gpt_oss"                        ? "gpt-oss"
                                                                           : c.family;
   if (const GgufArchitecture* const found = find_architecture(name)) return *found;
-  throw Error(ErrorKind::unsupported, file, "model_type", "a family that GGUF files have",
-              c.family);
+  throw Error(ErrorKind::unsupported, file, "model_type", "",
+              "models of the family " + c.family + " cannot be written as GGUF files");
 }
 
 GgufNames::GgufNames(const std::vector<Gguf>& parts)
@@ -270,7 +273,7 @@ void GgufNames::add_rotary_part(nlohmann::ordered_json& c, const char* field) co
 
 void GgufNames::add_scaling(nlohmann::ordered_json& c) const {
   const std::string scaling = keys_.text(key("rope.scaling.type")).value_or("none");
-  if (scaling == "none" || scaling == "longrope") return;  // longrope has tensors
+  if (scaling == "none" || scaling == "longrope") return;  // longrope's factors are tensors
   if (scaling != "linear" && scaling != "yarn")
     throw Error(ErrorKind::unsupported, keys_.path(), key("rope.scaling.type"),
                 "none, linear or yarn", printable(scaling, 40));
@@ -352,6 +355,8 @@ void GgufNames::add_own(nlohmann::ordered_json& c) const {
     copy("residual_scale", "residual_multiplier");
     copy("logit_scale", "logits_scaling");
   }
+  if (name == "gpt-oss" && c.contains("rope_scaling"))
+    c["rope_scaling"]["truncate"] = false;                // for which there is no key
   if (name == "olmo2" && c.contains("sliding_window")) {  // llama.cpp uses it for OLMo 3, too
     c["architectures"] = {"Olmo3ForCausalLM"};
     c["model_type"] = "olmo3";
@@ -369,7 +374,8 @@ void GgufNames::add_experts(nlohmann::ordered_json& c) const {
     c["architectures"] = {"MixtralForCausalLM"};
     c["model_type"] = "mixtral";
   }
-  c[name == "llama" || name == "granitemoe" ? "num_local_experts" : "num_experts"] =
+  const bool local = name == "llama" || name == "granitemoe" || name == "gpt-oss";
+  c[local ? "num_local_experts" : "num_experts"] =
       need("expert_count", static_cast<int64_t>(kMostExperts));
   c["num_experts_per_tok"] = need("expert_used_count", count);
   const auto width = keys_.integer(key("expert_feed_forward_length"), 1, kMaxSize);

@@ -14,7 +14,7 @@ namespace stet {
 
 // Naming schemes for the tensors of a layer. In four_norms, ffn_norm is not the norm after
 // attention.
-enum class GgufLayout { llama, four_norms, gpt2, gpt_neox, phi3 };
+enum class GgufLayout { llama, four_norms, gpt2, gpt_neox, phi3, gpt_oss };
 
 struct GgufArchitecture {
   const char* name;                     // general.architecture
@@ -34,7 +34,7 @@ struct GgufStored {
   enum class Rows { as_they_are, queries, keys } rows = Rows::as_they_are;
   bool plus_one = false;
 };
-// Returns how the tensor named as WeightNeed::canonical is stored, or nothing if GGUF has no place
+// Returns how the tensor named as WeightSpec::canonical is stored, or nothing if GGUF has no place
 // for it.
 std::optional<GgufStored> stored_as(const GgufArchitecture& architecture,
                                     const std::string& canonical);

@@ -51,6 +51,16 @@ constexpr Rename kGptNeoXLayer[] = {
     {"attn_output", "attention.dense"}, {"ffn_norm", "post_attention_layernorm"},
     {"ffn_up", "mlp.dense_h_to_4h"},    {"ffn_down", "mlp.dense_4h_to_h"}};
 
+constexpr Rename kGptOssLayer[] = {
+    {"attn_q", "self_attn.q_proj", Change::queries},
+    {"attn_k", "self_attn.k_proj", Change::keys},
+    {"attn_v", "self_attn.v_proj"},
+    {"attn_output", "self_attn.o_proj"},
+    {"attn_norm", "input_layernorm", Change::norm},
+    {"post_attention_norm", "post_attention_layernorm", Change::norm}};
+// The one tensor of a layer that was published without an ending.
+constexpr const char *kSinks = "attn_sinks", *kPublishedSinks = "self_attn.sinks";
+
 constexpr Rename kLlamaEnds[] = {{"token_embd.weight", "model.embed_tokens.weight"},
                                  {"output_norm.weight", "model.norm.weight", Change::norm},
                                  {"output.weight", "lm_head.weight"}};
@@ -74,11 +84,13 @@ struct Names {
 const Names& names_of(GgufLayout layout) {
   static constexpr Names kLlama = {kLlamaEnds, kLlamaLayer, "model.", "layers"},
                          kPhi3 = {kLlamaEnds, kPhi3Layer, "model.", "layers"},
+                         kGptOss = {kLlamaEnds, kGptOssLayer, "model.", "layers"},
                          kGpt2 = {kGpt2Ends, kGpt2Layer, "", "h"},
                          kGptNeoX = {kGptNeoXEnds, kGptNeoXLayer, "gpt_neox.", "layers"};
   return layout == GgufLayout::gpt2       ? kGpt2
          : layout == GgufLayout::gpt_neox ? kGptNeoX
          : layout == GgufLayout::phi3     ? kPhi3
+         : layout == GgufLayout::gpt_oss  ? kGptOss
                                           : kLlama;
 }
 
@@ -108,6 +120,7 @@ constexpr GgufExpertNames kExperts[] = {
     {"llama", "block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"},
     {"granitemoe", "block_sparse_moe.router.layer", "block_sparse_moe.experts", "gate_proj",
      "up_proj", "down_proj"},
+    {"gpt-oss", "mlp.router", "mlp.experts", "gate_proj", "up_proj", "down_proj"},
     {"qwen3moe", "mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"},
     {"olmoe", "mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"}};
 
@@ -157,8 +170,10 @@ std::optional<GgufNames::Published> GgufNames::of_layer(const std::string& at,
                                                         const std::string& kind,
                                                         const GgufTensor& t) const {
   const GgufExpertNames* const experts = experts_of(architecture_);
-  if (experts != nullptr && stem == kRouter && kind == "weight")
+  const bool gpt_oss = architecture_.layout == GgufLayout::gpt_oss;
+  if (experts != nullptr && stem == kRouter && (kind == "weight" || (gpt_oss && kind == "bias")))
     return Published{at + std::string(experts->router) + "." + kind};
+  if (gpt_oss && stem == kSinks && kind == "weight") return Published{at + kPublishedSinks};
   const Rename* const n = layer_name(architecture_.layout, stem, &Rename::from);
   if (n == nullptr || !fits(*n, architecture_.layout, kind)) return std::nullopt;
   Published p{at + n->to + "." + kind};
@@ -193,8 +208,8 @@ std::optional<GgufNames::Published> GgufNames::published(const GgufTensor& t) co
       if (const auto p = of_layer(at, rest.substr(0, dot), rest.substr(dot + 1), t)) return p;
     }
   }
-  throw Error(ErrorKind::unsupported, keys_.path(), printable(t.name, 80),
-              std::string("a tensor of architecture ") + architecture_.name, "another");
+  throw Error(ErrorKind::unsupported, keys_.path(), printable(t.name, 80), "",
+              std::string("the architecture ") + architecture_.name + " has no such tensor");
 }
 
 std::vector<std::pair<GgufTensor, GgufNames::Published>> GgufNames::experts(
@@ -266,8 +281,10 @@ std::optional<GgufStored> stored_as(const GgufArchitecture& a, const std::string
   if (dot == std::string::npos) return std::nullopt;
   const std::string kind = layer->second.substr(dot + 1);
   const GgufExpertNames* const experts = experts_of(a);
-  if (experts != nullptr && layer->second == std::string(experts->router) + ".weight")
-    return GgufStored{fmt::format("blk.{}.{}.weight", layer->first, kRouter), {}, false};
+  if (experts != nullptr && layer->second == std::string(experts->router) + "." + kind)
+    return GgufStored{fmt::format("blk.{}.{}.{}", layer->first, kRouter, kind), {}, false};
+  if (layer->second == kPublishedSinks)
+    return GgufStored{fmt::format("blk.{}.{}.weight", layer->first, kSinks), {}, false};
   const Rename* const n = layer_name(a.layout, layer->second.substr(0, dot), &Rename::to);
   if (n == nullptr || !fits(*n, a.layout, kind)) return std::nullopt;
   GgufStored stored{fmt::format("blk.{}.{}.{}", layer->first, n->from, kind),

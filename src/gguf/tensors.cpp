@@ -36,7 +36,8 @@ struct Kept {
 constexpr Kept kKept[] = {{2, DType::q4_0, nullptr},  {6, DType::q5_0, nullptr},
                           {8, DType::q8_0, nullptr},  {11, DType::q6_k, q3_k_as_q6_k},
                           {12, DType::q4_k, nullptr}, {13, DType::q5_k, nullptr},
-                          {14, DType::q6_k, nullptr}, {20, DType::q8_0, iq4_nl_as_q8_0}};
+                          {14, DType::q6_k, nullptr}, {20, DType::q8_0, iq4_nl_as_q8_0},
+                          {39, DType::mxfp4, nullptr}};
 
 // Q5_0 whose rows do not fill packed blocks becomes Q8_0, since it may share a matrix with Q8_0.
 constexpr Kept kQ5InBytes = {6, DType::q8_0, q5_0_as_q8_0};

@@ -297,7 +297,7 @@ TEST(MakeCheckpoint, LayersCanBeCut) {
   EXPECT_EQ(result.status, 2);
 }
 
-TEST(MakeCheckpoint, ReplacesACheckpointOnlyWhenTold) {
+TEST(MakeCheckpoint, ReplacesACheckpointOnlyOnRequest) {
   const TemporaryDirectory dir;
   const std::string old = make(dir, kGemma, "m", "--shard-size 20KB");
   write_file(dir / "m/notes.txt", "mine");
@@ -328,21 +328,22 @@ TEST(MakeCheckpoint, FailuresAreOneLineAndLeaveNothing) {
   const std::string config = dir / "config.json", out = " -o " + dir / "m";
   expect("gemma9-1b" + out, 2,
          "SHAPE: expected gemma2-2b, gemma3-270m, gemma3-1b, gemma3-4b, gemma3-12b, gemma3-27b, "
-         "gpt2, llama2-7b, "
+         "gpt2, gpt-oss-20b, llama2-7b, "
          "llama3.1-8b, llama3.2-1b, llama3.2-3b, llama3.3-70b, mistral-7b, qwen2.5-0.5b, "
          "qwen3-0.6b, qwen3-30b-a3b or the path of "
          "a config.json, found gemma9-1b");
   expect(dir / "none.json" + out, 1,
-         dir / "none.json" + ": expected a readable file, found No such file or directory");
+         dir / "none.json" + ": cannot be read: No such file or directory");
   write_file(config, "{\"model_type\":");
   expect(config + out, 1,
          config + ": line 1, column 15: expected valid JSON, found the end of the text");
   write_file(config, "{\"model_type\":\"mamba\"}");
-  expect(config + out, 1,
-         config +
-             ": model_type: expected one of gemma, gemma2, gemma3, gemma3_text, gpt2, llama, "
-             "mistral, qwen2, "
-             "qwen3, qwen3_moe, found mamba");
+  expect(
+      config + out, 1,
+      config +
+          ": model_type: expected one of gemma, gemma2, gemma3, gemma3_text, gpt2, gpt_oss, llama, "
+          "mistral, qwen2, "
+          "qwen3, qwen3_moe, found mamba");
   write_file(config,
              "{\"model_type\":\"llama\",\"hidden_size\":64,\"intermediate_size\":80,\"num_hidden_"
              "layers\":1099511627776}");
@@ -359,7 +360,7 @@ TEST(MakeCheckpoint, FailuresAreOneLineAndLeaveNothing) {
   // The second shard exceeds the file size limit of 16 KiB.
   const Result full = run(config + " --shard-size 16KB" + out, "ulimit -f 32; ");
   EXPECT_EQ(full.status, 1);
-  EXPECT_NE(full.output.find(": expected to write "), std::string::npos) << full.output;
+  EXPECT_NE(full.output.find(": cannot write "), std::string::npos) << full.output;
   EXPECT_NE(full.output.find(", found File too large\n"), std::string::npos) << full.output;
   EXPECT_TRUE(std::filesystem::is_empty(dir / "m"));
 }

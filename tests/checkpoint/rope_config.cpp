@@ -2,6 +2,8 @@
 // order of precedence. Fields that nothing reads are refused.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <functional>
 #include <nlohmann/json.hpp>
 
@@ -94,6 +96,29 @@ TEST(RopeConfig, ThetaStandsInAnyOfThreePlaces) {
     EXPECT_EQ(found[0].scaling, Rope::Scaling::llama3) << place.name;
     EXPECT_EQ(found[0].factor, 8) << place.name;
     EXPECT_EQ(found[0].original_positions, 64) << place.name;
+  }
+}
+
+// The corners of gpt-oss, 8.0928 and 17.3980 of 32 pairs, and those that `truncate` makes of them.
+TEST(RopeConfig, YarnKeepsOrRoundsItsCorners) {
+  for (const bool truncate : {false, true}) {
+    const Rope rope = ropes("llama31-tiny", [&](Json& j) {
+      without(j);
+      j["rope_theta"] = 150000;
+      j["rope_scaling"] = {
+          {"rope_type", "yarn"}, {"factor", 32.0},   {"original_max_position_embeddings", 4096},
+          {"beta_fast", 32.0},   {"beta_slow", 1.0}, {"truncate", truncate}};
+    })[0];
+    const double low = truncate ? 8 : 8.0928, high = truncate ? 18 : 17.3980;
+    const std::vector<float> found = inverse_frequencies(rope, 64);
+    ASSERT_EQ(found.size(), 32u);
+    for (size_t i = 0; i < found.size(); ++i) {
+      const double base = std::pow(150000.0, -2.0 * static_cast<double>(i) / 64),
+                   part = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0),
+                   expected = base * (1 - part) + base / 32 * part;
+      EXPECT_NEAR(found[i] / expected, 1, 1e-4) << i;
+    }
+    EXPECT_FLOAT_EQ(rope_magnitude(rope), 1.3465736f);  // 0.1 ln 32 + 1
   }
 }
 
@@ -210,12 +235,13 @@ TEST(RopeConfig, ScalesOfYarn) {
   EXPECT_EQ(factor({{"mscale", 1.0}, {"mscale_all_dim", 1.0}, {"attention_factor", 0.5}}), 0.5);
 }
 
-TEST(RopeConfig, FieldsThatNobodyReadsAreRefused) {
+TEST(RopeConfig, UnreadFieldsAreRefused) {
   const auto at = [](const char* object, const char* name, const Json& value) {
     return [=](Json& j) { (*object == '\0' ? j : j[object])[name] = value; };
   };
   const std::string known =
-      "expected for the type llama3 one of rope_type, type, rope_theta, factor, low_freq_factor, "
+      "expected only these fields of the type llama3: rope_type, type, rope_theta, factor, "
+      "low_freq_factor, "
       "high_freq_factor, original_max_position_embeddings, found ";
   EXPECT_EQ(refusal("llama31-tiny", at("rope_scaling", "mscale", 0.7)),
             "unsupported: config.json: rope_scaling.mscale: " + known + "0.7");
@@ -224,7 +250,7 @@ TEST(RopeConfig, FieldsThatNobodyReadsAreRefused) {
   EXPECT_EQ(refusal("llama31-tiny", at("rope_scaling", "partial_rotary_factor", 0.5)),
             "unsupported: config.json: rope_scaling.partial_rotary_factor: " + known + "0.5");
   EXPECT_EQ(refusal("llama31-tiny", at("", "rope_interleaved", true)),
-            "unsupported: config.json: rope_interleaved: expected of fields for rotary positions "
+            "unsupported: config.json: rope_interleaved: expected only these rotary fields: "
             "rope_scaling, rope_parameters, rope_theta, found true");
   for (const char* name : {"rotary_pct", "rope_local_base_freq", "rotary_dim", "rope_ratio"}) {
     EXPECT_EQ(refusal("llama31-tiny", at("", name, 0.5))
@@ -232,13 +258,14 @@ TEST(RopeConfig, FieldsThatNobodyReadsAreRefused) {
               0u)
         << name;
   }
-  EXPECT_EQ(refusal("llama31-tiny",
-                    [](Json& j) {
-                      j["rope_scaling"] = {{"factor", 4.0}};
-                    })
-                .find("unsupported: config.json: rope_scaling.factor: expected for the type "
-                      "default one of "),
-            0u);
+  EXPECT_EQ(
+      refusal("llama31-tiny",
+              [](Json& j) {
+                j["rope_scaling"] = {{"factor", 4.0}};
+              })
+          .find("unsupported: config.json: rope_scaling.factor: expected only these fields of "
+                "the type default: "),
+      0u);
 }
 
 TEST(RopeConfig, FieldsWithoutEffectAndNullAreNot) {

@@ -162,7 +162,7 @@ TEST_F(LabCommand, MeasuresWhichExpertTakesWhichToken) {
   EXPECT_EQ(run_stet(with(experts, {"--ids", "5,6,7", "--layer", "1"})).status, 1);
 }
 
-TEST_F(LabCommand, TablesSayWhatTheyShow) {
+TEST_F(LabCommand, TablesAreLabelled) {
   const std::string lens = succeed({"measure", "-m", kTiny, "--lens", "--ids", text_of(ids)}).out;
   EXPECT_NE(lens.find("columns: the last 12 of 30 positions"), std::string::npos) << lens;
   const std::string few =
@@ -214,7 +214,7 @@ TEST_F(LabCommand, HeadsArePatched) {
   EXPECT_EQ(said.at(0)["scores"], found["scores"]);
   EXPECT_EQ(said.at(0)["id"], 1);
   args.insert(args.end(), {"--point", "hook_resid_pre"});
-  EXPECT_NE(run_stet(args).err.find("a point that has heads"), std::string::npos);
+  EXPECT_NE(run_stet(args).err.find("--heads is for points with heads, and "), std::string::npos);
 }
 
 TEST_F(LabCommand, StatesAreSavedUnderInterventionsAndDifferByName) {

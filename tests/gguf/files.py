@@ -12,6 +12,7 @@ import tempfile
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import gguf_gpt_oss  # noqa: E402
 import gguf_writer  # noqa: E402
 
 STET, ROOT = sys.argv[1:3]
@@ -83,7 +84,7 @@ class Gguf(unittest.TestCase):
             gguf_writer.write(model, self.file, "F32", with_tokenizer=False)
             ids = ["--ids", ",".join(str(7 * i % 320) for i in range(100)), "--digest"]
             self.assertEqual(run("logits", "-m", model, *ids), run("logits", "-m", self.file, *ids), name)
-            # Its float32 norms lose bits when 1 is added and subtracted again.
+            # Float32 norms lose bits when 1 is added and subtracted again.
             if name != "gemma2":
                 self.assertEqual(self.fingerprint(model), self.fingerprint(self.file), name)
 
@@ -114,6 +115,42 @@ class Gguf(unittest.TestCase):
             self.assertEqual(expected, run("logits", "-m", packed, *ids))
             run("convert-model", packed, "-o", again)
             self.assertEqual(gguf_writer.tensors_of(again), gguf_writer.tensors_of(self.file))
+
+    def test_gpt_oss_in_both_of_its_forms(self):
+        ids = ["--ids", ",".join(str(7 * i % 300) for i in range(60)), "--digest"]
+        again = os.path.join(self.directory.name, "again.gguf")
+        for name in ("gptoss-tiny", "gptoss-mxfp4-tiny"):
+            model = os.path.join(ROOT, "tests", "data", "models", name)
+            gguf_gpt_oss.write(model, self.file)
+            self.assertEqual(self.fingerprint(model), self.fingerprint(self.file), name)
+            for contract in ("f32", "bf16", "ggml") if "mxfp4" in name else ("f32", "bf16"):
+                found = [run("logits", "-m", m, "--compute", contract, *ids) for m in (model, self.file)]
+                self.assertEqual(*found, (name, contract))
+            run("convert-model", model, "-o", again)  # routers, biases and sinks become float32 there, too
+            self.assertEqual(gguf_writer.tensors_of(again), gguf_writer.tensors_of(self.file), name)
+        # MXFP4 is computed with as it is where nothing else is asked for, and from packed files, too.
+        self.assertEqual(found[0], run("logits", "-m", model, *ids))
+        self.assertEqual(found[0], run("logits", "-m", self.file, *ids, "--isa", "portable", "--chunk", "7"))
+        for contract in ("ggml", "f32"):
+            packed = os.path.join(self.directory.name, "packed-" + contract)
+            run("prepare", "-m", model, "--compute", contract, "-o", packed)
+            digests = [run("logits", "-m", m, *ids, "--compute", contract) for m in (model, packed)]
+            self.assertEqual(*digests)
+
+    def test_an_infinite_block_of_mxfp4_is_refused(self):
+        gguf_gpt_oss.write(os.path.join(ROOT, "tests", "data", "models", "gptoss-mxfp4-tiny"), self.file)
+        name = "blk.1.ffn_up_exps.weight"
+        at = next(begin for tensor, _, _, begin in gguf_writer.header_of(self.file) if tensor == name)
+        with open(self.file, "r+b") as file:  # block 1 of row 5 of expert 3, each of 64 rows of 2 blocks
+            file.seek(at + ((3 * 64 + 5) * 2 + 1) * 17)
+            file.write(b"\xfc")
+        run("logits", "-m", self.file, "--ids", "2,5", "--digest")
+        with open(self.file, "r+b") as file:
+            file.seek(at + ((3 * 64 + 5) * 2 + 1) * 17)
+            file.write(b"\xfd")
+        said = run("logits", "-m", self.file, "--ids", "2,5", status=1)
+        self.assertIn("model.layers.1.mlp.experts.3.up_proj.weight, row 5, block 1: ", said)
+        self.assertIn("at most 252", said)
 
     def test_q8_0_and_q4_0_go_into_their_contracts_without_loss(self):
         for pocket, (kind, contract) in with_pockets((("Q8_0", "q8"), ("Q4_0", "q4"))):
@@ -267,7 +304,7 @@ class Gguf(unittest.TestCase):
 
     def test_every_family_can_be_written(self):
         for name in ("gemma-tiny", "gemma2-tiny", "gemma3-tiny", "gemma3-tiny-bf16", "gpt2-tiny", "granite-tiny", "llama2-tiny-f16", "llama31-tiny", "mistral-tiny", "olmo2-tiny",
-                     "olmo3-tiny", "qwen3-tiny", "smollm3-tiny", "pythia-tiny", "phi3-tiny", "phi4-tiny", "qwen3moe-tiny", "mixtral-tiny", "olmoe-tiny"):
+                     "olmo3-tiny", "qwen3-tiny", "smollm3-tiny", "pythia-tiny", "phi3-tiny", "phi4-tiny", "qwen3moe-tiny", "mixtral-tiny", "olmoe-tiny", "gptoss-tiny", "gptoss-mxfp4-tiny"):
             model = os.path.join(ROOT, "tests/data/models", name)
             prepared = os.path.join(self.directory.name, name)
             run("prepare", "-m", model, "-o", prepared)
@@ -377,7 +414,7 @@ class Gguf(unittest.TestCase):
         os.makedirs(entry + ".making/x")
         self.assertEqual(expected, run(*command))
         self.assertEqual(self.entries(cache), [entry])
-        # Of many processes at once, one makes the entry.
+        # One of many processes makes the entry.
         shutil.rmtree(cache)
         processes = [subprocess.Popen([STET, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(6)]
         for p in processes:

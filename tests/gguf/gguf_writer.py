@@ -8,7 +8,7 @@ import struct
 import gguf_k_types
 import numpy as np
 
-TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "BF16": 30, **gguf_k_types.TYPES}
+TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "BF16": 30, "MXFP4": 39, **gguf_k_types.TYPES}
 KINDS = {"u32": 4, "f32": 6, "bool": 7, "text": 8}
 
 
@@ -31,6 +31,8 @@ def read_safetensors(path):
 
 
 def encode(x, kind):
+    if kind == "MXFP4":  # blocks already, [..., 17]
+        return np.ascontiguousarray(x, np.uint8).tobytes()
     x = np.ascontiguousarray(x, np.float32)
     if kind in gguf_k_types.TYPES:
         return gguf_k_types.encode(x, kind)
@@ -298,7 +300,8 @@ def write_file(path, keys, tensors):
     header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys)) + b"".join(keys)
     data = b""
     for name, x, used in tensors:
-        header += text(name) + struct.pack("<I", x.ndim) + b"".join(struct.pack("<Q", n) for n in reversed(x.shape)) + struct.pack("<IQ", TYPES[used], len(data))
+        shape = (*x.shape[:-2], 32 * x.shape[-2]) if used == "MXFP4" else x.shape
+        header += text(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q", n) for n in reversed(shape)) + struct.pack("<IQ", TYPES[used], len(data))
         data += encode(x, used)
         data += b"\0" * (-len(data) % 32)
     with open(path, "wb") as file:
@@ -349,7 +352,7 @@ def header_of(path):
 
 def tensors_of(path):
     """Returns name -> (shape, type, bytes) for the types that this module writes."""
-    sizes = {0: (1, 4), 1: (1, 2), 30: (1, 2), 2: (32, 18), 8: (32, 34), 12: (256, 144), 13: (256, 176), 14: (256, 210)}
+    sizes = {0: (1, 4), 1: (1, 2), 30: (1, 2), 2: (32, 18), 8: (32, 34), 12: (256, 144), 13: (256, 176), 14: (256, 210), 39: (32, 17)}
     with open(path, "rb") as file:
         raw = file.read()
     return {name: (shape, kind, raw[at : at + int(np.prod(shape)) // sizes[kind][0] * sizes[kind][1]]) for name, shape, kind, at in header_of(path)}

@@ -20,6 +20,7 @@ struct Scene {
   double softcap = 0;
   KvType type = KvType::f32;
   uint64_t seed = 1;
+  std::vector<float> sinks = {};  // [heads], or none
 
   size_t heads() const { return kv_heads * group; }
   size_t count() const { return static_cast<size_t>(positions - first); }
@@ -27,7 +28,8 @@ struct Scene {
   size_t kv_width() const { return kv_heads * head_dim; }
   double scale() const { return 0.9 / std::sqrt(static_cast<double>(head_dim)); }
   AttentionShape shape() const {
-    return {1, heads(), kv_heads, head_dim, window, scale(), softcap};
+    return {1,      heads(), kv_heads, head_dim,
+            window, scale(), softcap,  sinks.empty() ? nullptr : sinks.data()};
   }
   bool sees(int64_t query, int64_t position) const {
     return position <= query && (window == 0 || position > query - window);
@@ -146,6 +148,7 @@ std::vector<float> plain(const Sequence& a) {
       const float* q =
           a.q.data() + (static_cast<size_t>(query - s.first) * s.heads() + h) * s.head_dim;
       PlainPart sum{-kInf, 0, std::vector<float>(s.head_dim, 0.0f)};
+      if (!s.sinks.empty()) sum.m = s.sinks[h], sum.l = 1;
       for (int64_t begin = 0; begin < s.positions; begin += 64) {
         std::vector<float> k(s.head_dim * 64), v(64 * s.head_dim), k_scale(64), v_scale(64);
         uint64_t mask = 0;
@@ -172,13 +175,13 @@ std::vector<float> plain(const Sequence& a) {
 
 // Checks outputs against softmax in float64 within a bound, derived step by step. u = 2^-24; gamma
 // and expm1 make the first-order terms rigorous.
-//   score:   chain over d and the scale: E = gamma(d + 1) * scale * sum |q k|; q8: one more scale
-//            soft cap c tanh(s / c): slope <= 1, two roundings and tanh's 1.371 ULP (<= 2 * 1.371 u):
-//            + 5 u |s'|
-//   weight:  exp(score - m), then one factor exp(m - m') for each of B merged blocks. Each has an
-//            argument rounded by u R (R: the largest distance of scores) and exp's 0.94 ULP (<= 2 u),
-//            and one multiplication: 2 u more. eta = expm1(E + (B + 1) (u R + 4 u))
-//   sums:    n weights in any order: gamma(n + B); q8: one more factor, the value's scale
+//   score:   The chain over d and the scale give E = gamma(d + 1) * scale * sum |q k|. q8 has one more
+//            scale. A soft cap c tanh(s / c) has a slope <= 1, two roundings and tanh's 1.371 ULP
+//            (<= 2 * 1.371 u), which adds 5 u |s'|.
+//   weight:  exp(score - m), then one factor exp(m - m') for each of B merged blocks. Each argument is
+//            rounded by u R (R: the largest distance of scores), and exp adds 0.94 ULP (<= 2 u). One
+//            multiplication each adds 2 u. So eta = expm1(E + (B + 1) (u R + 4 u)).
+//   sums:    n weights in any order give gamma(n + B). q8 has one more factor, the value's scale.
 // The output is a quotient of two sums of positive weights. With each term off by at most these
 // factors, and the quotient's own rounding, the error is at most
 //   ((1 + eta)(1 + gamma)(1 + u) / ((1 - eta)(1 - gamma)) - 1) * sum w |v|
@@ -210,10 +213,12 @@ void check_against_float64(const Sequence& a, const std::vector<float>& y) {
         score.push_back(capped);
         seen.push_back(t);
       }
+      if (!s.sinks.empty()) score.push_back(double{s.sinks[h]});  // which has no value
       const auto [low, high] = std::minmax_element(score.begin(), score.end());
       const double range = *high - *low + 2 * error, n = static_cast<double>(score.size());
       ASSERT_LT(range, 80) << "weights must stay normal for the bound to hold";
-      const double blocks = static_cast<double>(seen.back() / 64 - seen.front() / 64 + 1);
+      const double blocks =
+          static_cast<double>(seen.back() / 64 - seen.front() / 64 + (s.sinks.empty() ? 1 : 2));
       const double eta = std::expm1(error + (blocks + 1) * kUnit * (range + 4)),
                    g = gamma(n + blocks + (s.type == KvType::q8 ? 1 : 0));
       const double factor = (1 + eta) * (1 + g) * (1 + kUnit) / ((1 - eta) * (1 - g)) - 1;
@@ -307,6 +312,27 @@ TEST_P(AttentionOnEachIsa, WholePrompts) {
           GetParam());
 }
 
+// A sink below, among and above the scores, in decoding and in a prompt; far above, little is left.
+TEST_P(AttentionOnEachIsa, Sinks) {
+  for (const float sink : {-20.0f, 0.5f, 12.0f}) {
+    for (const int64_t first : {int64_t{0}, int64_t{139}}) {
+      for (const int64_t window : {0, 8, 70}) {
+        Scene s{.kv_heads = 2,
+                .group = 4,
+                .head_dim = 24,
+                .positions = 140,
+                .first = first,
+                .window = window,
+                .softcap = window == 70 ? 2.0 : 0,
+                .type = window == 8 ? KvType::q8 : KvType::f32};
+        for (size_t h = 0; h < s.heads(); ++h)
+          s.sinks.push_back(sink + static_cast<float>(h) * 0.25f);
+        check(s, GetParam());
+      }
+    }
+  }
+}
+
 TEST_P(AttentionOnEachIsa, Softcap) {
   check({.kv_heads = 2, .group = 2, .head_dim = 24, .positions = 90, .first = 80, .softcap = 3.0},
         GetParam());
@@ -379,7 +405,7 @@ TEST(Attention, SpansOfOnePassAreIndependent) {
 }
 
 // Slots outside the window and after the query hold NaN or infinity, which must not change a bit.
-TEST_P(AttentionOnEachIsa, WhatIsNotSeenDoesNotMatter) {
+TEST_P(AttentionOnEachIsa, MaskedPositionsDoNotMatter) {
   for (KvType type : {KvType::f32, KvType::bf16}) {
     for (size_t head_dim : {16, 24}) {
       for (float poison : {kNan, kInf, -kInf}) {

@@ -370,7 +370,7 @@ Words attention(const Kernels& k, const Example& e) {
   std::vector<float> q(n * kTileRows);
   for (size_t d = 0; d < n; ++d) q[d * kTileRows] = vector_of(n, 7)[d];
   Sums all(ldv), one(ldv);
-  k.reset(all.view(), 1, ldv);
+  k.reset(all.view(), 1, ldv, nullptr);
   for (size_t first = 0; first <= t; first += kPanel) {
     uint64_t mask = 0;
     for (size_t p = first; p <= std::min(t, first + kPanel - 1); ++p) {

@@ -18,7 +18,7 @@
 namespace stet::test::ggml_blocks_tests {
 namespace {
 
-constexpr DType kBlockTypes[] = {DType::q8_0, DType::q4_0, DType::q5_0,
+constexpr DType kBlockTypes[] = {DType::q8_0, DType::q4_0, DType::q5_0, DType::mxfp4,
                                  DType::q4_k, DType::q5_k, DType::q6_k};
 
 struct Tensor {
@@ -34,6 +34,10 @@ struct Tensor {
     bytes.resize(blocks * type.bytes);
     for (std::byte& b : bytes) b = static_cast<std::byte>(s.next());
     for (size_t i = 0; i < blocks; ++i) {
+      if (dtype == DType::mxfp4) {
+        bytes[i * type.bytes] = static_cast<std::byte>(s.next() % 253);
+        continue;
+      }
       const size_t at = dtype == DType::q6_k ? 208 : 0;
       const bool two = dtype == DType::q4_k || dtype == DType::q5_k;
       for (size_t half = 0; half < (two ? 2u : 1u); ++half)
@@ -70,8 +74,8 @@ TEST(GgmlBlocks, RowsAreTheReferencesNumbers) {
   }
 }
 
-TEST(GgmlBlocks, OfHalfAStrip) {
-  for (const DType dtype : {DType::q8_0, DType::q4_0, DType::q5_0}) {
+TEST(GgmlBlocks, HalfAStrip) {
+  for (const DType dtype : {DType::q8_0, DType::q4_0, DType::q5_0, DType::mxfp4}) {
     const Tensor t(dtype, 3, 96, 4);
     const Matrix m({&t.view}, 96, 1);
     std::vector<float> row(96);
@@ -108,7 +112,7 @@ TEST(GgmlBlocks, AreNamedByTheirValues) {
 
 // The fingerprint's type is the narrowest that holds the whole row. The first values of a row fit
 // bfloat16; its last ones fit bfloat16, float16 or only float32.
-TEST(GgmlBlocks, AreNamedByTheValuesOfWholeRows) {
+TEST(GgmlBlocks, FingerprintsCoverTheValuesOfWholeRows) {
   constexpr size_t kColumns = 8192, kBlock = 34;
   for (const float scale : {1.0f, 1.125f, 1 + 1.0f / 1024}) {
     std::vector<uint8_t> blocks(17 * kColumns / 32 * kBlock);

@@ -66,6 +66,7 @@ TEST(Isa, TablesShareNoFunction) {
       EXPECT_NE(a.scale, b.scale);
       EXPECT_NE(a.silu_mul, b.silu_mul);
       EXPECT_NE(a.gelu_tanh_mul, b.gelu_tanh_mul);
+      EXPECT_NE(a.clamped_silu_mul, b.clamped_silu_mul);
       EXPECT_NE(a.gelu_tanh, b.gelu_tanh);
       EXPECT_NE(a.gelu, b.gelu);
       EXPECT_NE(a.rope, b.rope);
@@ -88,6 +89,8 @@ void expect_shared_but(const Kernels& a, const Kernels& b, bool quants, bool pai
   EXPECT_EQ(a.gemv_q8 != b.gemv_q8, quants);
   EXPECT_EQ(a.gemv_q4 != b.gemv_q4, quants);
   EXPECT_EQ(a.gemv_q5 != b.gemv_q5, quants);
+  EXPECT_EQ(a.gemv_mxfp4 != b.gemv_mxfp4, quants);
+  EXPECT_EQ(a.tile_mxfp4 != b.tile_mxfp4, quants);
   EXPECT_EQ(a.tile_q8 != b.tile_q8, quants);
   EXPECT_EQ(a.tile_q4 != b.tile_q4, quants);
   for (int t = 0; t < kSuperTypes; ++t) {
@@ -105,7 +108,7 @@ void expect_shared_but(const Kernels& a, const Kernels& b, bool quants, bool pai
   for (int t = 0; t < kStoredTypes; ++t) EXPECT_EQ(a.attend[t], b.attend[t]);
 }
 
-TEST(Isa, TablesOf512BitsShareWhatNoNewInstructionServes) {
+TEST(Isa, TablesOf512BitsShareUnchangedFunctions) {
   const Kernels *const plain = find_kernels("avx512"), *const vnni = find_kernels("avx512vnni"),
                        *const bf16 = find_kernels("avx512bf16");
   if (vnni == nullptr) GTEST_SKIP() << "no AVX512-VNNI on this machine";
@@ -661,6 +664,16 @@ TEST_P(Kernel, GatesAreTheirFormulas) {
   check_elementwise(
       [&](const float* a, const float* b, float* y, size_t n) { k.silu_mul(a, b, y, n); },
       [](float g, float u) { return g / (1.0f + contract_exp(0.0f - g)) * u; });
+  for (const float limit : {7.0f, 0.5f}) {
+    check_elementwise([&](const float* a, const float* b, float* y,
+                          size_t n) { k.clamped_silu_mul(a, b, limit, y, n); },
+                      [&](float g, float u) {
+                        const float gate = g > limit ? limit : g, up = u > limit    ? limit
+                                                                       : u < -limit ? -limit
+                                                                                    : u;
+                        return (up + 1.0f) * (gate / (1.0f + contract_exp(0.0f - 1.702f * gate)));
+                      });
+  }
   const auto gelu = [](float g) {
     const float inner = 0.7978845608028654f * std::fma(0.044715f, g * g * g, g);
     return 0.5f * g * (1.0f + contract_tanh(inner));
@@ -740,7 +753,7 @@ TEST_P(Kernel, LayerNormHasSixteenLanesAndATree) {
 // no effect. The large eps hides the variance, and 1 / sqrt(eps) is a power of two.
 TEST_P(Kernel, LayerNormSumOrder) {
   std::vector<float> x(32, 1.0f);
-  // As in RmsNormSumOrder the sum is 2^25, to which only sums of at least 4 of the other lanes add.
+  // The sum is 2^25, as in RmsNormSumOrder. Only sums of at least 4 of the other lanes add to it.
   x[0] = x[8] = 0x1p24f;
   const float mean = (0x1p25f + 28.0f) / 32;
   const Fenced<float> in(x), w(std::vector<float>(32, 1.0f)), b(std::vector<float>(32, 0.0f)),

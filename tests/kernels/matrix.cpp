@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "src/blas/openblas.hpp"
+#include "stet/kernels/ggml.hpp"
 #include "stet/kernels/numbers.hpp"
 #include "stet/model/ops.hpp"
 #include "stet/model/product.hpp"
@@ -440,9 +441,8 @@ void check_gated(const std::string& isa, const Linear& layer, Contract contract,
     linear_gated(t, one.pass, 0, layer, gate, in, one.pass.gate_up, out);
   });
   std::vector<float> expected(half);
-  const auto f = gate == Gate::silu ? one.pass.kernels->silu_mul : one.pass.kernels->gelu_tanh_mul;
   for (size_t r = 0; r < rows; ++r) {
-    f(both.row(r), both.row(r) + half, expected.data(), half);
+    gate_kernel(*one.pass.kernels, gate)(both.row(r), both.row(r) + half, expected.data(), half);
     ASSERT_TRUE(equal_bits(std::span(out.row(r), half), expected))
         << "row " << r << " of " << rows << ", " << half << " gates";
     for (size_t i = half; i < ldy; ++i)
@@ -467,8 +467,60 @@ TEST_P(LinearOnEachIsa, GatesAreThoseOfTheProduct) {
                                             1 + static_cast<int>(rows % 3), Gate::silu));
       }
       ASSERT_NO_FATAL_FAILURE(check_gated(GetParam(), linear, contract, 14, 2, Gate::gelu_tanh));
+      ASSERT_NO_FATAL_FAILURE(
+          check_gated(GetParam(), linear, contract, 23, 2, Gate::clamped(7.0f)));
       linear.bias = numbers(2 * half, 3, Fill::wide);
       ASSERT_NO_FATAL_FAILURE(check_gated(GetParam(), linear, contract, 14, 2, Gate::silu));
+    }
+  }
+}
+
+// Blocks of mxfp4, of which any bytes are a block but for exponents above 252.
+std::vector<std::byte> mxfp4_blocks(size_t n, uint64_t seed) {
+  std::vector<std::byte> bytes(17 * n);
+  Stream s(seed);
+  for (std::byte& b : bytes) b = static_cast<std::byte>(s.next());
+  for (size_t i = 0; i < n; ++i) bytes[17 * i] = static_cast<std::byte>(118 + s.next() % 10);
+  return bytes;
+}
+
+// Whatever stands beside a row, in strips whole and half, and in one piece or several. Under f32
+// the bits are those of the same weights as float32.
+TEST_P(LinearOnEachIsa, Mxfp4GivesEachRowTheBitsOfARowAlone) {
+  for (const size_t inputs : {32, 64, 160, 192, 1088, 2112}) {
+    constexpr size_t kOutputs = 101;
+    const std::vector<std::byte> blocks = mxfp4_blocks(kOutputs * inputs / 32, inputs);
+    std::vector<float> wide(kOutputs * inputs);
+    dequantize_ggml(39, blocks.data(), kOutputs * inputs / 32, wide.data());
+    const std::vector<int64_t> shape = {kOutputs, static_cast<int64_t>(inputs)};
+    const TensorView stored = {"w", DType::mxfp4, "MXFP4", shape, blocks},
+                     widened = {"w", DType::f32, "F32", shape, std::as_bytes(std::span(wide))};
+    const Matrix w({&stored}, inputs, 1), same({&widened}, inputs, 1);
+    const size_t ldx = round_up(inputs, 64);
+    std::vector<float> all = numbers(23 * ldx, inputs, Fill::wide);
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (i % ldx >= inputs) all[i] = 0.0f;
+    }
+    for (const Contract contract : {Contract::ggml, Contract::f32}) {
+      std::vector<float> alone;
+      for (const size_t rows : {1, 7, 23}) {
+        const Fenced<float> x(std::vector<float>(all.data(), all.data() + rows * ldx)),
+            y(rows * 112), z(rows * 112);
+        const Rows in = fenced_rows(x, rows, inputs, ldx),
+                   out = fenced_rows(y, rows, kOutputs, 112),
+                   expected = fenced_rows(z, rows, kOutputs, 112);
+        OnePass one(GetParam(), inputs, rows, 2, contract);
+        run_team(2, [&](Team t) { linear(t, one.pass, w, in, out); });
+        if (alone.empty()) alone.assign(out.row(0), out.row(0) + kOutputs);
+        ASSERT_TRUE(equal_bits(std::span(out.row(0), kOutputs), alone)) << rows << " " << inputs;
+        if (contract == Contract::ggml) continue;
+        run_team(2, [&](Team t) { linear(t, one.pass, same, in, expected); });
+        for (size_t r = 0; r < rows; ++r) {
+          ASSERT_TRUE(
+              equal_bits(std::span(out.row(r), kOutputs), std::span(expected.row(r), kOutputs)))
+              << "row " << r << " of " << rows << ", " << inputs << " inputs";
+        }
+      }
     }
   }
 }

@@ -32,18 +32,18 @@ def read_config(directory, name="config.json"):
     c.head_dim = get("head_dim", 256 if gemma else 128 if family == "qwen3" else c.hidden_size // c.heads)
     c.max_positions = get("max_position_embeddings", DEFAULT_POSITIONS.get(family, 2048))
     c.norm_eps = float(get("layer_norm_eps", 1e-5) if family == "gpt_neox" else
-                       get("rms_norm_eps", 1e-5 if family in ("olmo2", "olmo3", "olmoe", "phi3", "mixtral") else 1e-6))
+                       get("rms_norm_eps", 1e-5 if family in ("olmo2", "olmo3", "olmoe", "phi3", "mixtral", "gpt_oss") else 1e-6))
     c.attention_scale = 1.0 / math.sqrt(float(c.head_dim))
     c.attention_softcap = c.logit_softcap = 0.0
     c.embedding_scale = c.residual_scale = c.logit_divisor = 1.0
     c.tied_head = get("tie_word_embeddings", whole.get("tie_word_embeddings", gemma or family == "smollm3"))
-    c.attention_bias = get("attention_bias", family == "gpt_neox") or family == "qwen2"
+    c.attention_bias = get("attention_bias", family in ("gpt_neox", "gpt_oss")) or family == "qwen2"
     c.mlp_bias = get("mlp_bias", False) or family == "gpt_neox"
     c.parallel_residual = family == "gpt_neox" and get("use_parallel_residual", True)
     c.rotary_dim = 0
     window, slides = 0, lambda i: True
     c.rope_of = [0] * c.layers
-    theta = {"gemma3": 1e6, "mixtral": 1e6, "smollm3": 2e6}.get(family, 10000.0)
+    theta = {"gemma3": 1e6, "mixtral": 1e6, "smollm3": 2e6, "gpt_oss": 150000.0}.get(family, 10000.0)
     if gemma:
         c.embedding_scale = float(np.sqrt(F32(c.hidden_size)))
     if family in ("gemma2", "gemma3"):
@@ -63,6 +63,8 @@ def read_config(directory, name="config.json"):
         window, slides = get("sliding_window", 4096), lambda i: (i + 1) % 4 != 0
     elif family == "mixtral" or (family == "qwen3_moe" and get("use_sliding_window", False)):
         window = get("sliding_window", 0 if family == "mixtral" or "sliding_window" in j else 4096)
+    elif family == "gpt_oss":
+        window, slides = get("sliding_window", 128), lambda i: i % 2 == 0
     elif family in ("granite", "granitemoe"):
         c.embedding_scale, c.attention_scale = float(get("embedding_multiplier", 1)), float(get("attention_multiplier", 1))
         c.residual_scale, c.logit_divisor = float(get("residual_multiplier", 1)), float(get("logits_scaling", 1))
@@ -71,8 +73,9 @@ def read_config(directory, name="config.json"):
         turns = get("no_rope_layers", [(i + 1) % every for i in range(c.layers)])
         c.rope_of = [0 if t else -1 for t in turns]
     c.qkv_clip = float(get("clip_qkv", 0)) if family == "olmoe" else 0
+    c.gate_limit = float(get("swiglu_limit", 7)) if family == "gpt_oss" else 0
     c.experts = read_experts(c, get) if family in EXPERT_RULES else None
-    types = get("layer_types", []) if family in ("gemma2", "gemma3", "qwen2", "qwen3", "olmo3") else []
+    types = get("layer_types", []) if family in ("gemma2", "gemma3", "qwen2", "qwen3", "olmo3", "gpt_oss") else []
     c.window = [window if (types[i] == "sliding_attention" if types else slides(i)) else 0 for i in range(c.layers)]
     if family in ("phi3", "gpt_neox"):
         part = get("partial_rotary_factor", 1 if family == "phi3" else get("rotary_pct", 0.25))
@@ -89,7 +92,7 @@ def read_config(directory, name="config.json"):
 
 
 RULES = ("softmax", "divided", "of_chosen")
-EXPERT_RULES = {"qwen3_moe": None, "olmoe": None, "mixtral": "divided", "granitemoe": "of_chosen"}
+EXPERT_RULES = {"qwen3_moe": None, "olmoe": None, "mixtral": "divided", "granitemoe": "of_chosen", "gpt_oss": "of_chosen"}
 
 
 def read_experts(c, get):
@@ -100,10 +103,10 @@ def read_experts(c, get):
             "width": get("moe_intermediate_size") if qwen else c.intermediate_size, "rule": RULES.index(rule), "dense": dense}
 
 
-DEFAULT_POSITIONS = {"gemma": 8192, "gemma2": 8192, "gemma3": 131072, "smollm3": 32768}
+DEFAULT_POSITIONS = {"gemma": 8192, "gemma2": 8192, "gemma3": 131072, "smollm3": 32768, "gpt_oss": 131072}
 FAMILIES = {"GemmaForCausalLM": "gemma", "Gemma2ForCausalLM": "gemma2", "Gemma3ForCausalLM": "gemma3",
             "Gemma3ForConditionalGeneration": "gemma3", "GPT2LMHeadModel": "gpt2", "GPTNeoXForCausalLM": "gpt_neox",
-            "GraniteForCausalLM": "granite", "GraniteMoeForCausalLM": "granitemoe", "MixtralForCausalLM": "mixtral",
+            "GptOssForCausalLM": "gpt_oss", "GraniteForCausalLM": "granite", "GraniteMoeForCausalLM": "granitemoe", "MixtralForCausalLM": "mixtral",
             "OlmoeForCausalLM": "olmoe", "Qwen3MoeForCausalLM": "qwen3_moe", "LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral",
             "Olmo2ForCausalLM": "olmo2", "Olmo3ForCausalLM": "olmo3", "Phi3ForCausalLM": "phi3", "Qwen2ForCausalLM": "qwen2",
             "Qwen3ForCausalLM": "qwen3", "SmolLM3ForCausalLM": "smollm3"}
@@ -123,7 +126,7 @@ def _gpt2(c, j):
     c.parallel_residual = False
     c.tied_head = j.get("tie_word_embeddings", True)
     c.rotary_dim, c.window, c.rope_of, c.ropes = 0, [0] * c.layers, [], []
-    c.qkv_clip, c.experts = 0, None
+    c.qkv_clip, c.gate_limit, c.experts = 0, 0, None
     return c
 
 
@@ -178,7 +181,7 @@ def canonical(c):
     j = {n: getattr(c, n) for n in names}
     j["ropes"] = ropes
     for name, absent in (("residual_scale", 1), ("logit_divisor", 1), ("rotary_dim", 0), ("parallel_residual", False),
-                         ("qkv_clip", 0), ("experts", None)):
+                         ("qkv_clip", 0), ("gate_limit", 0), ("experts", None)):
         if getattr(c, name) != absent:
             j[name] = getattr(c, name)
     return json.dumps(j, sort_keys=True, separators=(",", ":"))

@@ -10,7 +10,7 @@ import numpy as np
 import contract_arithmetic as a
 from contract_arithmetic import F32, F64
 from contract_config import read_config
-from contract_products import make
+from contract_products import Floats, Mxfp4, make
 
 BLOCK = 64
 
@@ -39,7 +39,7 @@ class Checkpoint:
         """Returns the dtype and the elements as stored."""
         entry = self.header[self.short[name]]
         begin, end = entry["data_offsets"]
-        kind = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}[entry["dtype"]]
+        kind = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U8": np.uint8}[entry["dtype"]]
         return entry["dtype"], np.frombuffer(self.data[begin:end], kind).reshape(entry["shape"])
 
     def __call__(self, name):
@@ -49,10 +49,25 @@ class Checkpoint:
     def has(self, name):
         return name in self.short
 
+    def of_stack(self, experts, i, name):
+        """Expert i's matrix, float32 or Mxfp4, and bias, of gpt-oss."""
+        stack = experts + ("down_proj" if name == "down_proj" else "gate_up_proj")
+        part = {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2), "down_proj": slice(None)}[name]
+        bias = self(stack + "_bias")[i][part]
+        if not self.has(stack + "_blocks"):
+            return self(stack)[i].T[part], bias
+        codes = self.raw(stack + "_blocks")[1][i][part]
+        pairs = np.stack([codes & 15, codes >> 4], axis=-1)  # the low half of a byte comes first
+        return Mxfp4(pairs.reshape(*codes.shape[:-1], 32), self.raw(stack + "_scales")[1][i][part]), bias
+
 
 class Linear:
     def __init__(self, w, kind, group, bias=None):
-        self.matrix, self.bias = make(np.ascontiguousarray(w), kind, group), bias
+        if isinstance(w, Mxfp4):
+            self.matrix = w if kind == "ggml" else make(w.wide(), kind, group)
+        else:
+            self.matrix = Floats(w) if kind == "ggml" else make(np.ascontiguousarray(w), kind, group)
+        self.bias = bias
 
     def __call__(self, x):
         y = self.matrix.product(x)
@@ -138,13 +153,15 @@ def widened(x, kind):
     return a.widen_bf16(x) if kind == "bf16" else a.widen_f16(x) if kind == "f16" else x.astype(F32)
 
 
-def attention(q, keys, values, scale, softcap, window, kind="f32", first=0, hidden=()):
+def attention(q, keys, values, scale, softcap, window, kind="f32", first=0, hidden=(), sink=None):
     """Computes attention of one head. q [T][D] holds the queries of positions first, first + 1,
     ...; keys and values are (x [P][D], scales [P] or None)."""
     (k, k_scale), (v, v_scale) = keys, values
     k, v = widened(k, kind), widened(v, kind)
     rows = len(q)
     m, l, o = np.full(rows, -np.inf, F32), np.zeros(rows, F32), np.zeros(q.shape, F32)
+    if sink is not None:
+        m, l = np.full(rows, sink, F32), np.ones(rows, F32)
     at = np.arange(first, first + rows)[:, None]
     for begin in range(0, len(k), BLOCK):
         p = np.arange(begin, min(begin + BLOCK, len(k)))
@@ -190,6 +207,7 @@ class Model:
         self.offset = F32(1) if c.family.startswith("gemma") else None
         self.names = {"gpt2": ("wte.weight", "ln_f", "h."), "gpt_neox": ("embed_in.weight", "final_layer_norm", "layers.")}.get(
             c.family, ("embed_tokens.weight", "norm", "layers."))
+        kind = "f32" if kind == "ggml" else kind  # but for experts
         self.embedding = make(t(self.names[0]), kind, "embeddings")
         head = "embed_out.weight" if c.family == "gpt_neox" else "lm_head.weight"
         self.head = self.embedding if c.tied_head else make(t(head), kind, "head")
@@ -238,17 +256,22 @@ class Model:
     def experts(self, at, x):
         """What the experts of a layer give together."""
         c, e = self.c, self.c.experts
-        moe = at + ("mlp." if c.family in ("qwen3_moe", "olmoe") else "block_sparse_moe.")
-        router = make(self.t(moe + ("router.layer" if c.family == "granitemoe" else "gate") + ".weight"), "f32", "mlp")
-        weights = np.array([self.route(row) for row in router.product(x)])
+        moe = at + ("mlp." if c.family in ("qwen3_moe", "olmoe", "gpt_oss") else "block_sparse_moe.")
+        name = moe + {"granitemoe": "router.layer", "gpt_oss": "router"}.get(c.family, "gate")
+        router = Linear(self.t(name + ".weight"), "f32", "mlp", self.t(name + ".bias") if c.family == "gpt_oss" else None)
+        weights = np.array([self.route(row) for row in router(x)])
         gate, up, down = ("w1", "w3", "w2") if c.family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
         z = np.zeros(x.shape, F32)
         for i in range(e["count"]):
             rows = np.nonzero(weights[:, i])[0]
             if len(rows) == 0:
                 continue
-            g, u, d = (self.linear([f"{moe}experts.{i}.{n}"], "mlp", False) for n in (gate, up, down))
-            y = d(a.silu(g(x[rows])) * u(x[rows]))
+            if c.family == "gpt_oss":
+                g, u, d = (Linear(w, self.kind, "mlp", b) for w, b in (self.t.of_stack(moe + "experts.", i, n) for n in (gate, up, down)))
+                y = d(a.clamped(g(x[rows]), u(x[rows]), c.gate_limit))
+            else:
+                g, u, d = (self.linear([f"{moe}experts.{i}.{n}"], "mlp", False) for n in (gate, up, down))
+                y = d(a.silu(g(x[rows])) * u(x[rows]))
             z[rows] = a.fma(weights[rows, i, None], y, z[rows])
         return z
 
@@ -286,9 +309,10 @@ class Model:
             cos, sin = (x[:, None] for x in a.angles(positions, *self.ropes[c.rope_of[i]]))
             q, k = a.rotate(q, cos, sin), a.rotate(k, cos, sin)
         keys, values = cache.store(i, k, v)
+        sinks = self.t(at + "sinks") if c.family == "gpt_oss" else [None] * c.heads
         one = lambda pair, g: (pair[0][:, g], None if pair[1] is None else pair[1][:, g])
         z = [attention(q[:, h], one(keys, g), one(values, g), c.attention_scale, c.attention_softcap, c.window[i], cache.kind,
-                       cache.size, list(cache.hidden))
+                       cache.size, list(cache.hidden), sinks[h])
              for h in range(c.heads) for g in [h // (c.heads // c.kv_heads)]]
         return np.concatenate(z, axis=1)
 

@@ -3,7 +3,8 @@ few bits, activations, products."""
 
 import numpy as np
 
-from contract_arithmetic import (F32, F64, fma64, fma64_flushed, flush, nearest, round_bf16, round_f16, widen_bf16, widen_f16)
+from contract_arithmetic import (F32, F64, fma64, fma64_flushed, flush, nearest, round_bf16, round_f16, widen_bf16,
+                                 widen_f16)
 
 COLUMNS = 128  # outputs computed at once, so that they stay in a cache
 
@@ -97,6 +98,28 @@ def round_q4(w):
         tried.append((d, u, error))
     (d0, u0, e0), (d1, u1, e1) = tried
     return np.where(e1 < e0, d1, d0), np.where((e1 < e0)[..., None], u1, u0)
+
+
+MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
+
+
+class Mxfp4:
+    """Codes [n][k/32][32] of 0 .. 15, and exponents [n][k/32]."""
+
+    def __init__(self, codes, exponents):
+        self.v, self.d = MXFP4[codes].astype(F64), np.ldexp(1.0, exponents.astype(int) - 128).astype(F32)
+
+    def wide(self):
+        return (self.v * self.d[..., None].astype(F64)).astype(F32).reshape(len(self.v), -1)
+
+    def product(self, x):
+        q, scale = quantize(x)
+        s = sums(q, self.v)
+        acc = np.zeros((len(x), len(self.v)))
+        for b in range(s.shape[0]):
+            factor = scale[:, b, None] * self.d[:, b]  # rounded to float32
+            acc = fma64(s[b] * factor.astype(F64), acc)
+        return acc.astype(F32)
 
 
 class Blocks:
@@ -220,8 +243,10 @@ def _search_six(x):
             best = np.where(ok, scale * sx, best)
             return ok
 
-        for inverse in [F32(-32) / top] + [v for step in range(-9, 10) for v in
-                                           (-(F32(32) + F32(0.1) * F32(step)) / top, (F32(31) + F32(0.1) * F32(step)) / top)]:
+        for inverse in [F32(-32) / top] + [
+                v for step in range(-9, 10)
+                for v in (-(F32(32) + F32(0.1) * F32(step)) / top, (F32(31) + F32(0.1) * F32(step)) / top)
+        ]:
             other = np.clip(_near(inverse[:, None] * x), -32, 31)
             ok = take(True, _summed((weight * x) * other), _summed((weight * other) * other))
             l = np.where(ok[:, None], other, l)

@@ -144,7 +144,8 @@ INSTANTIATE_TEST_SUITE_P(Models, GoldenModel,
                          testing::Values("gemma3-tiny", "gemma3-tiny-bf16", "gemma3-vision-tiny",
                                          "llama31-tiny", "llama32-tiny-bf16", "llama2-tiny-f16",
                                          "gpt2-tiny", "gemma2-tiny", "mistral-tiny", "qwen3-tiny",
-                                         "qwen3moe-tiny", "mixtral-tiny", "olmoe-tiny"),
+                                         "qwen3moe-tiny", "mixtral-tiny", "olmoe-tiny",
+                                         "gptoss-tiny", "gptoss-mxfp4-tiny"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

@@ -96,7 +96,7 @@ std::vector<Subject> subjects() {
         "gemma2-tiny",       "mistral-tiny",     "qwen2-tiny",         "qwen3-tiny",
         "granite-tiny",      "olmo2-tiny",       "olmo3-tiny",         "smollm3-tiny",
         "pythia-tiny",       "phi3-tiny",        "phi4-tiny",          "qwen3moe-tiny",
-        "mixtral-tiny",      "olmoe-tiny"}) {
+        "mixtral-tiny",      "olmoe-tiny",       "gptoss-tiny",        "gptoss-mxfp4-tiny"}) {
     all.push_back({name, data_path(std::string("models/") + name)});
   }
   for (const char* name : {"pocket-gemma3", "pocket-llama3"})
@@ -114,7 +114,8 @@ std::vector<Subject> subjects_and_contracts() {
         "qwen3moe-tiny", "pocket-gemma3", "pocket-llama3"}},
       {Contract::q4,
        {"gemma3-vision-tiny", "llama31-tiny", "gpt2-tiny", "olmoe-tiny", "pocket-gemma3",
-        "pocket-llama3"}}};
+        "pocket-llama3"}},
+      {Contract::ggml, {"gptoss-mxfp4-tiny"}}};
   std::vector<Subject> all = subjects();
   for (const auto& [contract, names] : others) {
     for (const Subject& subject : subjects()) {

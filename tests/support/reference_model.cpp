@@ -142,7 +142,8 @@ class ReferenceModel::Weights {
         }
         at_point(block + "attn.hook_attn_scores", t, scores);
         for (size_t h = 0; h < heads; ++h) {
-          double sum = 0;
+          const auto sinks = weights_.find(self + "sinks");
+          double sum = sinks != weights_.end() ? std::exp(sinks->second[h]) : 0;
           for (size_t s = first; s <= t; ++s) sum += std::exp(scores[h * x.size() + s]);
           for (size_t s = first; s <= t; ++s)
             pattern[h * x.size() + s] = std::exp(scores[h * x.size() + s]) / sum;
@@ -257,8 +258,8 @@ class ReferenceModel::Weights {
     }
     return parts;
   }
-  // Returns the gate and the up projection. GPT-NeoX has a single projection, which stands in for
-  // the gate; its up factor is 1.
+  // Returns the gate and the up projection. GPT-NeoX has a single projection, which replaces the
+  // gate; its up factor is 1.
   std::pair<Vec, Vec> gate_and_up(const Vec& n, const std::string& mlp) const {
     if (weights_.contains(mlp + "gate_up_proj.weight")) {
       const Vec both = linear(n, mlp + "gate_up_proj");
@@ -271,7 +272,7 @@ class ReferenceModel::Weights {
   // The router of a layer with experts; nothing for another layer.
   std::string router_of(const std::string& at) const {
     for (const char* name :
-         {"mlp.gate", "block_sparse_moe.gate", "block_sparse_moe.router.layer"}) {
+         {"mlp.gate", "mlp.router", "block_sparse_moe.gate", "block_sparse_moe.router.layer"}) {
       if (weights_.contains(at + name + ".weight")) return at + name;
     }
     return "";
@@ -282,7 +283,7 @@ class ReferenceModel::Weights {
   Vec mixture(const Vec& n, const std::string& router, const AtPoint& at_point) const {
     const std::string family = config_.at("model_type");
     const auto chosen = config_.at("num_experts_per_tok").get<size_t>();
-    const bool among_chosen = family == "granitemoe",
+    const bool among_chosen = family == "granitemoe" || family == "gpt_oss",
                divided = family == "mixtral" || config_.value("norm_topk_prob", false);
     Vec logits = linear(n, router);
     at_point("hook_router_logits", logits);
@@ -310,7 +311,29 @@ class ReferenceModel::Weights {
     }
     return out;
   }
+  // gpt-oss: arXiv 2508.10925. Matrices stand transposed, gates and ups in turn.
+  Vec expert_of_gpt_oss(const Vec& n, const std::string& at, size_t e) const {
+    const auto y = [&](const Vec& x, const std::string& name) {
+      const Vec &w = weights_.at(at + name), &bias = weights_.at(at + name + "_bias");
+      const size_t outputs = bias.size() / config_.at("num_local_experts").get<size_t>();
+      Vec sums = part_of(bias, e * outputs, outputs);
+      for (size_t k = 0; k < x.size(); ++k) {
+        for (size_t i = 0; i < outputs; ++i) sums[i] += x[k] * w[(e * x.size() + k) * outputs + i];
+      }
+      return sums;
+    };
+    const Vec both = y(n, "experts.gate_up_proj");
+    const double limit = config_.at("swiglu_limit");
+    Vec inner(both.size() / 2);
+    for (size_t i = 0; i < inner.size(); ++i) {
+      const double gate = std::min(both[2 * i], limit),
+                   up = std::clamp(both[2 * i + 1], -limit, limit);
+      inner[i] = (up + 1) * gate / (1 + std::exp(-1.702 * gate));
+    }
+    return y(inner, "experts.down_proj");
+  }
   Vec expert(const Vec& n, const std::string& at, size_t e) const {
+    if (config_.at("model_type") == "gpt_oss") return expert_of_gpt_oss(n, at, e);
     Vec gate, up;
     std::string down = at + "experts." + std::to_string(e) + ".";
     if (const auto both = weights_.find(at + "input_linear.weight"); both != weights_.end()) {
@@ -345,7 +368,7 @@ class ReferenceModel::Weights {
       return (layer + 1) % config_.at("sliding_window_pattern").get<size_t>() != 0 ? window : 0;
     if (family == "mistral" || family == "mixtral" || family == "phi3") return window;
     if (family == "qwen3_moe") return config_.value("use_sliding_window", false) ? window : 0;
-    if (family == "olmo3")
+    if (family == "olmo3" || family == "gpt_oss")
       return config_.at("layer_types").at(layer) == "sliding_attention" ? window : 0;
     const bool slides = config_.value("use_sliding_window", false) &&
                         layer >= config_.value("max_window_layers", size_t{28});
@@ -418,15 +441,17 @@ class ReferenceModel::Weights {
               stretch > 1 ? std::sqrt(1 + std::log(stretch) / std::log(length)) : 1};
     }
     if (yarn.value("rope_type", "") != "yarn") throw std::runtime_error("another scaling");
-    if (window_of(config_.at("model_type"), layer) > 0) return {plain, 1};
+    const bool everywhere = config_.at("model_type") == "gpt_oss";
+    if (!everywhere && window_of(config_.at("model_type"), layer) > 0) return {plain, 1};
     const double factor = yarn.at("factor"), length = yarn.at("original_max_position_embeddings");
     const auto pair_that_turns = [&](double times) {
       return width * std::log(length / (times * 2 * std::acos(-1.0))) / (2 * std::log(theta));
     };
-    const double low = std::max(0.0, std::floor(pair_that_turns(yarn.value("beta_fast", 32.0)))),
-                 high =
-                     std::min(width - 1, std::ceil(pair_that_turns(yarn.value("beta_slow", 1.0)))),
-                 part = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
+    double low = pair_that_turns(yarn.value("beta_fast", 32.0)),
+           high = pair_that_turns(yarn.value("beta_slow", 1.0));
+    if (yarn.value("truncate", true)) low = std::floor(low), high = std::ceil(high);
+    low = std::max(0.0, low), high = std::min(width - 1, high);
+    const double part = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
     return {plain * (1 - part) + plain / factor * part,
             yarn.value("attention_factor", 0.1 * std::log(factor) + 1)};
   }
@@ -437,8 +462,8 @@ class ReferenceModel::Weights {
     const double most = config_.at("clip_qkv");
     for (double& e : x) e = std::clamp(e, -most, most);
   }
-  // Normalizes a vector of heads and rotates each head to position t. A q/k norm applies to each
-  // head or to all heads at once, by the size of its weight.
+  // Normalizes a vector of heads and rotates each head to position `t`. The size of a q/k norm's
+  // weight decides whether it applies to each head or to all at once.
   Vec turned(Vec x, const std::string& qk_norm, size_t dim, size_t t, size_t layer) const {
     const auto weight = weights_.find(qk_norm + ".weight");
     const bool normed = weight != weights_.end(), each = normed && weight->second.size() == dim;

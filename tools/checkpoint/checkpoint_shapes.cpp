@@ -16,11 +16,11 @@ struct Shape {
   const char* name;
   int hidden, intermediate, layers, heads, kv_heads, head_dim, vocab;
   int context;         // max_position_embeddings
-  int window;          // sliding_window; 0 without
+  int window;          // sliding_window, or 0
   int query_scalar;    // query_pre_attn_scalar of a Gemma
-  double rope_factor;  // of rope_scaling; 0 without
+  double rope_factor;  // of rope_scaling, or 0
   bool tied;
-  Json (*config)(const Shape& shape);  // what the family's configs have beside the sizes
+  Json (*config)(const Shape& shape);  // returns the family's fields other than the sizes
 };
 
 Json gemma2_config(const Shape& shape);
@@ -31,6 +31,7 @@ Json mistral_config(const Shape& shape);
 Json qwen2_config(const Shape& shape);
 Json qwen3_config(const Shape& shape);
 Json qwen3_moe_config(const Shape& shape);
+Json gpt_oss_config(const Shape& shape);
 
 constexpr Shape kShapes[] = {
     {"gemma2-2b", 2304, 9216, 26, 8, 4, 256, 256000, 8192, 4096, 256, 0, true, gemma2_config},
@@ -40,6 +41,7 @@ constexpr Shape kShapes[] = {
     {"gemma3-12b", 3840, 15360, 48, 16, 8, 256, 262208, 131072, 1024, 256, 8, true, gemma3_config},
     {"gemma3-27b", 5376, 21504, 62, 32, 16, 128, 262208, 131072, 1024, 168, 8, true, gemma3_config},
     {"gpt2", 768, 3072, 12, 12, 12, 64, 50257, 1024, 0, 0, 0, true, gpt2_config},
+    {"gpt-oss-20b", 2880, 2880, 24, 64, 8, 64, 201088, 131072, 128, 0, 0, false, gpt_oss_config},
     {"llama2-7b", 4096, 11008, 32, 32, 32, 128, 32000, 4096, 0, 0, 0, false, llama_config},
     {"llama3.1-8b", 4096, 14336, 32, 32, 8, 128, 128256, 131072, 0, 0, 8, false, llama_config},
     {"llama3.2-1b", 2048, 8192, 16, 32, 8, 64, 128256, 131072, 0, 0, 32, true, llama_config},
@@ -59,7 +61,7 @@ const Shape* find_shape(const std::string& name) {
   return it == std::end(kShapes) ? nullptr : it;
 }
 
-// The sizes, as all families after GPT-2 name them.
+// Returns the sizes, named as in all families after GPT-2.
 Json sizes(const Shape& shape) {
   return {{"attention_dropout", 0.0},
           {"head_dim", shape.head_dim},
@@ -120,7 +122,7 @@ Json gemma3_config(const Shape& shape) {
   };
   if (shape.rope_factor > 0)
     config["rope_scaling"] = {{"factor", shape.rope_factor}, {"rope_type", "linear"}};
-  // The 270m is of a later version of the format than the others.
+  // The 270m has a later version of the format than the others.
   if (shape.layers == 18) {
     config["_sliding_window_pattern"] = 6;
     for (int i = 1; i <= shape.layers; ++i) {
@@ -228,18 +230,54 @@ Json qwen3_moe_config(const Shape& shape) {
   return config;
 }
 
-// What families differ in, as far as names and sizes of weights go; and the defaults that their
-// configs leave out.
+Json gpt_oss_config(const Shape& shape) {
+  Json types = Json::array();
+  for (int64_t i = 0; i < shape.layers; ++i)
+    types.push_back(i % 2 == 0 ? "sliding_attention" : "full_attention");
+  return Json{{"architectures", {"GptOssForCausalLM"}},
+              {"model_type", "gpt_oss"},
+              {"vocab_size", shape.vocab},
+              {"hidden_size", shape.hidden},
+              {"intermediate_size", shape.intermediate},
+              {"num_hidden_layers", shape.layers},
+              {"num_attention_heads", shape.heads},
+              {"num_key_value_heads", shape.kv_heads},
+              {"head_dim", shape.head_dim},
+              {"max_position_embeddings", shape.context},
+              {"attention_bias", true},
+              {"eos_token_id", 200002},
+              {"hidden_act", "silu"},
+              {"layer_types", types},
+              {"num_experts_per_tok", 4},
+              {"num_local_experts", 32},
+              {"quantization_config", {{"quant_method", "mxfp4"}}},
+              {"rms_norm_eps", 1e-5},
+              {"rope_scaling",
+               {{"beta_fast", 32.0},
+                {"beta_slow", 1.0},
+                {"factor", 32.0},
+                {"original_max_position_embeddings", 4096},
+                {"rope_type", "yarn"},
+                {"truncate", false}}},
+              {"rope_theta", 150000},
+              {"sliding_window", shape.window},
+              {"swiglu_limit", 7.0},
+              {"tie_word_embeddings", shape.tied},
+              {"torch_dtype", "bfloat16"}};
+}
+
+// The differences between families in names and sizes of weights, and the defaults of their
+// configs.
 struct Family {
   const char* model_type;
   const char* prefix;  // of every tensor's name
-  bool four_norms;     // around the MLP too, as Gemma 2 and 3 have them
+  bool four_norms;     // norms after attention and MLP as well, as in Gemma 2 and 3
   bool qk_norm;
-  bool qkv_bias;     // whatever attention_bias says
-  float norm_mean;   // the weight at which a norm only normalizes: Gemma stores weight - 1
-  bool tied;         // unless tie_word_embeddings says otherwise
+  bool qkv_bias;     // regardless of attention_bias
+  float norm_mean;   // the weight of a norm that only normalizes: Gemma stores weight - 1
+  bool tied;         // the default of tie_word_embeddings
   int64_t head_dim;  // 0: hidden_size / num_attention_heads
-  int64_t heads, kv_heads, vocab;  // 0: must be given (kv_heads: as heads)
+  int64_t heads, kv_heads, vocab;  // 0: required in the config (kv_heads: equal to heads)
 };
 
 constexpr Family kFamilies[] = {
@@ -248,6 +286,7 @@ constexpr Family kFamilies[] = {
     {"gemma3", "language_model.", true, true, false, 0, true, 256, 8, 4, 262208},
     {"gemma3_text", "", true, true, false, 0, true, 256, 8, 4, 262208},
     {"gpt2", "", false, false, true, 1, true, 0, 0, 0, 0},
+    {"gpt_oss", "", false, false, false, 1, false, 0, 0, 0, 0},
     {"llama", "", false, false, false, 1, false, 0, 0, 0, 0},
     {"mistral", "", false, false, false, 1, false, 0, 0, 0, 0},
     {"qwen2", "", false, false, true, 1, false, 0, 0, 0, 0},
@@ -270,7 +309,7 @@ stet::JsonReader reader_of(const Json& config, const std::string& file) {
   return stet::parse_json(config.dump(), file);
 }
 
-// The part of a config that describes the language model.
+// Returns the part of a config that describes the language model.
 Json& text_part(Json& config) {
   return config.contains("text_config") && config["text_config"].is_object() ? config["text_config"]
                                                                              : config;
@@ -284,13 +323,13 @@ class WeightList {
  public:
   explicit WeightList(const Family& family) : family_(family) {}
 
-  // [outputs, inputs], with a deviation that keeps the variance of what passes through.
+  // Adds a matrix [outputs, inputs] with a deviation that keeps the variance of activations.
   void linear(const std::string& name, int64_t outputs, int64_t inputs, bool bias) {
     const float deviation = 1.0f / std::sqrt(static_cast<float>(inputs));
     add(name + ".weight", {outputs, inputs}, {0, deviation});
     if (bias) add(name + ".bias", {outputs}, {0, 0.02f});
   }
-  // The same as GPT-2's Conv1D stores it: [inputs, outputs].
+  // Adds a matrix in the layout of GPT-2's Conv1D: [inputs, outputs].
   void transposed(const std::string& name, int64_t outputs, int64_t inputs) {
     add(name + ".weight", {inputs, outputs}, {0, 1.0f / std::sqrt(static_cast<float>(inputs))});
     add(name + ".bias", {outputs}, {0, 0.02f});
@@ -304,6 +343,19 @@ class WeightList {
   void layer_norm(const std::string& name, int64_t size) {
     norm(name, size);
     add(name + ".bias", {size}, {0, 0.02f});
+  }
+
+  void numbers(const std::string& name, int64_t size) { add(name, {size}, {0, 1}); }
+  // [experts, outputs, inputs] in MXFP4, codes and exponents, with [experts, outputs] of biases. The
+  // root mean square of the codes' values is 2.93.
+  void mxfp4(const std::string& name, int64_t experts, int64_t outputs, int64_t inputs) {
+    const double scale = 1 / (2.93 * std::sqrt(static_cast<double>(inputs)));
+    const auto exponent = static_cast<unsigned>(std::lround(127 + std::log2(scale)));
+    add(name + "_blocks", {experts, outputs, inputs / 32, 16}, {});
+    weights_.back().bytes = {0, 256};
+    add(name + "_scales", {experts, outputs, inputs / 32}, {});
+    weights_.back().bytes = {exponent - 1, 3};
+    add(name + "_bias", {experts, outputs}, {0, 0.02f});
   }
 
   std::vector<Weight> take() { return std::move(weights_); }
@@ -406,7 +458,7 @@ void set_weight_dtype(Json* config, stet::DType dtype) {
 
 namespace {
 
-// Whether a layer of Qwen 3's mixtures has experts.
+// Returns true if a layer of Qwen 3's mixtures has experts.
 bool is_sparse_layer(const stet::JsonReader& config, int64_t layer) {
   const std::vector<int64_t> dense = config.integers("mlp_only_layers", 0, kMaxLayers);
   return (layer + 1) % config.integer_or("decoder_sparse_step", 1, 1, kMaxLayers) == 0 &&
@@ -427,6 +479,16 @@ void add_expert_weights(WeightList& list, const stet::JsonReader& config, const 
   list.linear(at + "gate", count, hidden, false);
   for (int64_t i = 0; i < count; ++i)
     add_mlp_weights(list, at + "experts." + std::to_string(i) + ".", hidden, width, false);
+}
+
+void add_gpt_oss_experts(WeightList& list, const stet::JsonReader& config, const std::string& at,
+                         int64_t hidden, int64_t width) {
+  const int64_t count = config.integer("num_local_experts", 1, 1024);
+  if (hidden % 32 != 0) config.fail("hidden_size", "a multiple of 32");
+  if (width % 32 != 0) config.fail("intermediate_size", "a multiple of 32");
+  list.linear(at + "router", count, hidden, true);
+  list.mxfp4(at + "experts.gate_up_proj", count, 2 * width, hidden);
+  list.mxfp4(at + "experts.down_proj", count, hidden, width);
 }
 
 }  // namespace
@@ -469,7 +531,10 @@ std::vector<Weight> weights_of(const Json& whole, const std::string& file) {
     }
     list.norm(layer + "post_attention_layernorm", hidden);
     if (family.four_norms) list.norm(layer + "pre_feedforward_layernorm", hidden);
-    if (std::string(family.model_type) == "qwen3_moe" && is_sparse_layer(config, i))
+    if (std::string(family.model_type) == "gpt_oss") {
+      list.numbers(layer + "self_attn.sinks", heads);
+      add_gpt_oss_experts(list, config, layer + "mlp.", hidden, intermediate);
+    } else if (std::string(family.model_type) == "qwen3_moe" && is_sparse_layer(config, i))
       add_expert_weights(list, config, layer + "mlp.", hidden);
     else
       add_mlp_weights(list, layer + "mlp.", hidden, intermediate, mlp_bias);

@@ -71,6 +71,7 @@ class STET_API Checkpoint {
   const TensorSource& add_file(std::unique_ptr<const TensorSource> file);
   void add_all_of(const TensorSource& file);
   void add_shards(const FileSource& source);
+  void split_stacks_of_gpt_oss();
 
   std::string source_;
   bool packed_ = false;

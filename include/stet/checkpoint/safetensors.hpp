@@ -43,10 +43,12 @@ class STET_API SafeTensors {
 };
 
 // Opens the tensors of a file. Throws what SafeTensors::parse() throws, and a format Error that
-// says so if the file has another format or a truncated download.
+// says so if the file has another format or a truncated download. With `whole_stacks`, a tensor that
+// holds all experts of a layer stays one tensor, as in the file.
 STET_API std::unique_ptr<const TensorSource> safetensors_source(
-    std::shared_ptr<const FileBytes> file);
+    std::shared_ptr<const FileBytes> file, bool whole_stacks = false);
 
+// A tensor to be written: name, type and shape.
 struct TensorSpec {
   std::string name;
   DType dtype;

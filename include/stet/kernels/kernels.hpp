@@ -19,6 +19,7 @@
 
 namespace stet {
 
+// The type of packed weights.
 enum class WeightType : uint8_t {
   f32 = 0,
   bf16 = 1,
@@ -26,14 +27,15 @@ enum class WeightType : uint8_t {
   q8 = 3,
   q4 = 4,
   q5 = 5,
-  q4_k = 6,
-  q5_k = 7,
-  q6_k = 8
+  mxfp4 = 6,
+  q4_k = 7,
+  q5_k = 8,
+  q6_k = 9
 };
 enum {
   kFloatWeightTypes = 3,  // f32, bf16, f16: the first types of WeightType
   kSuperTypes = 3,        // q4_k, q5_k, q6_k: the last types
-  kFirstSuperType = 6,
+  kFirstSuperType = 7,
   kStoredTypes = 4  // types of keys and values: the floats, and int8 with scales
 };
 
@@ -53,6 +55,10 @@ enum {
   kStripBytesQ8 = 1088,  // for 16 outputs: 64 bytes of scales, 64 bytes per 4 inputs
   kStripBytesQ4 = 576,
   kStripBytesQ5 = 704,
+  kStripMxfp4 = 128,           // inputs of a strip of mxfp4
+  kStripBytesMxfp4 = 1088,     // of 16 outputs
+  kHalfStripBytesMxfp4 = 576,  // of the last one, where a row ends in its middle
+  kExpandedMxfp4 = 1152,       // of 16 outputs and 64 inputs, as tiles take them
 };
 
 // q4_k, q5_k and q6_k use super-blocks of 256 consecutive inputs.
@@ -84,6 +90,7 @@ struct SuperInput {
   float offset;     // -(scale times the sum of all int8)
   int32_t sums[2];  // of the first 16 int8, and of the last 16
 };
+// SuperInput for all rows of a tile.
 struct SuperTile {
   int32_t quads[kQuantBlock / 4][kTileRows];
   float scale[kTileRows];
@@ -118,9 +125,9 @@ struct SoftmaxSums {
 // One KV block of one head, of the type that attend() is for. bfloat16 and float16 are widened.
 //
 // For int8 (kv_block.hpp), the key of position t is k * k_scale[t]. The chain over head_dim uses k
-// alone, and its sum is multiplied by k_scale[t] before anything else. Likewise the weight of
-// position t is multiplied by v_scale[t] before the chain over positions uses v. The sum l adds the
-// weights without v_scale.
+// alone, and its sum is multiplied by k_scale[t] before anything else. The weight of position t is
+// multiplied by v_scale[t] before the chain over positions uses v. The sum l adds the weights
+// without v_scale.
 struct AttendBlock {
   const void* k;         // [head_dim][64]
   const void* v;         // [64][ldv]
@@ -140,6 +147,7 @@ struct AttendTile {
   SoftmaxSums out;
 };
 
+// The kernels of one instruction set.
 struct Kernels {
   const char* name;  // "portable", "avx2", "avx512", "avx512vnni", "avx512bf16"
 
@@ -189,10 +197,10 @@ struct Kernels {
   // nearest integer, ties to even. If a is below 2^-100, the block is zero with scale 0. If the
   // block contains a NaN or an infinity, it is zero with scale NaN.
   //
-  // A weight is (u - 128) d in q8, (u - 8) d in q4 and (u - 16) d in q5, where d is the float16
+  // A weight is (u - 128) d in q8, (u - 8) d in q4, and (u - 16) d in q5. Here d is the float16
   // scale of its block. q5 is thus q8 in fewer bytes and gives the same bits. Each output is one
-  // chain over the blocks: acc = fma(sum of (u - 128) q over the block, d scale, acc). The sum is
-  // exact, and d scale is rounded to float32.
+  // chain over the blocks. The sum is exact, and d scale is rounded to float32:
+  //   acc = fma(sum of (u - 128) q over the block, d scale, acc)
   //
   // Packed weights: [n/16][k/64] strips, each with d as [2][16], then u.
   //   q8  [2][8][16][4]: a line of 64 bytes for each four inputs
@@ -218,6 +226,27 @@ struct Kernels {
   void (*tile_q4)(const QuantTile* packed, const void* w, size_t k, size_t kc, const Tile& sums);
   // Converts q5 strips to q8 strips.
   void (*expand_q5)(const void* w, size_t strips, void* y);
+
+  // Linear layers of weights in mxfp4, of ggml's blocks and of published ones: a weight is v s with
+  // v = 0, 1, 2, 3, 4, 6, 8, 12 or the negative of one, by its four bits, and s = 2^(e - 128) for
+  // the byte e <= 252 of its block of 32. Inputs are rounded as for q8. Each output is one chain
+  // over the blocks: acc = fma(sum of v q over the block, s scale, acc), the sum exact, s scale
+  // rounded to float32. Packed weights: [n/16] rows of strips of 128 inputs: e as [4][16]; then
+  // [4][4][16][4] as q4's. Where k is an odd multiple of 64 the last strip has 64 inputs: e as
+  // [2][16], 32 zero bytes, [2][4][16][4].
+
+  // Like gemv_q8, k a multiple of 64.
+  void (*gemv_mxfp4)(const void* w, size_t blocks, size_t k, const QuantBlock* x, size_t ldx,
+                     float* y, size_t ldy, int rows);
+  // So many times 64 inputs, from the beginning of a strip on, with a byte for each v + 128: s as
+  // float32 [2][16], then [2][8][16][4]. And like tile_q8, of those.
+  void (*expand_mxfp4)(const void* w, size_t halves, void* y);
+  void (*tile_mxfp4)(const QuantTile* packed, const void* w, size_t k, size_t kc, const Tile& sums);
+  // The same weights under the contract f32: like gemv and widen_panel (k0 a multiple of 128).
+  void (*gemv_wide_mxfp4)(const void* w, size_t blocks, size_t k, const float* x, size_t ldx,
+                          float* y, size_t ldy, int rows);
+  void (*widen_panel_mxfp4)(const void* w, size_t blocks, size_t k, size_t k0, size_t kc,
+                            float* panel);
 
   // Linear layers of weights in ggml's K types: super-blocks of 256 inputs with float16 d and m,
   // and small integers for each sub-block.
@@ -249,9 +278,10 @@ struct Kernels {
                                   size_t ldx, float* y, size_t ldy, int rows);
   // Like pack_rows: packed[kc/32].
   void (*pack_super)(const float* x, size_t ldx, int rows, size_t kc, SuperTile* packed);
-  // expand_super widens super-blocks to one byte per u. For each 32 inputs it writes [8][16][4] and
-  // two lines of float32: d s and m t, or d s of either half. tile_super is like tile_q8, for
-  // expanded super-blocks; k and kc count inputs.
+  // expand_super widens super-blocks to one byte per integer. For each 32 inputs it writes
+  // [8][16][4] and two lines of float32: d s and m t, or d s of either half.
+  //
+  // tile_super is like tile_q8, for expanded super-blocks. k and kc count inputs.
   void (*expand_super[kSuperTypes])(const void* w, size_t supers, void* y);
   void (*tile_super[kSuperTypes])(const SuperTile* packed, const void* w, size_t k, size_t kc,
                                   const Tile& sums);
@@ -260,20 +290,25 @@ struct Kernels {
   void (*dequantize_super[kSuperTypes])(const void* from, size_t supers, float* y);
 
   // attend computes the attention of `n` > 0 tiles over one block. merge combines blocks in order
-  // of position:
-  //   m' = max(m, mb); l = l*exp(m-m') + lb*exp(mb-m'); o likewise. m = -inf: nothing seen so far.
-  // Rows whose bit in `seen` is 0 are left as they are, and `next` is not read for them.
+  // of position, with o treated like `l`. It skips rows whose bit in `seen` is 0 and does not read
+  // `next` for them. m = -inf means that no position was seen so far.
+  //   m' = max(m, mb)
+  //   l = l exp(m - m') + lb exp(mb - m')
   void (*attend[kStoredTypes])(const AttendBlock& block, const AttendTile* tiles, size_t n);
-  void (*reset)(const SoftmaxSums& sums, size_t rows, size_t ldv);  // sets sums to "nothing seen"
+  // Sets sums to "nothing seen". `sinks` is null or has, for each row, a score without a value: the
+  // sums then start at m = sink, l = 1.
+  void (*reset)(const SoftmaxSums& sums, size_t rows, size_t ldv, const float* sinks);
   void (*merge)(const SoftmaxSums& sums, const SoftmaxSums& next, size_t ldv, unsigned seen);
   void (*divide)(const float* x, float divisor, float* y, size_t n);  // y = x / divisor
 
-  // Computes y = x (1 / sqrt(mean(x^2) + eps)) w. The sum uses 16 lanes: lane i is a chain over
-  // x[i], x[i+16], ...; then a tree adds lane i+8, i+4, i+2 and i+1 to lane i.
+  // Computes an RMS norm. The sum uses 16 lanes: lane i is a chain over x[i], x[i+16], and so on.
+  // Then a tree adds lanes i+8, i+4, i+2 and i+1 to lane i.
+  //   y = x (1 / sqrt(mean(x^2) + eps)) w
   void (*rms_norm)(const float* x, const float* w, float eps, float* y, size_t n);
-  // Computes y = (x - mean) (1 / sqrt(variance + eps)) w + b, each operation rounded. mean = sum(x)
-  // / n, then variance = sum((x - mean)^2) / n by FMA. Both sums use the lanes and the tree of
-  // rms_norm.
+  // Computes a layer norm, each operation rounded. The mean is computed first, the variance then by
+  // FMA. Both sums use the lanes and the tree of rms_norm.
+  //   y = (x - mean) (1 / sqrt(variance + eps)) w + b
+  //   mean = sum(x) / n,   variance = sum((x - mean)^2) / n
   void (*layer_norm)(const float* x, const float* w, const float* b, float eps, float* y, size_t n);
   // Returns the divisor of both norms: sqrt(mean of squares + eps) or, if `centred`, sqrt(variance
   // + eps).
@@ -286,6 +321,9 @@ struct Kernels {
   //   gelu  1.57 ULP of gate (and so of the result where it is not small beside it)
   void (*silu_mul)(const float* gate, const float* up, float* y, size_t n);
   void (*gelu_tanh_mul)(const float* gate, const float* up, float* y, size_t n);
+  // gpt-oss. With g = min(gate, limit) and u = up clamped to -limit .. limit, computes
+  // y = (u + 1) (g / (1 + exp(-(1.702 g)))). Each operation is rounded to float32.
+  void (*clamped_silu_mul)(const float* gate, const float* up, float limit, float* y, size_t n);
   void (*gelu_tanh)(const float* x, float* y, size_t n);
   // Computes 0.5 g (1 + erf(g / sqrt(2))). Error: 1.52 ULP of g. Returns nan for -inf.
   void (*gelu)(const float* x, float* y, size_t n);
@@ -319,7 +357,7 @@ STET_API extern const Kernels kernels_avx512;
 
 // Returns true if streams of weights should be prefetched by software. Intel's hardware prefetchers
 // stop at the end of a 4 KB page and start late; AMD's work better alone (bench/README.md).
-STET_API bool streams_are_fetched();
+STET_API bool use_stream_prefetch();
 
 // Returns the table of that name, or null if the name is unknown or the CPU or build lacks the
 // instructions.

@@ -15,11 +15,15 @@ namespace stet {
 // Writes k and v ([kv_heads][head_dim]) of every row to the row's slot in the cache.
 void store_kv(Team t, const Pass& p, int64_t layer, Rows k, Rows v);
 
+// The shape of one layer's attention.
 struct AttentionShape {
   int64_t layer;
   size_t heads, kv_heads, head_dim;
   int64_t window;  // 0: all earlier positions
   double scale, softcap;
+  // [heads], or null: a further score of each head, which takes its part of the softmax and has no
+  // value. It is neither scaled nor capped.
+  const float* sinks = nullptr;
 };
 // Computes y[heads][head_dim] = softmax(scale q·k over the visible positions) v. Head h reads KV
 // head h / (heads / kv_heads).
@@ -114,6 +118,14 @@ struct Queries {
   }
 };
 
+// Starts the sums of queries first .. first + rows - 1, of which there are at most kTileRows.
+inline void reset_sums(const Queries& s, size_t first, size_t rows, const SoftmaxSums& sums,
+                       size_t ldv) {
+  float sinks[kTileRows];
+  for (size_t r = 0; s.a.sinks != nullptr && r < rows; ++r) sinks[r] = s.a.sinks[s.head(first + r)];
+  s.p.kernels->reset(sums, rows, ldv, s.a.sinks == nullptr ? nullptr : sinks);
+}
+
 inline void pack_queries(const Queries& s, size_t first, size_t rows, float* packed) {
   for (size_t r = 0; r < rows; ++r) {
     const float* const query = s.query(first + r);
@@ -129,6 +141,7 @@ inline Fetch keys_and_values(const Queries& s, int64_t index) {
           2 * shape.head_bytes()};
 }
 
+// The keys and values of one head in one block, as attend() reads them.
 struct BlockView {
   const void* k;  // [head_dim][64]
   const void* v;  // [64][ldv]
@@ -237,7 +250,7 @@ inline void attend_queries(const Queries& s, size_t first, size_t count, const L
   };
   for (size_t i = 0; i < count; i += kTileRows) {
     pack_queries(s, first + i, rows(i), local.q + i * head_dim);
-    s.p.kernels->reset(part(local.sums, i), rows(i), ldv);
+    reset_sums(s, first + i, rows(i), part(local.sums, i), ldv);
   }
   const auto [from, to] = block_range(s, first, count);
   for (int64_t b = from; b < to; ++b) {
@@ -394,7 +407,7 @@ class DecodeAttention {
 
   void merge_tile(const Queries& s, size_t tile, size_t before) const {
     const SoftmaxSums sums = tile_at(local_.sums);
-    p_.kernels->reset(sums, rows(tile), ldv_);
+    reset_sums(s, tile * tiles_.rows, rows(tile), sums, ldv_);
     for (size_t b = 0; b < count(s.span); ++b) {
       float* in = part(before + b, s.kv_head, tile);
       p_.kernels->merge(sums, tile_at(in), ldv_, seen_of(in));

@@ -32,7 +32,7 @@ struct OneHot {
 };
 
 // Computes one query's attention weights by attending to one-hot values. Every weight therefore
-// goes through the same maxima, sums and merges as the output.
+// goes through the same maxima, sums and merges as the output. A sink has no column.
 inline void pattern_of(const Queries& s, size_t query, size_t positions, std::vector<float>& keys,
                        float* packed, float* to) {
   const Kernels& k = *s.p.kernels;
@@ -42,7 +42,7 @@ inline void pattern_of(const Queries& s, size_t query, size_t positions, std::ve
   float m = 0, l = 0, block_m = 0, block_l = 0;
   alignas(64) float o[kPanel];
   const SoftmaxSums sums = {&m, &l, all.data()};
-  k.reset(sums, 1, width);
+  reset_sums(s, query, 1, sums, width);
   pack_queries(s, query, 1, packed);
   const auto [from, end] = block_range(s, query, 1);
   for (int64_t b = from; b < end; ++b) {

@@ -112,7 +112,7 @@ class ChangedQuery {
     for (size_t i = 0; i < kPanel; ++i) ones[i * kPanel + i] = 1;
     float m = 0, l = 0;
     const SoftmaxSums sums = {&m, &l, all.data()};
-    s_.p.kernels->reset(sums, 1, width);
+    reset_sums(s_, query_, 1, sums, width);
     alignas(64) float o[kPanel];
     attend_blocks(
         kPanel, o,
@@ -139,7 +139,7 @@ class ChangedQuery {
     std::vector<float> o(ldv), block_o(ldv), values(kPanel * ldv), scales(kPanel);
     float m = 0, l = 0;
     const SoftmaxSums sums = {&m, &l, o.data()};
-    s_.p.kernels->reset(sums, 1, ldv);
+    reset_sums(s_, query_, 1, sums, ldv);
     attend_blocks(
         ldv, block_o.data(), [&](int64_t b) { return values_of(b, values, scales); },
         [&](int64_t, const SoftmaxSums& block) { s_.p.kernels->merge(sums, block, ldv, 1); });

@@ -3,9 +3,9 @@
 //
 // Rows are grouped by expert. All gates and ups are computed before all last matrices. Each of
 // these two steps is one operation, whose pieces the threads of a team share over all experts. A
-// piece of the second step computes some columns of the output for all experts, so it can sum them
-// itself in ascending order: y = +0, then y = fma(weight, output of the expert, y). The bits of a
-// row do not depend on the rows that it is grouped with.
+// piece of the second step computes some columns of the output for all experts. So it can sum them
+// itself in ascending order: y = +0, then y = fma(weight, output, y). The bits of a row do not
+// depend on the rows that it is grouped with.
 #pragma once
 
 #include <algorithm>

@@ -40,8 +40,8 @@ Qkv attention_input(const LayerPass& at, const Linear& qkv);
 // Applies RoPE to queries and keys if the layer uses it.
 void rotate(const LayerPass& at, const Qkv& x);
 // Stores keys and values in the KV cache, then sets p.attention to the attention of the queries
-// over the whole cache.
-void attend(const LayerPass& at, const Qkv& x);
+// over the whole cache. `sinks` is empty or that of AttentionShape.
+void attend(const LayerPass& at, const Qkv& x, const Vector& sinks = {});
 // Computes p.out = o(p.attention).
 void attention_output(const LayerPass& at, const Linear& o);
 // Adds the attention output in p.out to the residual stream.
@@ -79,8 +79,8 @@ namespace detail {
 
 // Recomputes queries, keys or values of every head whose row of q_input, k_input or v_input differs
 // from the residual stream. Interventions on ln1 apply to them, too. Uses p.out as scratch.
-inline void take_head_inputs(const LayerPass& at, Point point, const Norm* n, const Linear& qkv,
-                             Rows inputs, size_t begin, Rows to) {
+inline void recompute_changed_heads(const LayerPass& at, Point point, const Norm* n,
+                                    const Linear& qkv, Rows inputs, size_t begin, Rows to) {
   const Team t = at.t;
   const Pass& p = at.p;
   const size_t width = p.x.width, dim = static_cast<size_t>(at.config.head_dim),
@@ -122,7 +122,7 @@ inline void head_input_point(const LayerPass& at, Point point, const Norm* n, co
     });
     p.hooks->visit(t, point, at.index, inputs, begin);
     if (p.hooks->may_change(point, at.index))
-      take_head_inputs(at, point, n, qkv, inputs, begin, to);
+      recompute_changed_heads(at, point, n, qkv, inputs, begin, to);
   }
 }
 
@@ -163,7 +163,7 @@ inline void rotate(const LayerPass& at, const Qkv& x) {
   point(t, p, Point::rot_k, index, x.k);
 }
 
-inline void attend(const LayerPass& at, const Qkv& x) {
+inline void attend(const LayerPass& at, const Qkv& x, const Vector& sinks) {
   const auto& [t, p, c, index] = at;
   const LayerShape layer = at.shape();
   const AttentionShape shape = {static_cast<int64_t>(index),
@@ -172,7 +172,8 @@ inline void attend(const LayerPass& at, const Qkv& x) {
                                 static_cast<size_t>(layer.key_dim),
                                 layer.window,
                                 c.attention_scale,
-                                c.attention_softcap};
+                                c.attention_softcap,
+                                sinks.empty() ? nullptr : sinks.data()};
   store_kv(t, p, shape.layer, x.k, x.v);
   attention(t, p, shape, x.q, p.attention);
   if (p.hooks != nullptr) {

@@ -63,6 +63,9 @@ class STET_API Matrix {
   WeightType type() const { return type_; }
   const void* block(size_t index) const { return data_ + index * block_bytes(); }
   inline size_t block_bytes() const;
+  // Bytes of a block before those of input `inputs`, which begins a strip or super-block, or is
+  // depth().
+  inline size_t offset(size_t inputs) const;
   size_t bytes() const;
   std::span<const std::byte> all() const { return {data_, data_ == nullptr ? 0 : bytes()}; }
   // Widens row `row` to float32: out[columns].
@@ -103,11 +106,12 @@ inline size_t interleaved_row(size_t row, size_t rows, size_t heads) {
   return within / each * 3 * each + row / all * each + within % each;
 }
 
-// Returns "f32", "bf16", "f16", "q8", "q4", "q5", "q4_k", "q5_k" or "q6_k".
+// Returns "f32", "bf16", "f16", "q8", "q4", "q5", "mxfp4", "q4_k", "q5_k" or "q6_k".
 STET_API const char* weight_type_name(WeightType type);
 // Returns the packed type of tensors of this dtype.
 STET_API WeightType weight_type(DType dtype);
-// Returns the dtype that stores the same weights: ggml's Q8_0, Q4_0 and Q5_0 for q8, q4 and q5.
+// Returns the dtype that stores the same weights: ggml's Q8_0, Q4_0, Q5_0 and MXFP4 for q8, q4, q5
+// and mxfp4.
 STET_API DType stored_dtype(WeightType type);
 
 // is_quantized: the type stores blocks of integers with a scale. is_super: these are super-blocks.
@@ -116,12 +120,19 @@ inline bool is_quantized(WeightType type) { return type >= WeightType::q8; }
 inline bool is_super(WeightType type) { return type >= WeightType::q4_k; }
 inline int super_index(WeightType type) { return static_cast<int>(type) - kFirstSuperType; }
 
-// Returns the bytes of a packed strip of 64 inputs and 16 outputs, for quantized types that are not
-// super-blocks.
+// Returns the bytes of a packed strip of 64 inputs and 16 outputs, for quantized types other than
+// super-blocks and mxfp4.
 inline size_t strip_bytes(WeightType type) {
   return type == WeightType::q8   ? kStripBytesQ8
          : type == WeightType::q4 ? kStripBytesQ4
                                   : kStripBytesQ5;
+}
+
+// Bytes of the first `inputs` of 16 packed rows of mxfp4: a multiple of kStripMxfp4, or all that a
+// row has.
+inline size_t mxfp4_bytes(size_t inputs) {
+  return inputs / kStripMxfp4 * kStripBytesMxfp4 +
+         (inputs % kStripMxfp4 == 0 ? 0 : kHalfStripBytesMxfp4);
 }
 
 inline size_t Matrix::depth() const {
@@ -132,8 +143,13 @@ inline size_t Matrix::depth() const {
 inline size_t Matrix::block_bytes() const {
   constexpr size_t kSuperBytes[] = {kSuperBytesQ4K, kSuperBytesQ5K, kSuperBytesQ6K};
   if (is_super(type_)) return depth() / kSuperBlock * kSuperBytes[super_index(type_)];
+  if (type_ == WeightType::mxfp4) return mxfp4_bytes(depth());
   if (is_quantized(type_)) return depth() / kQuantStrip * strip_bytes(type_);
   return depth() * kLanes * element_size();
+}
+
+inline size_t Matrix::offset(size_t inputs) const {
+  return type_ == WeightType::mxfp4 ? mxfp4_bytes(inputs) : inputs * block_bytes() / depth();
 }
 
 }  // namespace stet

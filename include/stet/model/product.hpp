@@ -10,19 +10,33 @@
 
 namespace stet {
 
-// The activation of a gated linear unit: y = f(gate) up, element by element.
-enum class Gate : uint8_t { silu, gelu_tanh };
+// How a gated linear unit joins gate and up, element by element: f(gate) up, or, if clamped,
+// clamped_silu_mul of Kernels with `limit`.
+struct Gate {
+  enum class Kind : uint8_t { silu, gelu_tanh, clamped };
+  Kind kind = Kind::silu;
+  float limit = 0;  // of clamped
+
+  static const Gate silu, gelu_tanh;
+  static constexpr Gate clamped(float limit) { return {Kind::clamped, limit}; }
+};
+inline constexpr Gate Gate::silu = {Gate::Kind::silu, 0};
+inline constexpr Gate Gate::gelu_tanh = {Gate::Kind::gelu_tanh, 0};
 
 // The largest block of rows, which must stay in the second-level cache beside a panel of weights.
 // It is a multiple of kTileRows and holds the default chunk of 512.
 constexpr size_t kGemmRows = 516;
 constexpr size_t kGemmDepth = 640;  // inputs of a panel that are widened at once
 
-// Returns the kernel for y = f(gate) up.
-inline auto gate_kernel(const Kernels& k, Gate gate) {
-  return gate == Gate::silu ? k.silu_mul : k.gelu_tanh_mul;
+// Returns the function that joins n elements: f(gate, up, y, n).
+inline auto gate_kernel(const Kernels& k, const Gate& by) {
+  return [&k, by](const float* gate, const float* up, float* y, size_t n) {
+    if (by.kind == Gate::Kind::clamped) return k.clamped_silu_mul(gate, up, by.limit, y, n);
+    (by.kind == Gate::Kind::silu ? k.silu_mul : k.gelu_tanh_mul)(gate, up, y, n);
+  };
 }
 
+// Computes y = W x for many rows.
 void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
 // Computes linear_gated() for a matrix whose half is a multiple of kLanes. Gates go no further than
 // the first-level cache.
@@ -40,11 +54,12 @@ constexpr size_t kPanelBlocks = kPanel / kLanes;
 // Returns the depth of equal pieces of the inputs: a multiple of `unit`, at most `most`.
 inline size_t piece_depth(size_t depth, size_t most, size_t unit) {
   const size_t pieces = (depth + most - 1) / most;
-  return (depth / unit + pieces - 1) / pieces * unit;
+  return ((depth + unit - 1) / unit + pieces - 1) / pieces * unit;
 }
 
 inline size_t tiles_of(size_t rows) { return (rows + kTileRows - 1) / kTileRows; }
 
+// A panel of packed weights.
 struct Panel {
   const Matrix* w;
   size_t block, blocks;  // up to kPanelBlocks packed blocks of w, beginning with `block`
@@ -64,8 +79,8 @@ struct Piece {
         group(&some),
         k0(first),
         kc(depth),
-        offset(first * matrix.block_bytes() / matrix.depth()),
-        bytes(depth * matrix.block_bytes() / matrix.depth()) {}
+        offset(matrix.offset(first)),
+        bytes(matrix.offset(first + depth) - offset) {}
 
   const Matrix* w;
   const Group* group;
@@ -91,11 +106,23 @@ struct Piece {
 // the sums (bench/README.md). A tile of packed rows has kElements of Packed per kInputs inputs.
 // begin() prepares the weights in `local`, panel after panel.
 
+// Widens the inputs k0 .. k0 + kc of a panel to float32, in the order of the chain.
+inline void widen_panel(const Kernels& k, const Panel& panel, size_t k0, size_t kc, float* to) {
+  const Matrix& w = *panel.w;
+  const auto widen = w.type() == WeightType::mxfp4 ? k.widen_panel_mxfp4
+                                                   : k.widen_panel[static_cast<int>(w.type())];
+  widen(w.block(panel.block), panel.blocks, w.depth(), k0, kc, to);
+}
+// At what inputs it may begin.
+inline size_t widened_unit(const Matrix& w) {
+  return w.type() == WeightType::mxfp4 ? size_t{kStripMxfp4} : 2;
+}
+
 // Widens panels once and reuses them for all rows, by the given kernels.
-template <auto Kernels::*kPack, auto Kernels::*kTile>
+template <auto Kernels::*kPack, auto Kernels::*kTile, size_t kBegin = 2>
 struct Panels {
   using Packed = float;
-  static constexpr size_t kInputs = 1, kElements = kTileRows, kUnit = 2, kDepth = kGemmDepth;
+  static constexpr size_t kInputs = 1, kElements = kTileRows, kUnit = kBegin, kDepth = kGemmDepth;
   static constexpr size_t kPanelFloats = kDepth * kPanel;
 
   static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc,
@@ -103,11 +130,8 @@ struct Panels {
     (k.*kPack)(x, ldx, rows, kc, packed);
   }
   static void begin(const Kernels& k, const Piece& p, float* local) {
-    for (size_t i = 0; i < p.group->count; ++i) {
-      k.widen_panel[static_cast<int>(p.w->type())](p.panel(i).w->block(p.panel(i).block),
-                                                   p.panel(i).blocks, p.w->depth(), p.k0, p.kc,
-                                                   local + i * kPanelFloats);
-    }
+    for (size_t i = 0; i < p.group->count; ++i)
+      widen_panel(k, p.panel(i), p.k0, p.kc, local + i * kPanelFloats);
   }
   static void tile(const Kernels& k, const Piece& p, size_t i, const float* packed,
                    const float* local, const Tile& sums) {
@@ -115,6 +139,7 @@ struct Panels {
   }
 };
 using Floats = Panels<&Kernels::pack_rows, &Kernels::tile>;
+using WideMxfp4 = Panels<&Kernels::pack_rows, &Kernels::tile, kStripMxfp4>;
 using WidePairs = Panels<&Kernels::pack_rounded, &Kernels::tile_flushed>;
 
 struct Pairs {  // weights used in place
@@ -133,6 +158,7 @@ struct Pairs {  // weights used in place
   }
 };
 
+// Weights in blocks of 32, whose inputs are rounded to int8.
 struct Quants {
   using Packed = QuantTile;
   static constexpr size_t kInputs = kQuantBlock, kElements = 1, kUnit = kQuantStrip;
@@ -154,10 +180,10 @@ struct Quants8 : Quants {  // weights used in place
 };
 
 // Expands weights to bytes once and reuses them for all rows.
-template <auto kExpand, auto kTile>
+template <auto kExpand, auto kTile, size_t kStripBytes, size_t kBegin = kQuantStrip>
 struct Expanded : Quants {
-  static constexpr size_t kDepth = 1024;
-  static constexpr size_t kBlockFloats = kDepth / kQuantStrip * kStripBytesQ8 / sizeof(float);
+  static constexpr size_t kUnit = kBegin, kDepth = 1024;
+  static constexpr size_t kBlockFloats = kDepth / kQuantStrip * kStripBytes / sizeof(float);
   static constexpr size_t kPanelFloats = kPanelBlocks * kBlockFloats;
 
   static void begin(const Kernels& k, const Piece& p, float* local) {
@@ -173,8 +199,10 @@ struct Expanded : Quants {
     (k.*kTile)(packed, local + i * kPanelFloats, kDepth, p.kc, sums);
   }
 };
-using Quants4 = Expanded<&Kernels::expand_q4, &Kernels::tile_q4>;
-using Quants5 = Expanded<&Kernels::expand_q5, &Kernels::tile_q8>;
+using Quants4 = Expanded<&Kernels::expand_q4, &Kernels::tile_q4, kStripBytesQ8>;
+using Quants5 = Expanded<&Kernels::expand_q5, &Kernels::tile_q8, kStripBytesQ8>;
+using QuantsMxfp4 =
+    Expanded<&Kernels::expand_mxfp4, &Kernels::tile_mxfp4, kExpandedMxfp4, kStripMxfp4>;
 
 // Weights in super-blocks: expands them to bytes once and reuses them for all rows.
 struct Supers {
@@ -201,8 +229,8 @@ struct Supers {
   }
 };
 
-// Returns the size of a thread's local memory: the prepared weights, the sums of all rows between
-// the pieces of a group, and the sums of a tile at the end.
+// Returns the size of a thread's local memory. It holds the prepared weights, the sums of all rows
+// between the pieces of a group, and finally the sums of a tile.
 template <class Arithmetic>
 constexpr size_t local_floats() {
   return Group::kMost * (Arithmetic::kPanelFloats + (kGemmRows + kTileRows) * kPanel);
@@ -307,7 +335,7 @@ void group_product(const Pass& p, const Output& out, const Group& group, const G
     const size_t kc = std::min(step, depth - k0);
     const bool first = k0 == 0, last = k0 + kc == depth;
     const Piece piece(out.w, group, k0, kc);
-    const Piece next = last ? Piece(out.w, after, 0, step)
+    const Piece next = last ? Piece(out.w, after, 0, std::min(step, depth))
                             : Piece(out.w, group, k0 + kc, std::min(step, depth - k0 - kc));
     const size_t late = tiles - std::min(tiles, kFetching);
     Arithmetic::begin(*p.kernels, piece, local);
@@ -357,6 +385,10 @@ void with_arithmetic(const Pass& p, WeightType type, F f) {
     f(Quants4());
   else if (type == WeightType::q5)
     f(Quants5());
+  else if (type == WeightType::mxfp4 && p.contract == Contract::ggml)
+    f(QuantsMxfp4());
+  else if (type == WeightType::mxfp4)
+    f(WideMxfp4());
   else if (is_super(type))
     f(Supers());
   else if (p.contract == Contract::bf16 && p.kernels->tile_flushed != nullptr)
@@ -382,6 +414,7 @@ constexpr size_t kBlasBlocks = 16, kBlasFloats = kBlasBlocks * kLanes * kGemmDep
 inline size_t gemm_local_floats() {
   return std::max({detail::local_floats<detail::Floats>(), detail::local_floats<detail::Pairs>(),
                    detail::local_floats<detail::Quants8>(), detail::local_floats<detail::Quants4>(),
+                   detail::local_floats<detail::QuantsMxfp4>(),
                    detail::local_floats<detail::Supers>(),
                    detail::kBlasFloats + kPanel * kGemmDepth});
 }

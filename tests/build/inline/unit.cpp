@@ -7,6 +7,7 @@
 #include "models/gemma3.hpp"
 #include "models/gpt2.hpp"
 #include "models/gpt_neox.hpp"
+#include "models/gpt_oss.hpp"
 #include "models/granite.hpp"
 #include "models/llama.hpp"
 #include "models/mistral.hpp"
