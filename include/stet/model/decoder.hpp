@@ -78,6 +78,10 @@ struct LinearLayers : AttentionLayers, MlpLayers {
   LinearLayers(WeightLoader& w, const ModelConfig& c, const std::string& at, Biases biases = {},
                bool fused = false)
       : AttentionLayers(w, c, at, biases, fused), MlpLayers(w, c, at, biases, fused) {}
+  LinearLayers(WeightLoader& w, int64_t hidden, const LayerShape& s, const std::string& at,
+               Biases biases = {}, bool fused = false)
+      : AttentionLayers(w, hidden, s, at, biases, fused),
+        MlpLayers(w, hidden, s, at, biases, fused) {}
 };
 
 namespace detail {
