@@ -235,7 +235,7 @@ TEST(Experts, AnIndexCannotBeChanged) {
   Intervention w = weights_set(0, {1, 2});
   w.point = Point::expert_indices;
   EXPECT_EQ(error_of([&] { s.attach(w); }, ErrorKind::argument),
-            "intervention.point: expected one that can be changed, found mlp.hook_expert_indices");
+            "intervention: point: expected one that can be changed, found mlp.hook_expert_indices");
 }
 
 // The session is what it was, and goes on.
