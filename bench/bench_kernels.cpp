@@ -1,8 +1,9 @@
-// Kernels one at a time, each beside its limit. Products of a 1B model's linear layers and
-// attention on one thread, beside the peak of the instruction that multiplies; decoding over memory
-// far larger than the caches on two, beside a plain read. The host's memory and clock change with
-// time: --benchmark_enable_random_interleaving=true --benchmark_repetitions=15 takes the rows of a
-// filter in turn.
+// Measures kernels one at a time against their limits. Products of a 1B model's linear layers and
+// attention run on one thread, beside the peak rate of the multiplying instruction. Decoding runs
+// on two threads over memory far larger than the caches, beside a plain read.
+//
+// The host's memory and clock vary with time. Use --benchmark_enable_random_interleaving=true
+// --benchmark_repetitions=15 to take the rows of a filter in turn.
 #include <benchmark/benchmark.h>
 
 #include <string>
@@ -14,10 +15,10 @@ namespace {
 
 using namespace stet;
 
-constexpr size_t kInputs = 2048;            // of a linear layer
-constexpr size_t kFar = size_t{256} << 20;  // bytes that a thread reads of its own
+constexpr size_t kInputs = 2048;            // inputs of a linear layer
+constexpr size_t kFar = size_t{256} << 20;  // bytes that each thread reads
 
-// Every float, bfloat16, float16, scale and byte of it is an ordinary number.
+// Returns memory in which every float, bfloat16, float16, scale and byte is an ordinary number.
 Memory filled(size_t bytes) {
   Memory m(bytes);
   for (size_t i = 0; i < bytes / 2; ++i)
@@ -34,22 +35,22 @@ void count_bytes(benchmark::State& state, size_t each) {
   state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(each));
 }
 
-// A linear layer's weights, and what a contract does with them.
+// A linear layer's weights, and the kernels of its contract.
 struct Linear {
   const char* name;
-  size_t block_bytes;  // of kInputs inputs and 16 outputs
-  // y[rows][16 * blocks] = W x of each row, the inputs rounded as the contract says.
+  size_t block_bytes;  // for kInputs inputs and 16 outputs
+  // Computes y[rows][16 * blocks] = W x for each row. Rounds the inputs as the contract requires.
   void (*gemv)(const Kernels& k, const void* w, size_t blocks, const float* x, float* y, int rows);
-  // y[rows][64] = W x of packed rows, the weights widened or expanded into `local` where the
-  // contract does that.
+  // Computes y[rows][64] = W x for packed rows. Widens or expands the weights into `local` where
+  // the contract does.
   void (*panel)(const Kernels& k, const std::byte* w, size_t rows, const void* packed,
                 std::byte* local, float* y);
   size_t row_bytes;  // of a packed row, at most
 };
 
-// The kernel table alone is measured, so that a panel is walked here as product.hpp walks it, but
-// without what it does between panels; where it takes its inputs in pieces, the sums of each start
-// at zero, which costs as much as going on.
+// Walks a panel as product.hpp does, but without its work between panels, because only the kernel
+// table is measured. Where the inputs come in pieces, each piece's sums start at zero, which costs
+// as much as continuing.
 template <class Packed, class Multiply>
 void each_tile(size_t rows, const void* packed, size_t tile_elements, float* y, Multiply multiply) {
   for (size_t r = 0; r < rows; r += kTileRows) {
@@ -66,7 +67,7 @@ void widened_gemv(const Kernels& k, const void* w, size_t blocks, const float* x
 template <int kType, auto Kernels::*kTile = &Kernels::tile>
 void widened_panel(const Kernels& k, const std::byte* w, size_t rows, const void* packed,
                    std::byte* local, float* y) {
-  constexpr size_t kDepth = 512;  // as much as stays in the second-level cache beside the rows
+  constexpr size_t kDepth = 512;  // fits the second-level cache beside the rows
   float* const panel = reinterpret_cast<float*>(local);
   for (size_t k0 = 0; k0 < kInputs; k0 += kDepth) {
     k.widen_panel[kType](w, 4, kInputs, k0, kDepth, panel);
@@ -152,7 +153,7 @@ constexpr Linear kLinears[] = {
     {"q6_k", kSupers* kSuperBytesQ6K, super_gemv<2>, super_panel<2>, kSuperRow},
 };
 
-// Matrix-vector products, one for each row, of a layer that the caches do not hold.
+// Measures matrix-vector products, one for each row, of a layer larger than the caches.
 void gemv(benchmark::State& state, const Kernels& k, const Linear& linear, int rows) {
   const size_t blocks = kFar / linear.block_bytes, n = static_cast<size_t>(rows);
   const Memory w = filled(kFar), x = filled(n * kInputs * 4), y(n * blocks * kLanes * 4);
@@ -160,7 +161,7 @@ void gemv(benchmark::State& state, const Kernels& k, const Linear& linear, int r
   count_bytes(state, blocks * linear.block_bytes);
 }
 
-// One panel of 64 outputs for the rows of a prompt.
+// Measures one panel of 64 outputs for the rows of a prompt.
 void panel(benchmark::State& state, const Kernels& k, const Linear& linear) {
   constexpr size_t kRows = 510;
   const Memory w = filled(4 * linear.block_bytes), packed = filled(kRows * linear.row_bytes),
@@ -170,7 +171,7 @@ void panel(benchmark::State& state, const Kernels& k, const Linear& linear) {
   count_operations(state, 2 * kRows * kPanel * kInputs);
 }
 
-// Keys and values of some heads, one behind the other, for the queries of a tile.
+// Keys and values of consecutive heads, for the queries of a tile.
 class Attention {
  public:
   Attention(size_t bytes, size_t type, size_t head_dim, int rows)
@@ -184,7 +185,7 @@ class Attention {
   Attention(const Attention&) = delete;
   Attention& operator=(const Attention&) = delete;
 
-  // One token's: each head is fetched while the one before it is multiplied.
+  // Computes one token's attention. Each head is fetched while the previous one is multiplied.
   void run(const Kernels& k) const {
     const size_t head = 2 * half_;
     for (size_t at = 0; at + head <= kv_.size(); at += head) {
@@ -202,7 +203,7 @@ class Attention {
   AttendTile tile_;
 };
 
-// Of one head's block, from the first-level cache as far as it fits.
+// Measures one head's block, which fits the first-level cache as far as possible.
 void attend_block(benchmark::State& state, const Kernels& k, int rows) {
   constexpr size_t kHeadDim = 128, kBytes = 2 * kHeadDim * kPanel * 4;
   const Attention attention(kBytes, 0, kHeadDim, rows);
@@ -210,7 +211,7 @@ void attend_block(benchmark::State& state, const Kernels& k, int rows) {
   count_operations(state, 4 * static_cast<size_t>(rows) * kHeadDim * kPanel);
 }
 
-// Four queries a head, over memory.
+// Measures four queries a head, over memory larger than the caches.
 void attend(benchmark::State& state, const Kernels& k, size_t type, size_t head_dim) {
   const Attention attention(kFar, type, head_dim, 4);
   for (auto _ : state) attention.run(k);
@@ -223,7 +224,7 @@ void read(benchmark::State& state, const Kernels& k) {
   count_bytes(state, kFar);
 }
 
-// The instructions that bound the panels of f32, bf16, and q8 and q4.
+// Measures the instructions that limit the panels of f32, bf16, and q8 and q4.
 void peak(benchmark::State& state, const Kernels& k, float (*Kernels::*probe)(size_t),
           size_t operations) {
   constexpr size_t kSteps = 100000;

@@ -1,4 +1,4 @@
-// Time to draw one token from 262,144 logits, for each way of truncating.
+// Measures drawing one token from 262,144 logits, for each way of truncating.
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kVocab = 262144;
 
-// About normal, standard deviation 3.
+// Returns logits close to normal, with standard deviation 3.
 std::vector<float> noise() {
   std::vector<float> x(kVocab);
   for (size_t i = 0; i < x.size(); ++i) {

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""What a type of keys and values costs in quality: of the 40 pocket conversations, how many greedy replies are those of
-float32, how far the distributions are from float32's (KL, nats), and the likelihood.
+"""Measures the quality of each type of keys and values on the 40 pocket conversations. Prints how
+many greedy replies equal those of float32, the divergence from float32 (KL, nats), and the
+likelihood.
 
     PYTHONPATH=python STET_LIBRARY=build/release/libstet.so.0 bench/kv_types.py      (from the root of the repository)
 """

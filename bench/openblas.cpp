@@ -1,7 +1,7 @@
-// The matrix-matrix product of the contract f32 beside OpenBLAS's sgemm, in turn, on the linear
-// layers of a llama3.2-1b and a gemma3-1b with a prompt of 512: y[512][outputs] = x W^T. Both get
-// the weights as float32 and do their packing of the rows within the time; stet's weights are
-// packed when a model is loaded, OpenBLAS packs in every call.
+// Compares contract f32's matrix-matrix product with OpenBLAS's sgemm in turn: y[512][outputs] = x
+// W^T for the linear layers of a llama3.2-1b and a gemma3-1b. Both get float32 weights and pack the
+// rows within the measured time. stet's weights are packed when a model is loaded; OpenBLAS packs
+// them in every call.
 #include <cblas.h>
 #include <fmt/format.h>
 
@@ -21,8 +21,9 @@ using namespace stet;
 
 constexpr size_t kRows = 512;
 
-// Seconds that `work` takes, on average over 50 ms or more. Threads of the other side spin for a
-// while after their last work, and would hold a core; and those that sleep take their time to wake.
+// Returns the mean seconds of `work`, over 50 ms or more. Waits first, because the other side's
+// threads spin for a while after their last work and would occupy a core. The first call wakes
+// sleeping threads.
 double seconds_of(const std::function<void()>& work) {
   using Clock = std::chrono::steady_clock;
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -41,7 +42,7 @@ double median(std::vector<double> x) {
   return x[x.size() / 2];
 }
 
-// Numbers of a fixed sequence in [-1, 1).
+// Fills x with a reproducible sequence in [-1, 1).
 void fill(float* x, size_t n, uint32_t seed) {
   for (size_t i = 0; i < n; ++i) {
     seed = seed * 1664525u + 1013904223u;

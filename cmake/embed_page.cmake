@@ -1,4 +1,5 @@
-# Writes page_files() (tools/serve/page.hpp) from the files of a folder: cmake -DFROM=DIR -DTO=FILE -P embed_page.cmake
+# Writes page_files() (tools/serve/page.hpp) with the files of a folder.
+#   cmake -DFROM=DIR -DTO=FILE -P embed_page.cmake
 set(types ".html" "text/html" ".css" "text/css" ".js" "text/javascript" ".svg" "image/svg+xml")
 file(GLOB files ${FROM}/*)
 list(SORT files)
@@ -15,7 +16,7 @@ foreach(file ${files})
   string(LENGTH "${hex}" length)
   math(EXPR size "${length} / 2")
   string(REGEX REPLACE "(..)" "\\\\x\\1" text "${hex}")
-  string(REPLACE "\\x0a" "\\x0a\"\n\"" text "${text}") # one line each
+  string(REPLACE "\\x0a" "\\x0a\"\n\"" text "${text}") # a string literal for each line
   string(CONFIGURE [[
 constexpr char file_@number@[] =
 "@text@";

@@ -1,9 +1,10 @@
-# An installed tree: the library in both forms with its headers, CMake's and pkg-config's descriptions of it, the command, and the
-# checkpoints that it can run at once. `cpack -G DEB` makes a package of it.
+# Installs the library in both forms with its headers and descriptions for CMake and pkg-config, the
+# command, and checkpoints for it. `cpack -G DEB` makes a package.
 include(CMakePackageConfigHelpers)
 
-# What is not built yet, after `cmake --build --target stet_command` say, is built before anything is copied: no half of a package
-# is left. Where all is there, nothing is built, so that root can install what somebody else built.
+# Missing targets, for instance after `cmake --build --target stet_command`, are built before
+# anything is copied, so that no partial package is left. If nothing is missing nothing is built, so
+# root can install another user's build.
 set(targets ${libraries})
 set(files "")
 foreach(library ${libraries})
@@ -34,7 +35,7 @@ install(CODE "
 
 set(package ${CMAKE_INSTALL_LIBDIR}/cmake/stet)
 install(DIRECTORY include/stet TYPE INCLUDE)
-# The package finds libstet where the system does.
+# The Python package finds libstet where the system does.
 install(DIRECTORY python/stet DESTINATION lib/python3/dist-packages FILES_MATCHING PATTERN "*.py" PATTERN "py.typed")
 foreach(form static shared)
   set(target stet)
@@ -47,7 +48,7 @@ foreach(form static shared)
   endif()
 endforeach()
 
-# What a program needs beside libstet.a: for CMake the packages that name it, for pkg-config modules and flags.
+# Collects the dependencies of libstet.a: packages for CMake, modules and flags for pkg-config.
 set(STET_DEPENDENCIES "find_dependency(Threads)\n")
 set(STET_REQUIRES "")
 set(STET_LINK_FLAGS -pthread ${CMAKE_DL_LIBS})
@@ -81,7 +82,8 @@ configure_package_config_file(cmake/stetConfig.cmake.in ${PROJECT_BINARY_DIR}/st
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/stetConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/stetConfig.cmake ${PROJECT_BINARY_DIR}/stetConfigVersion.cmake DESTINATION ${package})
 file(RELATIVE_PATH STET_PREFIX_FROM_PC /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
-# pkg-config's `stet` is the shared library, where there is one, and `stet-static` the archive with all that it needs.
+# pkg-config's `stet` is the shared library, if there is one. `stet-static` is the archive with all
+# its dependencies.
 function(stet_install_pc name libraries requires)
   configure_file(cmake/stet.pc.in ${PROJECT_BINARY_DIR}/${name}.pc @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -1,5 +1,6 @@
-# Finds the libraries of the README's list. Sets STET_LIBRARIES (to link) and STET_DEFINITIONS
-# (STET_HAVE_X=1 for each optional one found); the command alone uses STET_COMMAND_LIBRARIES and STET_COMMAND_DEFINITIONS.
+# Finds the libraries listed in the README. Sets STET_LIBRARIES (to link) and STET_DEFINITIONS
+# (STET_HAVE_X=1 for each optional library found). STET_COMMAND_LIBRARIES and
+# STET_COMMAND_DEFINITIONS are for the command only.
 
 foreach(user STET STET_COMMAND)
   set(${user}_LIBRARIES "")
@@ -19,7 +20,7 @@ macro(stet_have option define target found)
   endif()
 endmacro()
 
-# Headers alone: JSON, hashing, formatting, command line. Needed by every build.
+# Header-only libraries that every build needs: JSON, hashing, formatting, command line.
 find_path(STET_JSON_INCLUDE nlohmann/json.hpp REQUIRED)
 find_path(STET_XXHASH_INCLUDE xxhash.h REQUIRED)
 find_path(STET_FMT_INCLUDE fmt/format.h REQUIRED)
@@ -28,16 +29,16 @@ if(STET_TOOLS)
 endif()
 add_library(stet_headers INTERFACE)
 foreach(dir ${STET_JSON_INCLUDE} ${STET_XXHASH_INCLUDE} ${STET_FMT_INCLUDE} ${STET_CLI11_INCLUDE})
-  if(NOT dir STREQUAL "/usr/include") # naming it as a system directory breaks #include_next
+  if(NOT dir STREQUAL "/usr/include") # as a system directory it would break #include_next
     target_include_directories(stet_headers SYSTEM INTERFACE ${dir})
   endif()
 endforeach()
 target_compile_definitions(stet_headers INTERFACE XXH_INLINE_ALL=1)
 list(APPEND STET_LIBRARIES $<BUILD_INTERFACE:stet_headers>)
 
-# OpenMP: LLVM's runtime with g++ and clang alike (it has GNU's interface beside its own), GNU's where only that is there. Code
-# is compiled with -fopenmp, but not linked with it, which would bring in the compiler's own runtime. STET_OPENMP_LIBRARY
-# names another one.
+# OpenMP: LLVM's runtime with g++ and clang alike, because it has GNU's interface, too; GNU's if
+# LLVM's is missing. Code is compiled with -fopenmp but not linked with it, because that would add
+# the compiler's own runtime. STET_OPENMP_LIBRARY selects another library.
 set(have_openmp OFF)
 if(NOT STET_OPENMP STREQUAL "OFF" AND NOT STET_STATIC)
   file(GLOB llvm_directories /usr/lib/llvm-*/lib /usr/lib64/llvm*/lib64 /usr/local/opt/libomp/lib)
@@ -61,8 +62,8 @@ if(have_openmp)
 endif()
 stet_have(STET_OPENMP STET_HAVE_OPENMP "${STET_OPENMP_LIBRARY};${CMAKE_DL_LIBS}" have_openmp)
 
-# OpenBLAS is loaded when it is first asked for, so a build needs nothing of it but a dynamic loader. The yardstick in bench/ is
-# linked to it.
+# OpenBLAS is loaded at its first use, so a build needs only a dynamic loader. The comparison in
+# bench/ links it.
 set(have_blas ON)
 if(STET_BLAS STREQUAL "OFF" OR STET_STATIC)
   set(have_blas OFF)
@@ -87,7 +88,7 @@ stet_have(STET_ZLIB STET_HAVE_ZLIB ZLIB::ZLIB have_zlib)
 
 find_package(PkgConfig QUIET)
 
-# fmt as its package compiled it: as headers alone, every unit would compile it again.
+# Uses fmt's compiled library. As headers only, every unit would compile it again.
 set(have_fmt OFF)
 if(PkgConfig_FOUND AND NOT STET_FMT STREQUAL "OFF")
   pkg_check_modules(STET_FORMAT QUIET IMPORTED_TARGET fmt)
@@ -139,7 +140,7 @@ if(PkgConfig_FOUND AND NOT STET_LIBEDIT STREQUAL "OFF")
 endif()
 stet_have(STET_LIBEDIT STET_HAVE_LIBEDIT PkgConfig::STET_EDIT have_libedit)
 
-# Headers alone: what is used of Boost.Asio and Boost.Beast needs nothing compiled.
+# The used parts of Boost.Asio and Boost.Beast are header-only.
 set(have_beast OFF)
 if(NOT STET_BEAST STREQUAL "OFF")
   find_path(STET_BOOST_INCLUDE boost/beast/http/basic_parser.hpp)

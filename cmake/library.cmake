@@ -1,5 +1,6 @@
-# The library: compiled once, linked as an archive (stet) and as a shared object (stet_shared). Programs name it stet::static,
-# stet::shared, or stet::stet, which follows BUILD_SHARED_LIBS.
+# Builds the library: compiled once, linked as an archive (stet) and as a shared object
+# (stet_shared). Programs link stet::static, stet::shared, or stet::stet, which follows
+# BUILD_SHARED_LIBS.
 file(GLOB sources CONFIGURE_DEPENDS src/*/*.cpp models/*.cpp)
 add_library(stet_runtime OBJECT ${sources})
 stet_library_objects(stet_runtime)
@@ -8,13 +9,13 @@ stet_compile_together(stet_runtime states src/snapshot src/store src/generate sr
 stet_compile_together(stet_runtime text src/text)
 target_link_libraries(stet_runtime PRIVATE ${STET_LIBRARIES})
 target_compile_definitions(stet_runtime PRIVATE ${STET_DEFINITIONS})
-# What computes for long is in the kernels. -O2 takes a third longer to compile; most of what it is faster by is that small functions
-# are inlined.
+# The heavy computation is in the kernels, so -O1 suffices here. -O2 takes a third longer to
+# compile, and most of its gain comes from inlining small functions, which these flags add.
 target_compile_options(stet_runtime PRIVATE $<$<CONFIG:Release>:-O1> $<$<CONFIG:Release>:-fstrict-aliasing>
   $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-finline-small-functions> $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-findirect-inlining>
   $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-fpartial-inlining> $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-foptimize-sibling-calls>)
 if(have_openmp)
-  set_source_files_properties(src/threads/openmp.cpp PROPERTIES COMPILE_OPTIONS -fopenmp) # all that is OpenMP's
+  set_source_files_properties(src/threads/openmp.cpp PROPERTIES COMPILE_OPTIONS -fopenmp) # contains all OpenMP code
 endif()
 
 find_package(Threads REQUIRED)
@@ -40,7 +41,7 @@ foreach(target ${libraries})
   target_link_libraries(${target} PRIVATE Threads::Threads ${STET_LIBRARIES})
   set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX)
   if(NOT PROJECT_IS_TOP_LEVEL)
-    set_target_properties(${target} PROPERTIES EXCLUDE_FROM_ALL ON) # a project links one of them
+    set_target_properties(${target} PROPERTIES EXCLUDE_FROM_ALL ON) # a project links one of the two
   endif()
 endforeach()
 if(BUILD_SHARED_LIBS AND TARGET stet_shared)

@@ -1,5 +1,6 @@
-# What all code of stet is compiled with. The numeric contract: an FMA stands where one is written and nowhere else, whatever
-# flags a project around this one sets, and no instruction-set flag is global (kernels/CMakeLists.txt gives each kernel file its own).
+# Compiler options of all code of stet. The numeric contract requires an FMA exactly where one is
+# written, whatever flags a surrounding project sets. No instruction-set flag is global:
+# kernels/CMakeLists.txt gives each kernel file its own.
 add_library(stet_options INTERFACE)
 target_compile_options(stet_options INTERFACE
   -fno-fast-math -ffp-contract=off -fno-math-errno -fno-trapping-math)
@@ -10,23 +11,26 @@ else()
   target_compile_options(stet_options INTERFACE -w)
 endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  target_compile_options(stet_options INTERFACE -Wno-restrict) # warns of "literal" + std::string: GCC bug 105651
+  # False warning: GCC bug 105651, "literal" + std::string.
+  target_compile_options(stet_options INTERFACE -Wno-restrict)
 endif()
-# Static programs leave out what nothing refers to, and symbols where size matters. Where compiler and libc can, they are
-# position-independent: exceptions are then found by an index, and not by sorting the tables of the whole program at the first one.
+# Static programs drop unreferenced code, and symbols where size matters. Where compiler and libc
+# support it, they are position-independent. An exception then uses an index, instead of sorting the
+# whole program's tables at the first throw.
 if(STET_STATIC)
   include(CheckCXXCompilerFlag)
   include(CheckCXXSourceCompiles)
   include(CheckCXXSourceRuns)
   set(CMAKE_REQUIRED_LINK_OPTIONS -static-pie)
   check_cxx_source_compiles("#ifndef __PIE__\n#error\n#endif\nint main() {}" STET_STATIC_PIE)
-  if(STET_STATIC_PIE AND NOT CMAKE_CROSSCOMPILING)  # libc relocates itself: before glibc 2.36 it does not know this form
+  if(STET_STATIC_PIE AND NOT CMAKE_CROSSCOMPILING)  # libc relocates itself, which glibc supports since 2.36
     list(APPEND CMAKE_REQUIRED_LINK_OPTIONS -Wl,-z,pack-relative-relocs)
     check_cxx_source_runs("const char* volatile texts[] = {\"a\", \"b\"};\nint main() { return texts[1][0] != 'b'; }" STET_PACKED_RELOCATIONS)
   endif()
   unset(CMAKE_REQUIRED_LINK_OPTIONS)
   target_compile_options(stet_options INTERFACE -ffunction-sections -fdata-sections $<$<BOOL:${STET_STATIC_PIE}>:-fPIE>)
-  # What is small is compiled as a whole, but for the kernels: their bits are those of their own flags.
+  # The smallest build uses whole-program optimization, except for the kernels, whose bits depend on
+  # their own flags.
   set(CMAKE_INTERPROCEDURAL_OPTIMIZATION_MINSIZEREL ON)
   check_cxx_compiler_flag(-Oz STET_HAVE_OZ)
   if(STET_HAVE_OZ)
@@ -40,24 +44,25 @@ if(STET_SANITIZE)
   target_link_options(stet_options INTERFACE -fsanitize=${STET_SANITIZE})
 endif()
 
-# What the library's own files are compiled with: one set of objects makes the static and the shared library, and what is not
-# marked STET_API is hidden.
+# Sets the options of the library's own files. One set of objects makes the static and the shared
+# library. Symbols without STET_API are hidden.
 function(stet_library_objects target)
   target_link_libraries(${target} PRIVATE stet_options $<BUILD_INTERFACE:stet_headers>)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/include)
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
 endfunction()
 
-# stet_compile_together(TARGET NAME FOLDER...): the files of TARGET in these folders are compiled as one. Reading the headers of the
-# standard library and of JSON, and instantiating what they declare, is most of the work of a file.
-# STET_UNITY=OFF is for whoever changes one file at a time.
+#   stet_compile_together(TARGET NAME FOLDER...)
+# Compiles the files of TARGET in these folders as one. Reading and instantiating the headers of the
+# standard library and of JSON is most of the work of a file. STET_UNITY=OFF compiles each file
+# alone, for work on one file at a time.
 function(stet_compile_together target name)
   if(NOT STET_UNITY)
     return()
   endif()
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    target_compile_options(${target} PRIVATE -Wno-subobject-linkage) # takes an included file for a header
+    target_compile_options(${target} PRIVATE -Wno-subobject-linkage) # g++ takes an included file for a header
   endif()
   get_target_property(sources ${target} SOURCES)
   foreach(source ${sources})

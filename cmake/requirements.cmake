@@ -1,4 +1,4 @@
-# Says in one line what this machine lacks, before anything else can fail.
+# Reports in one line what this machine lacks, before anything else can fail.
 if(NOT CMAKE_SYSTEM_NAME STREQUAL "Linux")
   message(FATAL_ERROR " stet builds on Linux only, not on ${CMAKE_SYSTEM_NAME}: use a container or WSL.")
 endif()

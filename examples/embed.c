@@ -1,4 +1,4 @@
-/* Resumes a snapshot and goes on with its reply. Arguments: a checkpoint directory, a snapshot. */
+/* Resumes a snapshot and continues its reply. Arguments: a checkpoint directory, a snapshot. */
 #include <stdio.h>
 
 #include "stet/c.h"

@@ -1,7 +1,7 @@
-// A family that stet does not know, defined outside of the library and run like any other: a
-// decoder whose attention and feed-forward network stand side by side,
-//     y = x + Attention(RMSNorm(x)) + SwiGLU(RMSNorm(x))      (arXiv 2204.02311, section 2),
-// with one norm for both. Arguments: a checkpoint directory, a file for the state.
+// Defines a new family outside of the library and runs it like any other. It is a decoder with
+// attention and feed-forward network in parallel and one norm for both,
+//     y = x + Attention(RMSNorm(x)) + SwiGLU(RMSNorm(x))      (arXiv 2204.02311, section 2).
+// Arguments: a checkpoint directory, a file for the state.
 #include <cstdio>
 
 #include "stet/stet.hpp"
@@ -23,7 +23,7 @@ class Parallel : public Decoder {
   void layer(const LayerPass& at) const override {
     const Layer& l = layers_[at.index];
     const Pass& p = at.p;
-    const Qkv x = attention_input(at, l.norm, l.qkv);  // which leaves RMSNorm(x) in p.normed
+    const Qkv x = attention_input(at, l.norm, l.qkv);  // leaves RMSNorm(x) in p.normed
     rotate(at, x);
     attend(at, x);
     attention_output(at, l.o);
@@ -46,8 +46,8 @@ ModelConfig read_config(const JsonReader& json) {
   return c;
 }
 
-// Registers the family: what config.json calls it, how to read that file, the name of the embeddings,
-// the prefix of all tensors, and how to make a model of them.
+// Registers the family: its names in config.json, a function that reads the file, and the name of
+// the embeddings. Then the prefix of all tensors, and a function that makes a model.
 void add_parallel() {
   register_family({{"ParallelForCausalLM"},
                    {"parallel"},

@@ -73,7 +73,7 @@ const Kernels& avx512bf16_table() {
 
 }  // namespace
 
-bool streams_are_fetched() {
+bool use_stream_prefetch() {
 #if defined(__x86_64__)
   return __builtin_cpu_is("intel");
 #else
@@ -81,7 +81,7 @@ bool streams_are_fetched() {
 #endif
 }
 
-bool bursts_are_fetched() {
+bool use_burst_prefetch() {
 #if defined(__x86_64__)
   static const bool are = __builtin_cpu_is("amdfam19h");
   return are;

@@ -1,7 +1,6 @@
-// Rounds weights to ggml's K types by the search of its reference functions without an importance
-// matrix (quantize_row_q4_K_ref, _q5_K_ref, _q6_K_ref in ggml-quants.c): the same candidate scales
-// and the same deciding sums. With an importance matrix, the same search weights errors by it and
-// by magnitudes.
+// Rounds weights to ggml's K types like its reference functions (quantize_row_q4_K_ref, _q5_K_ref,
+// _q6_K_ref in ggml-quants.c). The search has the same candidate scales and deciding sums. With an
+// importance matrix, it weights errors by the matrix and by magnitudes.
 //
 // Every operation is rounded separately, so that bits do not depend on the compiler. Builds of ggml
 // with fused multiply-adds may decide otherwise if two candidates are almost equal.
@@ -154,8 +153,8 @@ void put_nibbles(const int* u, uint8_t* to) {
 }
 
 // Searches the scale of 16 weights of q6_k for integers l of -32 .. 31. The error of a weight
-// counts by its square or by its importance. Let a be the sum of w x l and b the sum of w l l. The
-// fit is a^2 / b, and the scale is a / b.
+// counts by its square or by its importance. Let `a = sum(w x l)` and `b = sum(w l l)`. The fit is
+// `a^2 / b`, and the scale is `a / b`.
 struct SixSearch {
   const float *x, *importance;
   int l[kSixPart] = {};

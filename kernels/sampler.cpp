@@ -52,9 +52,8 @@ struct Crossing {
 };
 
 // Finds the first key, in ascending order, at which the cumulative mass is enough. If rounding
-// prevents that, returns the last key with mass. This is a radix search: bins by the upper 11 bits
-// of the key, then by the middle 11 within that bin, then by the lower 10. The sums run in a fixed
-// order.
+// prevents that, returns the last key with mass. This is a radix search by the upper 11 bits of the
+// key, then the middle 11, then the lower 10. The sums run in a fixed order.
 template <typename Key, typename Mass, typename Enough>
 Crossing find_crossing(size_t count, Key key, Mass mass, double* bins, Enough enough) {
   uint64_t prefix = 0;
@@ -341,8 +340,8 @@ void Sampler::normalize(std::span<float> out) const {
   for (size_t i = 0; i < count_; ++i) out[ids_[i]] = static_cast<float>(weights_[i] / sum);
 }
 
-// The loop ends by its first condition, on a token with weight: u <= 1 - 2^-53, so u * total()
-// rounds to less than total(), which the same sum reaches again.
+// The loop ends by its first condition, on a token with weight. Since u is at most
+// 1 - 2^-53, its product with total() rounds to less than total(). The same sum reaches that again.
 int32_t Sampler::draw(double u) const {
   const double target = u * total();
   size_t i = 0;

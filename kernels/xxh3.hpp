@@ -13,7 +13,7 @@ struct Hash128 {
 
 // Returns the digest, computed by the widest vectors of this CPU.
 Hash128 xxh3_128(const void* data, size_t size);
-// Like XXH3_128bits_update on an XXH3_state_t, whose layout is the same for all vectors.
+// Like XXH3_128bits_update on an XXH3_state_t, whose layout does not depend on the vectors.
 void xxh3_update(void* state, const void* data, size_t size);
 
 }  // namespace stet

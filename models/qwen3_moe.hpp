@@ -1,5 +1,5 @@
-// Qwen 3, mixtures of experts (30B-A3B, 235B-A22B): Qwen 3's layers with experts in place of MLPs,
-// but where the config says that a layer is dense.
+// Qwen 3, mixtures of experts (30B-A3B, 235B-A22B). The layers are those of Qwen 3, with experts in
+// place of the MLP, except for layers that the config declares dense.
 // Source: "Qwen3 Technical Report", arXiv 2505.09388, and transformers' modeling_qwen3_moe.py.
 #pragma once
 

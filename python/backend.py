@@ -37,14 +37,20 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     info = "stet-%s.dist-info" % _version()
     name = "stet-%s-py3-none-%s.whl" % (_version(), platform)
     with tempfile.TemporaryDirectory() as work:
-        files = {info + "/METADATA": _metadata().encode(), info + "/WHEEL": ("Wheel-Version: 1.0\nGenerator: stet\nRoot-Is-Purelib: false\nTag: py3-none-%s\n" % platform).encode()}
+        files = {
+            info + "/METADATA": _metadata().encode(),
+            info + "/WHEEL": ("Wheel-Version: 1.0\nGenerator: stet\nRoot-Is-Purelib: false\nTag: py3-none-%s\n" %
+                              platform).encode()
+        }
         for module in sorted(os.listdir(os.path.join(ROOT, "python/stet"))):
             if module.endswith((".py", ".typed")):
                 with open(os.path.join(ROOT, "python/stet", module), "rb") as file:
                     files["stet/" + module] = file.read()
         with open(_library(work), "rb") as file:
             files["stet/libstet.so.0"] = file.read()
-    record = "".join("%s,sha256=%s,%d\n" % (path, base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode(), len(data)) for path, data in files.items())
+    record = "".join("%s,sha256=%s,%d\n" %
+                     (path, base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode(), len(data))
+                     for path, data in files.items())
     files[info + "/RECORD"] = (record + info + "/RECORD,,\n").encode()
     with zipfile.ZipFile(os.path.join(wheel_directory, name), "w", zipfile.ZIP_DEFLATED) as wheel:
         for path, data in files.items():

@@ -3,8 +3,8 @@
 #ifdef STET_STATIC
 #include <cstdlib>
 
-// Replaces libstdc++'s handler, which names the exception that nobody caught, and the 50 kB that a
-// static program needs for that.
+// Replaces libstdc++'s handler, which prints the name of an uncaught exception and adds 50 kB to a
+// static program.
 namespace __gnu_cxx {
 void __verbose_terminate_handler() { std::abort(); }
 }  // namespace __gnu_cxx

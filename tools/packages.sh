@@ -1,8 +1,10 @@
-# Sourced by tools/demo and tools/check: installs Debian or Ubuntu packages that are missing.
+# Functions for tools/demo and tools/check: install missing Debian or Ubuntu packages, and build.
 
-BUILD_PACKAGES="g++ cmake ninja-build pkg-config nlohmann-json3-dev libxxhash-dev libfmt-dev libcli11-dev libsentencepiece-dev libpcre2-dev libutf8proc-dev libedit-dev libboost-dev zlib1g-dev libssl-dev libhiredis-dev libomp-dev libopenblas-dev"
+BUILD_PACKAGES="g++ cmake ninja-build pkg-config nlohmann-json3-dev libxxhash-dev libfmt-dev libcli11-dev
+  libsentencepiece-dev libpcre2-dev libutf8proc-dev libedit-dev libboost-dev zlib1g-dev libssl-dev libhiredis-dev
+  libomp-dev libopenblas-dev"
 
-# need PACKAGE...
+# need PACKAGE...: installs the packages that are missing
 need() {
   local missing=() package
   for package in "$@"; do
@@ -12,7 +14,8 @@ need() {
   echo "Installing: ${missing[*]}"
   local root=()
   if [ "$(id -u)" -ne 0 ]; then
-    command -v sudo >/dev/null || { echo "Not root, and there is no sudo: install these packages by hand." >&2; return 1; }
+    command -v sudo >/dev/null ||
+      { echo "Not root, and there is no sudo: install these packages by hand." >&2; return 1; }
     root=(sudo)
   fi
   local log
@@ -27,13 +30,13 @@ need() {
   rm -f "$log"
 }
 
-# build PRESET [TARGET...]: quiet, unless it fails.
+# build PRESET [TARGET...]: prints only errors.
 build() {
   local preset=$1 log
   shift
   log=$(mktemp)
   if ! { cmake --preset "$preset" && cmake --build --preset "$preset" ${*:+--target "$@"}; } >"$log" 2>&1; then
-    grep -E 'error|warning|FAILED' -A4 "$log" | head -n 60 >&2 || true  # none where cmake itself failed
+    grep -E 'error|warning|FAILED' -A4 "$log" | head -n 60 >&2 || true  # matches nothing if cmake itself failed
     tail -n 20 "$log" >&2
     rm -f "$log"
     return 1

@@ -1,6 +1,10 @@
-"""What a sweep of activation patching costs beside computing each patched prompt anew, and a capture beside a prefill: sweep.py MODEL [STEP]
+"""Compares the cost of an activation-patching sweep with computing each patched prompt
+separately, and that of a capture with a prefill.
 
-Processor seconds of all threads, so that other programs change little. STEP: of the evenly spread positions (default: 16, which is 32 of 512)."""
+    sweep.py MODEL [STEP]
+
+Times are processor seconds of all threads, so that other programs matter little. STEP is the
+distance between the patched positions (default 16, which is 32 of 512)."""
 import sys
 import time
 
@@ -31,13 +35,20 @@ plain = seconds(lambda: new().append(corrupt))
 seen = seconds(lambda: new().append(corrupt, points=["blocks.%d.hook_resid_post" % (model.layers // 2)]))
 print("a prompt of 512: %.3f s; with one residual point captured %.3f s" % (plain, seen))
 trace = new().trace(corrupt)
-for name, positions in (("evenly spread", range(step // 2, 512, step)), ("last", range(480, 512, max(1, step // 16)))):
-    changes = [stet.Intervention(point, "set", rows[point][p], begin=p, end=p + 1) for point in points for p in positions]
+for name, positions in (
+    ("evenly spread", range(step // 2, 512, step)),
+    ("last", range(480, 512, max(1, step // 16))),
+):
+    changes = [
+        stet.Intervention(point, "set", rows[point][p], begin=p, end=p + 1) for point in points for p in positions
+    ]
     found = {}
     start = time.process_time()
     trace.run(changes, lambda index, logits: found.__setitem__(index, logits))
     spent = time.process_time() - start
-    print("%s: %d runs of %.4f s, %.2f times as fast as each prompt anew" % (name, len(changes), spent / len(changes), plain * len(changes) / spent), flush=True)
+    print(
+        "%s: %d runs of %.4f s, %.2f times as fast as each prompt anew" %
+        (name, len(changes), spent / len(changes), plain * len(changes) / spent), flush=True)
     for index in (1, len(changes) // 2, len(changes) - 1):
         session = new()
         session.attach(changes[index])

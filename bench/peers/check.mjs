@@ -1,4 +1,5 @@
-// Are the weights that the peer gets the ones that stet has? Greedy tokens and logits of both, for the same ids.
+// Checks that the peer and stet have the same weights: compares greedy tokens and logits of both
+// for the same ids.
 import fs from "node:fs";
 import path from "node:path";
 
@@ -6,16 +7,17 @@ import {peer} from "./llama.mjs";
 import {run, scratch} from "./processes.mjs";
 import {configOf, formats, vocabularyOf} from "./tools.mjs";
 
-const kPrompt = 200, kTokens = 16; // beyond the window of sliding layers and the positions that scaled RoPE starts from
+const kPrompt = 200, kTokens = 16; // exceeds the window of sliding layers, and the positions where scaled RoPE starts
 
-// Most that the peer's logits may differ from stet's under f32: root mean square, relative to the logits' deviation.
-// float32 differs by the order of sums, by the peer's angles of RoPE, each of which it makes of the one before (LongRoPE
-// 2.1e-5, others less), and by its GELU, which is a table of float16 (hence 1e-3 for Gemma, GPT-2, GPT-NeoX); the others
-// by their rounding of weights and activations, for which a wrong scale, order or permutation cannot be mistaken: it gives
-// logits that have nothing to do with each other.
+// Returns the largest allowed difference of the peer's logits from stet's f32 logits: root mean
+// square, relative to the logits' deviation. For float32 it comes from the order of sums and from
+// the peer's RoPE angles. Each angle is computed from the one before (LongRoPE 2.1e-5, others
+// less). The peer's GELU is a table of float16, which explains 1e-3 for Gemma, GPT-2 and GPT-NeoX.
+// The other formats round weights and activations. A wrong scale, order or permutation cannot hide
+// in these limits: the logits would be unrelated.
 const limitOf = (name, gelu) => (name === "f32" ? (gelu ? 1e-3 : 1e-4) : {bf16: 0.02, q8: 0.05, q4: 0.4}[name]);
 
-// Rows of the logits that `stet logits` wrote: the last `rows`.
+// Returns the last `rows` rows of the logits that `stet logits` wrote.
 function readLogits(file, rows, vocab) {
   const bytes = fs.readFileSync(file);
   const length = Number(bytes.readBigUInt64LE(0));
@@ -33,7 +35,7 @@ function difference(a, b) {
   return Math.sqrt(a.reduce((s, v, i) => s + (v - b[i]) ** 2, 0) / a.length) / deviation(a);
 }
 
-// One line for each format; returns whether all agree.
+// Prints one line for each format. Returns true if all agree.
 export async function check(tools, directory, names, {threads, isa}) {
   const vocab = vocabularyOf(directory), gelu = /^(gemma|gpt)/.test(configOf(directory).model_type);
   const prompt = Array.from({length: kPrompt}, (_, i) => (i * 7919 + 13) % vocab);

@@ -1,4 +1,5 @@
-// Measures stet and a peer in turn, on the same weights and threads, and prints medians and ratios: README.md.
+// Measures stet and a peer in turn, with the same weights and threads, and prints medians and
+// ratios. See README.md.
 import path from "node:path";
 import {parseArgs} from "node:util";
 
@@ -73,7 +74,7 @@ async function measure(tools, o, directory, name, side) {
     "bench", "--turns", "-m", own ? directory : gguf, ...(own ? ["--compute", own.compute] : []), "--kv", o.kv, "--threads", o.threads, "-p", o.prompt,
     "--repeat", o.repeat, ...(o.isa ? ["--isa", o.isa] : [])]);
   try {
-    await (await stet()).end();  // which also brings its file into memory
+    await (await stet()).end();  // also loads its file into memory
   } catch (e) {
     if (!(e instanceof Failure)) throw e;
     return {skipped: e.message};
@@ -124,5 +125,5 @@ try {
 } catch (e) {
   if (!(e instanceof Failure || e instanceof WrongUsage)) throw e;
   say(`bench/peers/run: ${e.message}`);
-  process.exit(e instanceof WrongUsage ? 2 : 1);  // programs that are still running end with this one
+  process.exit(e instanceof WrongUsage ? 2 : 1);  // ends programs that are still running
 }

@@ -1,11 +1,12 @@
-"""GGUF files of every type, made by llama.cpp's own llama-quantize of the pocket checkpoints: are the weights those that ggml itself has of
-them, and what is left of the model?
+"""Tests GGUF files of every type, which llama.cpp's llama-quantize makes of the pocket
+checkpoints.
 
     bench/peers/gguf_types.py BUILD IK_BUILD [--type Q4_K_M]... [--model pocket-gemma3]
 
-BUILD is stet's build directory (stet_command and stet_shared), IK_BUILD one of ik_llama.cpp. For each file: whether every weight that stet reads is ggml's
-bit for bit; how many of the 40 greedy replies of tests/data/pocket are those of the checkpoint; and the negative log-likelihood of the
-conversations, in nats a token. Prints lines of a table (bench/RESULTS.md).
+BUILD is stet's build directory (stet_command and stet_shared), IK_BUILD one of ik_llama.cpp.
+Prints lines of a table (bench/RESULTS.md). The first figure of a file counts the weights that
+equal ggml's bit for bit. The second counts the greedy replies of tests/data/pocket (of 40) that
+equal the checkpoint's. The third is the conversations' negative log-likelihood in nats a token.
 """
 import argparse
 import json
@@ -18,8 +19,11 @@ import numpy as np
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path += [os.path.join(ROOT, "python"), os.path.join(ROOT, "tests")]
-TYPES = ["BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "Q3_K_M", "Q2_K"]
-PURE = ("IQ4_NL", "IQ4_XS")  # which ik_llama.cpp otherwise mixes with types that only it has
+TYPES = [
+    "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS",
+    "Q3_K_M", "Q2_K"
+]
+PURE = ("IQ4_NL", "IQ4_XS")  # ik_llama.cpp otherwise mixes these with types of its own
 POCKETS = ["pocket-gemma3", "pocket-llama3"]
 
 
@@ -34,12 +38,15 @@ def built(ik, scratch):
     with open(os.path.join(ik, "CMakeCache.txt")) as file:
         tree = next(line.split("=", 1)[1].strip() for line in file if line.startswith("CMAKE_HOME_DIRECTORY"))
     library, program = os.path.join(ik, "ggml/src/libggml.so"), os.path.join(scratch, "ik_widen")
-    run(os.environ.get("CXX", "c++"), "-std=c++17", "-O2", "-I", os.path.join(tree, "ggml/include"), os.path.join(ROOT, "bench/peers/ik_widen.cpp"), library, "-Wl,-rpath," + os.path.dirname(library), "-o", program)
+    run(os.environ.get("CXX", "c++"), "-std=c++17", "-O2", "-I", os.path.join(tree, "ggml/include"),
+        os.path.join(ROOT, "bench/peers/ik_widen.cpp"), library, "-Wl,-rpath," + os.path.dirname(library), "-o",
+        program)
     return program
 
 
 def differing(stet, widen, gguf, scratch):
-    """Weights that are not those of ggml, and all of them. Stet's go through the same names, as float32."""
+    """Returns how many weights differ from ggml's, and how many there are. stet's pass through
+    the same names, as float32."""
     from gguf_writer import tensors_of
 
     wide = os.path.join(scratch, "wide.gguf")
@@ -48,7 +55,7 @@ def differing(stet, widen, gguf, scratch):
     theirs, at, wrong = np.frombuffer(run(widen, gguf), np.uint32), 0, 0
     for name, shape in names_of(gguf):
         count = int(np.prod(shape))
-        if name in ours:  # rope_freqs, too
+        if name in ours:  # including rope_freqs
             wrong += int((np.frombuffer(ours[name][2], np.uint32) != theirs[at : at + count]).sum())
         at += count
     return wrong, at
@@ -61,7 +68,7 @@ def names_of(path):
 
 
 def text_of(stet, model, conversations):
-    """Greedy replies that are the same, and the likelihood of the whole conversations."""
+    """Returns how many greedy replies are equal, and the likelihood of the whole conversations."""
     m = stet.Model(model)
     same, nll, tokens = 0, 0.0, 0
     for c in conversations:
@@ -91,15 +98,21 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         widen = built(o.ik, scratch)
         for pocket in o.model or POCKETS:
-            with open(os.path.join(ROOT, "tests/data/pocket", pocket.replace("pocket", "golden"), "conversations.json")) as file:
+            with open(
+                    os.path.join(ROOT, "tests/data/pocket", pocket.replace("pocket", "golden"),
+                                 "conversations.json")) as file:
                 conversations = json.load(file)
             whole, gguf = (os.path.join(scratch, name) for name in ("whole.gguf", "typed.gguf"))
             run(command, "convert-model", os.path.join(ROOT, "assets", pocket), "-o", whole)
             for kind in o.type or TYPES:
-                run(os.path.join(o.ik, "bin/llama-quantize"), *(["--pure"] if kind in PURE else []), whole, gguf, kind, "2")
+                run(os.path.join(o.ik, "bin/llama-quantize"), *(["--pure"] if kind in PURE else []), whole, gguf,
+                    kind, "2")
                 wrong, all_ = differing(command, widen, gguf, scratch)
                 same, nll = text_of(stet, gguf, conversations)
-                print("| %s | %s | %.2f | %d of %d | %d of %d | %.4f |" % (pocket, kind, os.path.getsize(gguf) / 1e6, wrong, all_, same, len(conversations), nll), flush=True)
+                print(
+                    "| %s | %s | %.2f | %d of %d | %d of %d | %.4f |" %
+                    (pocket, kind, os.path.getsize(gguf) / 1e6, wrong, all_, same, len(conversations), nll),
+                    flush=True)
 
 
 main()

@@ -1,4 +1,4 @@
-// An ik_llama.cpp that is there, by ik_turns.cpp, which is compiled against it.
+// Runs an installed ik_llama.cpp through ik_turns.cpp, which is compiled against it.
 import {createHash} from "node:crypto";
 import fs from "node:fs";
 import path from "node:path";
@@ -8,7 +8,7 @@ import {outdated, root} from "./tools.mjs";
 
 const source = path.join(root, "bench/peers/ik_turns.cpp");
 
-// The program for the build in this directory, whose libraries it finds where they are.
+// Compiles the program for the build in this directory, and links the build's libraries in place.
 async function compiled(build) {
   const there = (...parts) => {
     const file = path.join(build, ...parts);

@@ -1,8 +1,7 @@
-// ik_llama.cpp's side of bench/peers/run: prefill and decode when standard input says so, as `stet
-// bench --turns` does:
+// ik_llama.cpp's side of bench/peers/run. Runs prefill and decode on requests from standard input,
+// as `stet bench --turns` does:
 //   ik_turns GGUF PROMPT MOST_DECODED BATCH THREADS
-// ik.mjs builds it against the llama.h of the ik_llama.cpp that is there; it is no part of stet's
-// build.
+// ik.mjs builds it against the installed ik_llama.cpp's llama.h. It is not part of stet's build.
 #include <unistd.h>
 
 #include <chrono>
@@ -21,7 +20,8 @@ namespace {
   std::exit(1);
 }
 
-// The library prints to standard output too, which belongs to the answers.
+// Returns a stream for the answers. The library also prints to standard output, which is
+// redirected.
 FILE* take_output() {
   FILE* const out = fdopen(dup(STDOUT_FILENO), "w");
   if (out == nullptr || dup2(STDERR_FILENO, STDOUT_FILENO) < 0)
@@ -33,8 +33,8 @@ void log_errors(ggml_log_level level, const char* text, void*) {
   if (level == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
 }
 
-// Weights repacked while loading, which keeps them from being mapped; flash attention; the prompt
-// in batches of `batch`.
+// Opens a context with flash attention and a prompt in batches of `batch`. Weights are repacked
+// while loading, which prevents mapping.
 llama_context* open(const char* gguf, int prompt, int most_decoded, int batch, int threads) {
   llama_backend_init();
   llama_model_params m = llama_model_default_params();

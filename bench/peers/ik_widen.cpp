@@ -1,6 +1,6 @@
-// The weights of a GGUF file as ggml itself dequantizes them: ik_widen GGUF writes the float32 of
-// all tensors to standard output, one after another in the order of the file. types.py builds it
-// against the ggml.h of the ik_llama.cpp that is there; it is no part of stet's build.
+// Writes the weights of a GGUF file as ggml dequantizes them. `ik_widen GGUF` writes the float32 of
+// all tensors to standard output in the order of the file. gguf_types.py builds it against the
+// installed ik_llama.cpp's ggml.h. It is not part of stet's build.
 #include <cstdio>
 #include <cstdlib>
 #include <string>

@@ -1,4 +1,4 @@
-// llama.cpp from npm, by peer.mjs, a process of its own.
+// Runs llama.cpp from npm through peer.mjs, in a separate process.
 import path from "node:path";
 
 import {Talker, run, say} from "./processes.mjs";
@@ -17,7 +17,8 @@ export const llama = {
     const p = await peer({task: "about", threads});
     return `llama.cpp ${p.release} by node-llama-cpp ${p.version}, kernels ${p.kernels}`;
   },
-  // With flash attention or without, whichever is faster here; finding out also brings its file into memory.
+  // Chooses flash attention on or off, whichever is faster here. The trial also loads the file into
+  // memory.
   async prepare(job) {
     const talkers = {on: await start({...job, flash: true}), off: await start({...job, flash: false})};
     const [{prefill, decode}] = await inTurn(talkers, {...job, runs: 1}, "flash attention on or off?");

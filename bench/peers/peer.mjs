@@ -1,4 +1,5 @@
-// One process of the peer, llama.cpp through node-llama-cpp: `node peer.mjs '{"task": ..., ...}'` prints lines of JSON.
+// One process of the peer, llama.cpp through node-llama-cpp. `node peer.mjs '{"task": ..., ...}'`
+// prints lines of JSON.
 import fs from "node:fs";
 import path from "node:path";
 import readline from "node:readline";
@@ -33,7 +34,8 @@ async function open({contextSize, flashAttention, kv = "F16"}) {
   return {model, context, sequence: context.getSequence({checkpoints: {interval: false}})};
 }
 
-// By llama.cpp's own clock: s in which it has processed tokens one by one since this was last asked, and how many.
+// Returns the seconds, by llama.cpp's clock, of processing single tokens since the last call, and
+// their number.
 async function decoded(context) {
   log.length = 0;
   await context.printTimings();
@@ -53,7 +55,7 @@ function sync(file) {
   fs.closeSync(fd);
 }
 
-// Saving, with an fsync after it, and loading in place of what is there, with a next token.
+// Measures saving with an fsync, and loading over the present state, followed by a token.
 async function state(sequence, append) {
   const peak_bytes = peakBytes(), positions = sequence.nextTokenIndex;
   const file = path.join(process.env.STET_PEERS_DIR, `peer-${process.pid}.state`);
@@ -75,12 +77,13 @@ async function state(sequence, append) {
   }
 }
 
-// Answers as `stet bench --turns` does, with the figures of that under the same names. The API draws a token after each step,
-// greedily here, which the time of single tokens leaves out, and JavaScript too: `clock_s` has all.
+// Answers like `stet bench --turns`, with figures of the same names. After each step the API draws
+// a token, here greedily. The time of single tokens excludes that and JavaScript; `clock_s`
+// includes everything.
 async function turns() {
   const ids = Array.from({length: job.prompt}, (_, i) => (i * 7919 + 13) % job.vocab);
   const contextSize = job.prompt + job.decode + 8;
-  let run, tokens;  // the generator of a prompt, which goes on by tokens that are given in place of those it has drawn
+  let run, tokens;  // the generator of a prompt, which takes given tokens instead of those that it draws
   const load_s = await time(async () => { run = await open({contextSize, flashAttention: job.flash}); });
   const {context, sequence} = run;
   if (context.currentThreads !== job.threads) throw new Error(`${job.threads} threads wanted, ${context.currentThreads} given`);
@@ -113,7 +116,8 @@ async function turns() {
   }
 }
 
-// A greedy continuation of job.ids, and in job.logits, as float32, the logits of the last job.rows positions of both.
+// Returns a greedy continuation of job.ids. Writes the last job.rows rows of the logits to
+// job.logits as float32.
 async function compute() {
   const {sequence} = await open({contextSize: job.ids.length + job.tokens + 8, flashAttention: false, kv: "F32"});
   const ids = [];

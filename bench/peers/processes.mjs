@@ -1,10 +1,10 @@
-// Programs that run beside this one. None outlives it, however it ends.
+// Starts programs that end with this process, however it ends.
 import {spawn} from "node:child_process";
 import {once} from "node:events";
 import os from "node:os";
 import readline from "node:readline";
 
-export const scratch = process.env.STET_PEERS_DIR;  // for all files
+export const scratch = process.env.STET_PEERS_DIR;  // holds all files
 
 export class Failure extends Error {}
 
@@ -19,14 +19,15 @@ class Program {
     this.command = command;
     this.complaint = "";
     this.child = spawn(command, args.map(String), {env: {...process.env, TMPDIR: scratch}});
-    this.child.stdin.on("error", () => {});  // it has ended, which end() reports
+    this.child.stdin.on("error", () => {});  // end() reports that it has ended
     this.child.stderr.setEncoding("utf8").on("data", (text) => { this.complaint = (this.complaint + text).slice(-4000); });
     running.add(this.child);
     this.ended = once(this.child, "close").then(([status, signal]) => ({status, signal}), (error) => ({error}));
     this.ended.then(() => running.delete(this.child));
   }
 
-  // Closes its input and waits for its end; a Failure with its last line of complaint unless it succeeds.
+  // Closes its input and waits for its end. Throws a Failure with the last line of its errors if it
+  // fails.
   async end() {
     this.child.stdin.end();
     const {status, signal, error} = await this.ended;
@@ -36,7 +37,7 @@ class Program {
   }
 }
 
-// Standard output of a command.
+// Returns the standard output of a command.
 export async function run(command, args) {
   const program = new Program(command, args), pieces = [];
   program.child.stdout.on("data", (piece) => pieces.push(piece));
@@ -44,7 +45,8 @@ export async function run(command, args) {
   return Buffer.concat(pieces).toString();
 }
 
-// A program that says what it is, `about`, in a line of JSON, and then answers each line by one of JSON: `stet bench --turns`.
+// A program that describes itself, `about`, in a line of JSON, and then answers each line with a
+// line of JSON: `stet bench --turns`.
 export class Talker extends Program {
   static async start(command, args) {
     const talker = new Talker(command, args);

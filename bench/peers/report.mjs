@@ -1,10 +1,11 @@
-// Figures of rounds and processes, [first quartile, median, third quartile] or a single one, and their table. Ratios above 1 are in
-// stet's favour.
+// Tables of figures of rounds and processes, as [first quartile, median, third quartile] or a
+// single number. Ratios above 1 favour stet.
 
-// A round is undisturbed when other processes take no more of the machine's CPU time than this meanwhile.
+// A round is undisturbed if other processes took no more than this share of the machine's CPU time.
 const kDisturbance = 0.05;
 
-// What is read from a process of either side, once. The peer's save is followed by an fsync, as stet's is.
+// Figures that are read once from each side's process. The peer's save is followed by an fsync, as
+// stet's is.
 const once = [
   {name: "load, s", of: (p) => p.load_s},
   {name: "load and first token, s", of: (p) => p.load_s + p.first_token_s},
@@ -24,7 +25,8 @@ function quartiles(x) {
   });
 }
 
-// Medians and quartiles of the pairs of turns in undisturbed rounds; in all where none is.
+// Returns medians and quartiles over the pairs of turns in undisturbed rounds, or in all if none is
+// undisturbed.
 export function figuresOf(rounds, {stet, peer}) {
   const quiet = rounds.filter((round) => round.others <= kDisturbance), counted = quiet.length > 0 ? quiet : rounds;
   const rate = (name, pairs) => {

@@ -1,4 +1,5 @@
-// What comparing and checking share: the programs of this build, checkpoints, and their weights for the peer.
+// Shared by compare.mjs and check.mjs: the programs of this build, checkpoints, and their weights
+// for the peer.
 import fs from "node:fs";
 import path from "node:path";
 import {fileURLToPath} from "node:url";
@@ -7,17 +8,17 @@ import {Failure, run, say, scratch} from "./processes.mjs";
 
 export const root = path.resolve(path.dirname(fileURLToPath(import.meta.url)), "../..");
 
-// What a format is called on each side.
+// The names of each format on both sides.
 export const formats = {
   f32: {compute: "f32", type: "f32"},
   bf16: {compute: "bf16", type: "bf16"},
   q8: {compute: "q8", type: "q8_0"},
   q4: {compute: "q4", type: "q4_0"},
 };
-// Types of GGUF files that both sides read as they are, made by the peer's own llama-quantize.
+// GGUF file types that both sides read directly, made by the peer's llama-quantize.
 export const fileTypes = ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_K_S", "Q4_0"];
 
-// Is this file missing, or older than what it was made from?
+// Returns true if a file is missing, or older than its sources.
 export function outdated(file, sources) {
   const age = (f) => fs.statSync(f).mtimeMs;
   return !fs.existsSync(file) || age(file) < Math.max(...sources.map(age));
@@ -37,7 +38,7 @@ export class Tools {
     this.makeCheckpoint = at("tools/make_checkpoint");
   }
 
-  // The directory of a checkpoint of random weights.
+  // Returns the directory of a checkpoint of random weights.
   async checkpoint(shape) {
     const directory = path.join(scratch, "checkpoint-" + path.basename(shape, ".json"));
     if (!fs.existsSync(path.join(directory, "config.json"))) {
@@ -47,7 +48,7 @@ export class Tools {
     return directory;
   }
 
-  // The weights of a checkpoint for the peer.
+  // Returns a checkpoint's weights as a file for the peer.
   async gguf(directory, type) {
     const file = path.join(scratch, `${path.basename(path.resolve(directory))}-${type}.gguf`);
     if (outdated(file, [this.stet, ...fs.readdirSync(directory).map((name) => path.join(directory, name))])) {
@@ -57,7 +58,7 @@ export class Tools {
     return file;
   }
 
-  // The same, rounded by a program of the peer's.
+  // Returns the weights rounded by a program of the peer.
   async quantized(directory, type, quantize) {
     const whole = await this.gguf(directory, "bf16"), file = whole.replace(/-bf16\.gguf$/, `-${type}.gguf`);
     if (outdated(file, [whole])) {
@@ -68,8 +69,8 @@ export class Tools {
   }
 }
 
-// Rows that are no multiple of 256 cannot be of a K type. llama.cpp writes Q5_0 and Q8_0 instead, as published files have; ik_llama.cpp
-// types that only it reads, unless it is told.
+// Rows whose length is not a multiple of 256 cannot have a K type. llama.cpp writes Q5_0 and Q8_0
+// instead, as in published files. ik_llama.cpp writes types of its own unless an option forbids it.
 function ownFallbacks(directory, type) {
   const {hidden_size} = configOf(directory);
   if (type !== "Q4_K_M" || hidden_size % 256 === 0) return [];

@@ -1,14 +1,15 @@
-// Two programs that take turns of seconds or less: on a machine whose memory is fast and slow for seconds or minutes, what one of
-// them meets the other meets too.
+// Lets two programs take turns of seconds or less. If a machine's memory is slow for seconds or
+// minutes, both programs meet the same conditions.
 import fs from "node:fs";
 import {setTimeout as sleep} from "node:timers/promises";
 
 import {say} from "./processes.mjs";
 
-// ms before each turn: threads of the program that has just answered spin for up to 12 before they sleep.
+// Pause in ms before each turn: threads of the other program spin for up to 12 ms before they
+// sleep.
 const kPause = 20;
 
-// CPU time in ticks: of all processors, of that what was used, and by these processes and this one.
+// CPU time in ticks: of all processors, its used part, and that of these processes and this one.
 function ticks(pids) {
   const sum = (x) => x.reduce((s, v) => s + Number(v), 0);
   const all = fs.readFileSync("/proc/stat", "utf8").split("\n", 1)[0].split(/ +/).slice(1, 9);
@@ -16,7 +17,7 @@ function ticks(pids) {
   return {all: sum(all), used: sum(all) - all[3] - all[4], own: sum(["self", ...pids].map((pid) => sum(times(pid))))};
 }
 
-// Both answer to `line`, in this order.
+// Sends `line` to both in this order.
 async function pair(talkers, line, order) {
   const answers = {};
   for (const name of order) {
@@ -26,9 +27,10 @@ async function pair(talkers, line, order) {
   return answers;
 }
 
-// Rounds of a prefill and of slices of decoding, each by one of two talkers and then by the other, which of them goes first
-// changing from turn to turn: [{prefill: {tokens, NAME: {s}, ...}, decode: [the same for each slice], others}]. `others`: the share
-// of the machine's CPU time that other processes took; of a round, because ticks of 10 ms are too coarse for a slice.
+// Runs rounds of a prefill and of slices of decoding, each by one of two talkers and then by the
+// other. The order alternates. Returns [{prefill: {tokens, NAME: {s}, ...}, decode: [the same for
+// each slice], others}]. `others` is the share of the machine's CPU time that other processes took
+// in a round. Ticks of 10 ms are too coarse for a slice.
 export async function inTurn(talkers, {prompt, decode, slice, runs}, what) {
   const names = Object.keys(talkers), orders = [names, names.toReversed()];
   const pids = names.map((name) => talkers[name].pid), rounds = [];

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""stet serve beside the server of llama.cpp or ik_llama.cpp, in turn, with the same weights and the same token ids.
+"""Compares stet serve with the server of llama.cpp or ik_llama.cpp in turn, with the same weights
+and token ids.
 
     compare.py STET -m DIR [-- stet's options] [--peer LLAMA_SERVER --gguf FILE] [--rounds N]
 
-Both are started by this program on loopback, with two threads and 16 places, and wait without load while the other works.
+Starts both on loopback, with two threads and 16 places. Each waits idle while the other works.
 """
 import argparse
 import http.client
@@ -21,16 +22,17 @@ import time
 
 
 class Server:
-    """A process that answers; `ask` streams a reply and returns when its tokens came."""
+    """A server process. `ask` streams a reply and returns the times of its tokens."""
 
-    folder = None  # where it runs, and may leave logs
+    folder = None  # its working directory, for its logs
 
     def __init__(self, command, port, ready):
         self.command, self.port, self.ready = command, port, ready
         self.start()
 
     def start(self):
-        self.process = subprocess.Popen(self.command, cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(self.command, cwd=self.folder, stdout=subprocess.DEVNULL,
+                                        stderr=subprocess.DEVNULL)
         began = time.monotonic()
         while True:
             try:
@@ -48,7 +50,8 @@ class Server:
 
     def call(self, method, path, body=None):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
-        connection.request(method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"})
+        connection.request(method, path, None if body is None else json.dumps(body),
+                           {"Content-Type": "application/json"})
         answer = connection.getresponse()
         content = answer.read()
         connection.close()
@@ -74,7 +77,9 @@ class Stet(Server):
         super().__init__(command + ["--port", str(port)], port, "/ready")
 
     def request(self, ids, tokens):
-        return "/v1/completions", {"prompt": ids, "max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True, "logprobs": 0}
+        return "/v1/completions", {
+            "prompt": ids, "max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True, "logprobs": 0
+        }
 
     def tokens_of(self, event):
         return sum(len(c["logprobs"]["tokens"]) for c in event.get("choices", []) if c.get("logprobs"))
@@ -85,7 +90,10 @@ class Peer(Server):
         super().__init__(command + ["--host", "127.0.0.1", "--port", str(port)], port, "/health")
 
     def request(self, ids, tokens):
-        return "/completion", {"prompt": ids, "n_predict": tokens, "ignore_eos": True, "temperature": 0, "top_k": 1, "samplers": ["top_k"], "stream": True, "cache_prompt": True}
+        return "/completion", {
+            "prompt": ids, "n_predict": tokens, "ignore_eos": True, "temperature": 0, "top_k": 1,
+            "samplers": ["top_k"], "stream": True, "cache_prompt": True
+        }
 
     def tokens_of(self, event):
         return 0 if event.get("stop") else 1
@@ -132,7 +140,8 @@ def percentile(values, p):
 
 
 def pace(server, streams, prompt, idle_seconds, tokens):
-    """Three streams, a while of quiet, then a long prompt: (p95 of gaps idle, while it is processed, the prompt's seconds)."""
+    """Runs three streams, alone for a while and then beside a long prompt. Returns (p95 of the
+    gaps alone, p95 during the prompt, seconds of the prompt)."""
     marks = {}
 
     def later():
@@ -170,9 +179,16 @@ def main():
         return [draws.randrange(min(1000, vocabulary // 2), min(vocabulary, 30000)) for _ in range(n)]
 
     directory = tempfile.TemporaryDirectory()
-    sides = {"stet": Stet([o.stet, "serve", "-m", o.model, "--compute", o.compute, "--threads", "2", "--state-dir", directory.name], free_port())}
+    sides = {
+        "stet": Stet(
+            [o.stet, "serve", "-m", o.model, "--compute", o.compute, "--threads", "2", "--state-dir", directory.name],
+            free_port())
+    }
     if o.peer:
-        sides["peer"] = Peer([o.peer, "-m", o.gguf, "-t", "2", "-tb", "2", "-np", "16", "-c", str(16 * 4608), "-b", "512", "-ub", "512"] + o.peer_options.split(), free_port())
+        sides["peer"] = Peer([
+            o.peer, "-m", o.gguf, "-t", "2", "-tb", "2", "-np", "16", "-c",
+            str(16 * 4608), "-b", "512", "-ub", "512"
+        ] + o.peer_options.split(), free_port())
     try:
         if "throughput" in o.only:
             for streams in (1, 4, 16):
@@ -183,7 +199,8 @@ def main():
                         speed = throughput(sides[name], prompts, o.tokens)
                         if turn:
                             speeds[name].append(speed)
-                line = "%2d streams: " % streams + ", ".join("%s %.1f tokens/s" % (name, statistics.median(v)) for name, v in speeds.items())
+                line = "%2d streams: " % streams + ", ".join("%s %.1f tokens/s" % (name, statistics.median(v))
+                                                             for name, v in speeds.items())
                 if "peer" in speeds:
                     line += ", ratio %.2f" % statistics.median(a / b for a, b in zip(speeds["stet"], speeds["peer"]))
                 print(line, flush=True)
@@ -217,7 +234,9 @@ def main():
                 status, _ = server.call("POST", "/v1/states/%s/fork" % state["id"], {})
                 took.append(time.monotonic() - began)
                 assert status == 200
-            print("stet, a fork of a state of %d tokens: %.1f ms (quartiles %.1f, %.1f)" % (state["tokens"], 1e3 * statistics.median(took), 1e3 * percentile(took, 0.25), 1e3 * percentile(took, 0.75)))
+            print("stet, a fork of a state of %d tokens: %.1f ms (quartiles %.1f, %.1f)" %
+                  (state["tokens"], 1e3 * statistics.median(took), 1e3 * percentile(took, 0.25),
+                   1e3 * percentile(took, 0.75)))
     finally:
         for server in sides.values():
             server.process.kill()

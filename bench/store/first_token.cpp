@@ -1,7 +1,7 @@
-// How long it takes to the next token of a state of so many tokens: from memory, a directory, a
-// server of the Redis protocol, computed; and through a link of a limited speed, below and above
-// the one at which the policy (stet/store/policy.hpp) says that fetching loses. All give the same
-// logits, or it fails. Prints a table.
+// Measures the time to the next token of a state with TOKENS tokens. The state comes from memory,
+// from a directory or from a server of the Redis protocol, or is computed. Also uses a link of
+// limited speed, below and above the speed at which the policy (stet/store/policy.hpp) stops
+// fetching. Fails unless all give the same logits. Prints a table.
 //   bench_first_token MODEL DIRECTORY REDIS_PORT [TOKENS]
 #include <arpa/inet.h>
 #include <fmt/format.h>
@@ -32,7 +32,7 @@ double seconds_of(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Passes connections on to a port, both ways, at so many bytes a second in all from there.
+// Forwards connections to a port, with a limit on the total bytes per second coming from there.
 class SlowLink {
  public:
   explicit SlowLink(int to) : to_(to), listener_(::socket(AF_INET, SOCK_STREAM, 0)) {
@@ -75,7 +75,7 @@ class SlowLink {
     }
     ::shutdown(to, SHUT_WR);
   }
-  // When the link has carried so many more bytes, of whichever connection.
+  // Returns the time at which the link has carried `bytes` more, shared by all connections.
   std::chrono::steady_clock::time_point free_after(ssize_t bytes) {
     const std::lock_guard lock(mutex_);
     return free_ = std::max(free_, std::chrono::steady_clock::now()) +
@@ -119,7 +119,7 @@ class Bench {
   }
   Sha256 put(Store& store) { return put_session(store, *session_, {}).place; }
   Measured from(Store& store, const Sha256& place) {
-    StoreRestore report;
+    StoreRestoreReport report;
     const double seconds = seconds_of([&] {
       const StoreSnapshot from = open_snapshot(store, place);
       RestoreOptions how;
@@ -132,7 +132,7 @@ class Bench {
   uint64_t block_bytes() const { return session_->kv().shape().block_bytes(); }
 
  private:
-  // One more token, as a reply begins.
+  // Appends one more token, as the beginning of a reply.
   void finish(Session& session) {
     Session next = session.fork();
     next.append(std::vector<int32_t>{17});
@@ -179,21 +179,21 @@ void run(Bench& bench, const std::string& directory, int port, int64_t tokens) {
   const uint64_t carried = on_server->traffic().read_bytes / (2 * blocks);
 
   FetchCosts costs;
-  costs.growth = 1e18;  // the mean of this very prompt
+  costs.growth = 1e18;  // uses the mean of this prompt
   costs.token_seconds = computing / static_cast<double>(tokens);
   costs.latency_seconds = 0;
   const FetchPolicy policy(costs);
-  const double crossover = policy.crossover(0, static_cast<int64_t>(blocks), carried);
+  const double break_even_rate = policy.break_even_rate(0, static_cast<int64_t>(blocks), carried);
   fmt::print(
       "\nforeseen: fetching {} blocks of {} bytes, as records of {}, loses below {:.1f} MB/s\n\n",
-      blocks, bench.block_bytes(), carried, crossover / 1e6);
+      blocks, bench.block_bytes(), carried, break_even_rate / 1e6);
   fmt::print("| link | to the next token | blocks fetched | computed |\n|---|---|---|---|\n");
   SlowLink link(port);
   const std::string slow = fmt::format("redis://127.0.0.1:{}/first", link.port());
   for (const double share : {4.0, 2.0, 1.41, 1.0, 0.71}) {
-    link.bytes_a_second = crossover * share;
+    link.bytes_a_second = break_even_rate * share;
     const auto store = opened(slow);
-    line(fmt::format("{:.1f} MB/s ({} x)", crossover * share / 1e6, share),
+    line(fmt::format("{:.1f} MB/s ({} x)", break_even_rate * share / 1e6, share),
          bench.from(*store, place));
   }
 }

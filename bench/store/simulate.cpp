@@ -1,14 +1,14 @@
-// A thousand machines and a million conversations on one store, by the policy that the code uses
-// (stet/store/policy.hpp) and costs that were measured (README.md): how often a state is in a
-// machine's memory or in the store, what network and store have to carry, and what breaks first.
-// Deterministic: every draw is of Philox. Prints the tables of README.md.
+// Simulates a thousand machines and a million conversations on one store, with the policy of the
+// code (stet/store/policy.hpp) and measured costs (README.md). Shows how often a state is in a
+// machine's memory or in the store. Also shows the load on network and store, and the first
+// resource to run out. Deterministic: all draws use Philox. Prints the tables of README.md.
 //   simulate_store [TURNS]
 //
-// A turn: a conversation, drawn by Zipf's law; a machine, drawn at random (a plain balancer) or by
-// the conversation (a sticky one); that machine's memory and then the store, both by least recent
-// use, give the blocks of the state so far; the policy says which are fetched and which computed;
-// then come the new tokens. Conversations begin with a front that all share and that every machine
-// has; one that is full begins anew.
+// Each turn draws a conversation by Zipf's law, and a machine at random (a plain balancer) or by
+// the conversation (a sticky one). That machine's memory and then the store, both LRU caches,
+// supply blocks of the state. The policy decides which are fetched and which computed; then come
+// the new tokens. All conversations share a beginning that every machine has. A full conversation
+// starts over.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -30,13 +30,14 @@ constexpr uint32_t kMachines = 1000, kConversations = 1000000, kNone = ~0u;
 constexpr int kShared = 512, kSaid = 60, kReplied = 200, kTurnTokens = kSaid + kReplied;
 constexpr int kMostTokens = 8192;
 constexpr uint64_t kSeed = 26;
-// Of a machine's network, of one of the store's servers (10 Gbit/s each); what one server answers.
+// Bytes/s of a machine's network and of a store server's (10 Gbit/s each), and answers/s of one
+// server.
 constexpr double kLink = 1.25e9, kAnswers = 20000;
-constexpr int kServers = 16, kCalls = 4;  // of a turn, for its state and its names
+constexpr int kServers = 16, kCalls = 4;  // calls of a turn, for its state and its names
 
 struct Shape {
   const char* name;
-  int layers, kv_heads, head_dim, bytes;  // of a key or value: 2 for bfloat16
+  int layers, kv_heads, head_dim, bytes;  // bytes of a key or value: 2 for bfloat16
   double billions;                        // of weights
   double block_bytes() const {
     return 2.0 * layers * kv_heads * head_dim * bytes * static_cast<double>(kPolicyBlock);
@@ -48,9 +49,9 @@ constexpr std::array<Shape, 4> kShapes = {{{"1B", 16, 8, 64, 2, 1.24},
                                            {"8B", 32, 8, 128, 2, 8.03},
                                            {"70B", 80, 8, 128, 2, 70.6}}};
 
-// Measured with the 1B shape in q8 on two threads (bench/server/README.md, README.md): tokens of a
-// prompt, 16 replies at once, attention; records of a Redis server that are received and checked.
-// Of the other shapes in proportion to their weights, and attention to their keys and values.
+// Costs measured with the 1B shape in q8 on two threads (bench/server/README.md, README.md). They
+// cover prompt tokens, 16 replies at once, attention, and records received from a Redis server and
+// checked. Other shapes scale with their weights, attention with their keys and values.
 struct Machine {
   double token_seconds = 1.5e-3, draw_seconds = 5.6e-3, growth = 5600;
   double latency = 2e-4, byte_seconds = 3e-9;
@@ -69,7 +70,7 @@ class Draws {
   explicit Draws(double skew) : cumulative_(kConversations) {
     double sum = 0;
     for (uint32_t i = 0; i < kConversations; ++i) cumulative_[i] = sum += std::pow(i + 1.0, -skew);
-    // Where in the table a number begins that is drawn; so that a few steps find it.
+    // The table index at which a drawn number's bucket starts, so that a few steps find it.
     for (size_t bucket = 0, i = 0; bucket <= kBuckets; ++bucket) {
       const double from = sum * static_cast<double>(bucket) / kBuckets;
       while (i + 1 < kConversations && cumulative_[i] < from) ++i;
@@ -96,7 +97,7 @@ class Draws {
 
 // ---------------------------------------------------------------- caches
 
-// Blocks of conversations up to so many, the one used longest ago goes first.
+// An LRU cache of a limited number of conversations' blocks.
 class Lru {
  public:
   explicit Lru(double blocks) : most_(blocks) {}
@@ -159,7 +160,7 @@ class Lru {
 
 // ---------------------------------------------------------------- turns
 
-// How often a turn found so many blocks in memory, of so many in the store and of so many at all.
+// Counts turns by the number of blocks found in memory, found in the store, and needed.
 struct Turn {
   int here, stored, all;
   uint64_t times;
@@ -167,7 +168,7 @@ struct Turn {
 struct Seen {
   std::vector<Turn> turns;
   double count = 0, new_blocks = 0;
-  double memory_share = 0, store_share = 0;  // of blocks that were needed
+  double memory_share = 0, store_share = 0;  // shares of the needed blocks
 };
 
 struct Setting {
@@ -182,7 +183,7 @@ Seen simulate(const Setting& how, double block_bytes, uint32_t turns) {
   std::vector<int> tokens(kConversations);
   constexpr int kSteps = (kMostTokens - kShared) / kTurnTokens;
   for (int& t : tokens) t = kShared + static_cast<int>(draws.below(kSteps)) * kTurnTokens;
-  // What was put before the beginning: the popular ones last.
+  // Fills the store as earlier turns would have, the most popular conversations last.
   for (uint32_t c = kConversations; c-- > 0;)
     store.use(c, tokens[c] / static_cast<int>(kPolicyBlock));
   std::unordered_map<uint64_t, uint64_t> seen;
@@ -221,15 +222,15 @@ Seen simulate(const Setting& how, double block_bytes, uint32_t turns) {
   return result;
 }
 
-// ---------------------------------------------------------------- what it takes
+// ---------------------------------------------------------------- cost
 
-struct Load {                                                         // of one turn, on the average
+struct Load {                                                         // means over turns
   double policy_seconds = 0, fetch_seconds = 0, without_seconds = 0;  // to the first token
-  double compute_seconds = 0;                                         // of the machine, in all
+  double compute_seconds = 0;                                         // total of the machine
   double fetched_blocks = 0;
 };
 
-// By the policy; and if all that is in the store were fetched, or nothing.
+// Returns the load under the policy, if everything in the store were fetched, and if nothing were.
 Load load_of(const Seen& seen, const Machine& m, double block_bytes) {
   FetchCosts costs;
   costs.token_seconds = m.token_seconds;
@@ -258,10 +259,10 @@ Load load_of(const Seen& seen, const Machine& m, double block_bytes) {
 
 struct Limit {
   const char* what;
-  double turns;  // a second that it carries
+  double turns;  // turns a second that it supports
 };
 
-// The one that carries least.
+// Returns the resource that supports the fewest turns.
 Limit first_limit(const Load& l, const Seen& seen, double block_bytes) {
   const double in = l.fetched_blocks * block_bytes,
                out = seen.new_blocks / seen.count * block_bytes;
@@ -307,7 +308,7 @@ void print_hits(const std::vector<Row>& rows) {
   }
 }
 
-// Machines that compute faster than the measured one ask more of the same store.
+// Prints the effect of machines that compute faster than the measured one on the same store.
 void print_speeds(const Row& row) {
   fmt::print(
       "\n| machines are faster | first token | without a store | breaks first | at turns/s "
@@ -323,7 +324,7 @@ void print_speeds(const Row& row) {
   }
 }
 
-// A store that gives each machine less.
+// Prints the effect of slower links between machines and store.
 void print_links(const Row& row) {
   fmt::print(
       "\n| a machine gets | first token | all fetched | nothing fetched | fetched of what "

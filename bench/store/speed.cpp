@@ -1,5 +1,6 @@
-// How fast a store takes and gives blocks, beside what its medium does with the same sizes: write()
-// and fsync of whole files, and a read of the mapped files. Prints a table line by line.
+// Measures how fast a store takes and returns blocks, compared with its medium at the same sizes.
+// The medium's figures are write() and fsync of whole files, and reading the mapped files. Prints a
+// table line by line.
 //   bench_store URL KEY [BLOCKS] [BYTES]
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -33,7 +34,7 @@ void line(const char* what, std::vector<double> seconds, double bytes) {
   fmt::print("{:<28} {:8.1f} ms {:8.2f} GB/s\n", what, median * 1e3, bytes / median / 1e9);
 }
 
-// The same bytes as whole files: written aside, fsynced, renamed; then mapped and read.
+// Stores the same bytes as whole files: written aside, fsynced and renamed; then mapped and read.
 struct Files {
   std::string directory;
   void write(const std::vector<std::vector<std::byte>>& blocks) const {

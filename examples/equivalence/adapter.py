@@ -1,14 +1,17 @@
-"""What adapters for `stet equivalence --against` share: a question a line in, an answer a line out (docs/equivalence.md)."""
+"""The loop that adapters for `stet equivalence --against` share: one question a line in, one
+answer a line out (docs/lab.md)."""
 import json
 import sys
 
 
 def serve(whole):
-    """`whole(ids, cuts, question)` returns logits after the last token, or None where it cannot do what the question asks."""
+    """Answers questions until the end of input. `whole(ids, cuts, question)` returns the logits
+    after the last token, or None if it does not support the question."""
     for line in sys.stdin:
         question = json.loads(line)
         logits = whole(question["ids"], question["cuts"], question)
-        print(json.dumps({"unsupported": True} if logits is None else {"logits": [float(x) for x in logits]}), flush=True)
+        print(json.dumps({"unsupported": True} if logits is None else {"logits": [float(x) for x in logits]}),
+              flush=True)
 
 
 def pieces(ids, cuts):

@@ -1,4 +1,5 @@
-"""llama.cpp by its Python bindings: with_llama_cpp.py MODEL.gguf (package llama-cpp-python)"""
+"""Tests llama.cpp through its Python bindings: with_llama_cpp.py MODEL.gguf (package
+llama-cpp-python)"""
 import sys
 
 from adapter import pieces, serve

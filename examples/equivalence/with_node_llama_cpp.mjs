@@ -1,4 +1,5 @@
-// llama.cpp by its JavaScript bindings: with_node_llama_cpp.mjs MODEL.gguf (package node-llama-cpp; tried with 3.22)
+// Tests llama.cpp through its JavaScript bindings: with_node_llama_cpp.mjs MODEL.gguf (package
+// node-llama-cpp; tried with 3.22)
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -12,7 +13,8 @@ const sequence = context.getSequence();
 const directory = mkdtempSync(join(tmpdir(), "equivalence-"));
 
 async function logits(ids, cuts, question) {
-  if ("fork_at" in question || "batch" in question) return null; // sequences are not copied, and batches are made up by the bindings
+  // The bindings copy no sequences and make their own batches.
+  if ("fork_at" in question || "batch" in question) return null;
   await sequence.clearHistory();
   const ends = [...cuts, ids.length];
   let done = 0, last;

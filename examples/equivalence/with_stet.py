@@ -1,4 +1,4 @@
-"""stet itself, through its Python package: with_stet.py MODEL"""
+"""Tests stet itself through its Python package: with_stet.py MODEL"""
 import os
 import sys
 import tempfile

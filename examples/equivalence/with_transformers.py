@@ -1,4 +1,5 @@
-"""Hugging Face transformers on a CPU: with_transformers.py MODEL (packages torch and transformers)"""
+"""Tests Hugging Face transformers on a CPU: with_transformers.py MODEL (packages torch and
+transformers)"""
 import copy
 import sys
 
@@ -16,7 +17,7 @@ def logits(ids, cuts, question):
         longest = max(map(len, rows))
         padded = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
         mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
-        positions = (mask.cumsum(-1) - 1).clamp(min=0)  # forward() counts the padding, too
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)  # forward() would count the padding, too
         return model(padded, attention_mask=mask, position_ids=positions).logits[-1, -1].tolist()
     cache, done = DynamicCache(), 0
     for piece in pieces(ids, cuts):

@@ -1,9 +1,10 @@
-"""An adapter for EleutherAI's lm-evaluation-harness: its three requests, answered by stet.
+"""An adapter for EleutherAI's lm-evaluation-harness, whose three kinds of requests stet answers.
 
     pip install lm-eval
     python3 examples/evaluation/harness.py assets/pocket-gemma3 --tasks lambada_openai --limit 100
 
-The class needs nothing of the harness but the shape of its requests (`request.args`), so that other programs can use it, too.
+The class depends only on the shape of the harness's requests (`request.args`), so other programs
+can use it, too.
 """
 import sys
 
@@ -26,17 +27,20 @@ class StetLM(LM):
     # ---- the harness's requests
 
     def loglikelihood(self, requests, **_):
-        """[(log-probability of the continuation, whether it is greedy)] of (context, continuation)."""
+        """Returns (log-probability of the continuation, whether it is greedy) for each (context,
+        continuation)."""
         return [(s.sum, s.greedy) for s in self.score([self.pair(*r.args) for r in requests])]
 
     def loglikelihood_rolling(self, requests, **_):
-        """The log-probability of whole texts, in windows where one is longer than the model."""
+        """Returns the log-probability of each whole text. A text longer than the model's context
+        is scored in windows."""
         windows = [self.windows(r.args[0]) for r in requests]
         scores = iter(self.score([w for text in windows for w in text]))
         return [sum(next(scores).sum for _ in text) for text in windows]
 
     def generate_until(self, requests, **_):
-        """Replies to (context, settings), up to one of the texts in settings["until"]."""
+        """Returns a reply to each (context, settings), cut at the first of the texts in
+        settings["until"]."""
         replies = []
         for at in range(0, len(requests), self.batch_size):
             rows = [self.row(*r.args) for r in requests[at:at + self.batch_size]]
@@ -55,7 +59,7 @@ class StetLM(LM):
     def apply_chat_template(self, chat_history, add_generation_prompt=True):
         return stet.ChatTemplate(self.tokenizer).render(chat_history, add_generation_prompt).text
 
-    # ---- texts as tokens, as the harness cuts them
+    # ---- texts as tokens, split as the harness does
 
     def score(self, requests):
         with self.model.session(capacity=self.max_length, **self.session) as before:
@@ -65,7 +69,7 @@ class StetLM(LM):
         ids, begin = stet.encode_pair(self.tokenizer, context, continuation)
         if begin == 0:
             ids, begin = [self.prefix, *ids], 1
-        cut = max(0, len(ids) - self.max_length - 1)  # the harness, too, leaves out the front of what is too long
+        cut = max(0, len(ids) - self.max_length - 1)  # the harness also drops the beginning of a long text
         return ids[cut:begin], ids[max(cut, begin):]
 
     def windows(self, text):
@@ -81,12 +85,20 @@ class StetLM(LM):
     def row(self, context, settings):
         until = settings.get("until") or []
         most = int(settings.get("max_gen_toks", self.max_gen_toks))
-        temperature = float(settings.get("temperature", 0)) if settings.get("do_sample", "temperature" in settings) else 0
-        sampling = stet.Sampling(greedy=temperature == 0, temperature=temperature or 1, top_p=settings.get("top_p", 1.0), top_k=settings.get("top_k", 0))
+        temperature = (
+            float(settings.get("temperature", 0)) if settings.get("do_sample", "temperature" in settings) else 0
+        )
+        sampling = stet.Sampling(
+            greedy=temperature == 0,
+            temperature=temperature or 1,
+            top_p=settings.get("top_p", 1.0),
+            top_k=settings.get("top_k", 0),
+        )
         session = self.model.session(capacity=self.max_length, **self.session)
-        session.use_recommended()  # its stop ids
+        session.use_recommended()  # sets its stop ids
         prompt = self.tokenizer.encode(context)[-max(1, self.max_length - most):]
-        return stet.Row(session, prompt, most, sampling=sampling, stop_strings=[until] if isinstance(until, str) else list(until))
+        return stet.Row(session, prompt, most, sampling=sampling,
+                        stop_strings=[until] if isinstance(until, str) else list(until))
 
 
 if __name__ == "__main__":
@@ -100,5 +112,6 @@ if __name__ == "__main__":
     options.add_argument("--limit", type=float)
     options.add_argument("--batch-size", type=int, default=16)
     chosen = options.parse_args()
-    results = lm_eval.simple_evaluate(StetLM(chosen.checkpoint, chosen.batch_size), tasks=chosen.tasks.split(","), limit=chosen.limit)
+    results = lm_eval.simple_evaluate(StetLM(chosen.checkpoint, chosen.batch_size), tasks=chosen.tasks.split(","),
+                                      limit=chosen.limit)
     print(lm_eval.utils.make_table(results) if results else "", file=sys.stdout)

@@ -1,4 +1,4 @@
-"""The logit lens in ten lines: what the model would say after each layer."""
+"""The logit lens in ten lines: the most likely next token after each layer."""
 import sys
 
 import stet
@@ -9,4 +9,4 @@ seen = session.append(tokenizer.encode("Let a = 3. Let b = 8."), points=["blocks
 for name, rows in seen.items():
     best = session.lens(rows).argmax(axis=-1)
     print("%-26s %s" % (name, " ".join(repr(tokenizer.decode([i])) for i in best[-6:])))
-assert (session.lens(rows[-1]) == session.logits()).all()  # the last layer's is the model's own, bit for bit
+assert (session.lens(rows[-1]) == session.logits()).all()  # the last layer's logits equal the model's, bit for bit

@@ -1,4 +1,5 @@
-"""Where the pocket model keeps "k = 5", and where it reads it: activations of one prompt put into another, layer by layer and position by position."""
+"""Finds where the pocket model stores "k = 5" and where it reads it. Patches activations of one
+prompt into another, layer by layer and position by position."""
 import sys
 
 import numpy as np
@@ -7,13 +8,14 @@ import stet
 model, tokenizer = stet.Model(sys.argv[1]), stet.Tokenizer(sys.argv[1])
 
 
-def prompt(value):  # as the chat template writes it, up to where the reply says the value
-    return tokenizer.encode("<start_of_turn>user\nLet k = %d. What is k?<end_of_turn>\n<start_of_turn>model\nk is " % value)
+def prompt(value):  # in the chat template's form, up to where the reply states the value
+    return tokenizer.encode("<start_of_turn>user\nLet k = %d. What is k?<end_of_turn>\n<start_of_turn>model\nk is " %
+                            value)
 
 
 clean, corrupt = prompt(5), prompt(7)
 five, seven = (tokenizer.id(str(value)) for value in (5, 7))
-said = int(np.flatnonzero(clean != corrupt)[0])  # where the value is said
+said = int(np.flatnonzero(clean != corrupt)[0])  # the position of the value
 last = clean.size - 1
 
 
@@ -30,7 +32,7 @@ restored = np.zeros((model.layers, clean.size))
 prefix = model.session()
 for position in range(clean.size):
     runs = []
-    for point in points:  # what comes before the position is computed once; all layers share the passes
+    for point in points:  # positions before the change are computed once; layers share passes
         run = prefix.fork()
         run.attach(stet.Intervention(point, "set", rows[point][position], begin=position, end=position + 1))
         runs.append((run, corrupt[position:]))

@@ -1,4 +1,5 @@
-"""A steering vector, found and applied: the difference between two prompts, added to a third, from one position on. The state keeps it."""
+"""Finds and applies a steering vector: the difference between two prompts, added to a third one
+from a position on. The state keeps it."""
 import sys
 import tempfile
 

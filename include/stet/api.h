@@ -1,5 +1,5 @@
-/* The version that a program is compiled against, and the mark of what the library exports. C99 and
- * C++. stet_version() is the version of the library that the program runs with. */
+/* The version of this header, and the export attribute. For C99 and C++. stet_version() returns the
+ * version of the library that the program runs with. */
 #ifndef STET_API_H
 #define STET_API_H
 
@@ -8,8 +8,7 @@
 #define STET_VERSION_PATCH 0
 #define STET_VERSION "0.1.0"
 
-/* Stands before what the library compiles for programs. All else is hidden in it, or is inline code
- * of its headers. */
+/* Marks exported functions and classes. Everything else is hidden in the library or inline. */
 #ifndef STET_API
 #if defined(__GNUC__)
 #define STET_API __attribute__((visibility("default")))

@@ -1,4 +1,4 @@
-/* The C99 interface of stet, also for other languages. docs/c.md shows it in use.
+/* The C99 interface of stet, also for other languages. docs/c-and-python.md shows it in use.
  *
  * Calls      A function that can fail returns STET_OK or the kind of its failure. Its last
  *            parameter, `error`, may be NULL. Otherwise *error becomes NULL on success, and on
@@ -71,8 +71,8 @@ typedef struct stet_error {
   const char* message;  /* the whole error on one line, control characters escaped */
   const char* file;     /* a path, the name of the parsed input, or "" */
   const char* field;    /* the field within it, or "" */
-  const char* expected; /* what was expected; only NUL is escaped in these four parts */
-  const char* found;    /* what was found, or "" */
+  const char* expected; /* expected value, or ""; only NUL is escaped in these four parts */
+  const char* found;    /* found value; a whole sentence if `expected` is "" */
 } stet_error;
 /* Frees an error. */
 STET_API void stet_error_free(stet_error* error);
@@ -80,8 +80,8 @@ STET_API void stet_error_free(stet_error* error);
 STET_API void stet_free(void* buffer); /* frees a "new" buffer */
 
 /* Sets the interrupt callback of the calling thread. Calls of this thread that process tokens ask
- * it regularly: when a pass through the model begins, and between pieces of its work, at most every
- * few milliseconds. It runs on the same thread and must not process tokens itself.
+ * it when a pass through the model begins, and then every few milliseconds between pieces of work.
+ * It runs on the same thread and must not process tokens itself.
  *
  * If it returns non-zero, the call ends with STET_ERROR_CANCELED. Its sessions are unchanged,
  * except that tokens of a reply already drawn remain. NULL removes the callback. */
@@ -114,7 +114,7 @@ typedef struct stet_file { /* a file in memory */
  * then stay valid until all handles made from them are freed. */
 typedef void (*stet_release_callback)(void* context);
 
-/* The numeric contract: the arithmetic of linear layers (docs/contracts.md). */
+/* The numeric contract: the arithmetic of linear layers (docs/contracts-and-identity.md). */
 enum {
   STET_CONTRACT_DEFAULT = 0, /* the snapshot's, or the one that weights were rounded for, or f32 */
   STET_CONTRACT_F32 = 1,
@@ -161,6 +161,7 @@ STET_API stet_status stet_model_load_files(const stet_file* files, size_t count,
                                            const stet_model_options* options, stet_model** model,
                                            stet_error** error);
 
+/* Frees a model. */
 STET_API void stet_model_free(stet_model* model);
 
 typedef struct stet_model_info {
@@ -217,6 +218,7 @@ STET_API stet_status stet_tokenizer_load_pre(const char* file, const char* pre_t
 STET_API stet_status stet_tokenizer_load_files(const stet_file* files, size_t count,
                                                const char* name, stet_tokenizer** tokenizer,
                                                stet_error** error);
+/* Frees a tokenizer. */
 STET_API void stet_tokenizer_free(stet_tokenizer* tokenizer);
 
 typedef struct stet_tokenizer_info {
@@ -242,7 +244,7 @@ enum {
 typedef struct stet_encode_options {
   size_t struct_size;
   uint64_t flags;
-  /* where special tokens stay text, in order; not with STET_ENCODE_PLAIN */
+  /* ranges in which special tokens stay text, in order; not with STET_ENCODE_PLAIN */
   const stet_range* plain;
   size_t plain_count;
 } stet_encode_options;
@@ -288,13 +290,15 @@ STET_API stet_status stet_tokenizer_chat_template(const stet_tokenizer* tokenize
 
 /* Decodes tokens one by one. Bytes of an unfinished character wait for the next token. */
 typedef struct stet_text_stream stet_text_stream;
+/* Creates a stream. If skip_special is not 0, special tokens are left out. */
 STET_API stet_status stet_text_stream_new(const stet_tokenizer* tokenizer, int32_t skip_special,
                                           stet_text_stream** stream, stet_error** error);
+/* Frees a stream. */
 STET_API void stet_text_stream_free(stet_text_stream* stream);
 /* Adds a token and returns the text that it completes, often "". Borrowed. */
 STET_API stet_status stet_text_stream_push(stet_text_stream* stream, int32_t id, stet_text* text,
                                            stet_error** error);
-/* Returns the remaining text, borrowed. The stream then starts anew. */
+/* Returns the remaining text, borrowed. The stream then starts again. */
 STET_API stet_status stet_text_stream_finish(stet_text_stream* stream, stet_text* text,
                                              stet_error** error);
 /* Save and restore the stream's complete state as bytes. state: new. */
@@ -310,6 +314,7 @@ typedef struct stet_chat_template stet_chat_template;
 STET_API stet_status stet_chat_template_new(const stet_tokenizer* tokenizer, const char* source,
                                             size_t size, stet_chat_template** chat_template,
                                             stet_error** error);
+/* Frees a template. */
 STET_API void stet_chat_template_free(stet_chat_template* chat_template);
 
 enum { STET_RENDER_GENERATION_PROMPT = 1 }; /* end where the model's reply begins */
@@ -341,23 +346,21 @@ typedef struct stet_session_options {
   int64_t chunk;   /* tokens per pass; 0: 512. Does not change bits */
   const char* isa; /* one of stet_isa_name(); NULL: the best. Does not change bits */
   int32_t kv_type, contract;
-  /* If window_only is nonzero, layers with a sliding window keep only that window, and the windows
-   * before each multiple of checkpoint_every positions (0: 8192; -1: none). Bits do not depend on
-   * it.
+  /* If window_only is nonzero, layers with a sliding window keep only that window. They also keep
+   * the window before each multiple of checkpoint_every positions (0: 8192; -1: none). Bits do not
+   * depend on it.
    *
    * A call that needs a dropped window fails, and the error says how many tokens would have to be
    * processed again. If recompute is nonzero, it processes them instead. */
   int32_t window_only, recompute;
   int64_t checkpoint_every;
 } stet_session_options;
-/* Creates an empty session. */
-
+/* Creates an empty session. *session is a new handle. */
 STET_API stet_status stet_session_new(const stet_model* model, const stet_session_options* options,
                                       stet_session** session, stet_error** error);
 /* Frees a session. Does nothing for a session that belongs to a chat (stet_chat_session). */
 STET_API void stet_session_free(stet_session* session);
-/* Creates an independent copy of a session. Both share blocks of keys and values until one writes.
- */
+/* Creates an independent copy. Both share blocks of keys and values until one writes. */
 STET_API stet_status stet_session_fork(const stet_session* session, stet_session** fork,
                                        stet_error** error);
 
@@ -376,8 +379,8 @@ typedef struct stet_session_info {
   size_t turns, messages;        /* see stet_session_turn(), _message() */
   size_t prunes, edits;          /* entries of the logs */
   size_t interventions;
-  /* Fills `info`. Its strings are borrowed or static. */
 } stet_session_info;
+/* Fills `info`. Its strings are borrowed or static. */
 STET_API stet_status stet_session_get_info(const stet_session* session, stet_session_info* info,
                                            stet_error** error);
 /* Changes how the session computes: threads, chunk, isa, contract. The contract may not change
@@ -411,7 +414,7 @@ typedef struct stet_watch { /* callbacks, each of which may be NULL */
   stet_logits_callback on_logits;
   stet_hidden_callback on_hidden;
   stet_progress_callback on_progress;
-  /* [point_count] names of points (docs/points.md), each once: "blocks.0.attn.hook_z". on_point
+  /* [point_count] names of points (docs/lab.md), each once: "blocks.0.attn.hook_z". on_point
    * receives each point's row for every position. NULL if there are none. */
   const char* const* points;
   size_t point_count;
@@ -432,8 +435,7 @@ enum {
   STET_CLAMP = 4 /* sets a feature of a sparse autoencoder to amount; values: encoder, decoder */
 };
 
-/* A change of activations, part of the state. It applies to tokens processed after it was attached.
- */
+/* A change of activations, part of the state. Applies to tokens processed after it was attached. */
 typedef struct stet_intervention {
   size_t struct_size;
   const char* point;     /* "hook_resid_post", for `layers`; or with its layer, "blocks.3...." */
@@ -491,8 +493,8 @@ typedef struct stet_callback {
  * recomputed: the state counts it as an edit and is identified by its bytes. */
 STET_API stet_status stet_session_attach_callback(stet_session* session,
                                                   const stet_callback* callback,
-                                                  /* Detaches all callbacks of the session. */
                                                   stet_error** error);
+/* Detaches all callbacks of the session. */
 STET_API stet_status stet_session_detach_callbacks(stet_session* session, stet_error** error);
 
 /* Returns the names of all points of a model in the order of the pass, one per line. text: new. */
@@ -531,6 +533,7 @@ typedef struct stet_capture_options {
 STET_API stet_status stet_session_capture_with(stet_session* session, const int32_t* ids,
                                                size_t count, const stet_capture_options* options,
                                                stet_capture** capture, stet_error** error);
+/* Frees a capture. */
 STET_API void stet_capture_free(stet_capture* capture);
 /* Returns the rows of point `index`: borrowed, [count][width]. Scores and patterns are
  * [heads][positions]; later positions are -inf and 0. */
@@ -544,6 +547,7 @@ typedef struct stet_trace stet_trace;
 /* Processes tokens after those of the session, which does not change. *trace is a new handle. */
 STET_API stet_status stet_trace_new(const stet_session* before, const int32_t* ids, size_t count,
                                     stet_trace** trace, stet_error** error);
+/* Frees a trace. */
 STET_API void stet_trace_free(stet_trace* trace);
 /* Computes the logits under each change alone, with the bits that attaching it before the tokens
  * would give. on_logits receives the change's index in `changes` as its position, in any order. */
@@ -638,8 +642,7 @@ typedef struct stet_kv_range {
 } stet_kv_range;
 /* Zero, scale, set or copy all keys and values of a range; each counts as an edit. x: [count], one
  * vector of head_dim for all, or [positions][heads][head_dim] for each layer. copy_kv copies from
- * positions `position` .. of a session of the same model and rotates keys to their new positions.
- */
+ * positions `position` .. of a session of the same model, and rotates keys to the new positions. */
 STET_API stet_status stet_session_zero_kv(stet_session* session, const stet_kv_range* range,
                                           stet_error** error);
 STET_API stet_status stet_session_scale_kv(stet_session* session, const stet_kv_range* range,
@@ -655,14 +658,15 @@ typedef struct stet_cut { /* positions begin .. end-1 of a session */
   int64_t begin, end;
 } stet_cut;
 /* Creates a session that concatenates all cuts, with keys rotated to their new positions. Nothing
- * is recomputed. Settings come from the first cut. stet_session_compare_truth() measures the
- * difference from what the tokens give. */
+ * is recomputed. Settings come from the first cut. stet_session_compare_truth() measures how far it
+ * is from a computation of its tokens. */
 STET_API stet_status stet_session_splice(const stet_cut* cuts, size_t count, stet_session** spliced,
                                          stet_error** error);
 
 /* A view of the library's memory, read in place. It stays valid and unchanged until it is freed,
  * also after the session is freed. */
 typedef struct stet_view stet_view;
+/* Frees a view. */
 STET_API void stet_view_free(stet_view* view);
 /* Returns the names of a model's weights, as TransformerLens names them, one per line. text: new. A
  * tensor without such a name keeps its name in the checkpoint. */
@@ -703,7 +707,8 @@ STET_API stet_status stet_session_get_digests(stet_session* session, stet_digest
                                               stet_error** error);
 
 typedef struct stet_block_identity { /* of a full block of 64 positions */
-  uint8_t id[32];                    /* SHA-256; equal ids mean equal bytes (docs/identity.md) */
+  /* SHA-256; equal ids mean equal bytes (docs/contracts-and-identity.md). */
+  uint8_t id[32];
   int32_t replayable; /* 1: its tokens determine it; 0: the id is a digest of its bytes */
 } stet_block_identity;
 /* Returns the identities of all full blocks. blocks: new, [count]; NULL if there are none. */
@@ -711,8 +716,8 @@ STET_API stet_status stet_session_block_identities(stet_session* session,
                                                    stet_block_identity** blocks, size_t* count,
                                                    stet_error** error);
 
-/* Returns what was healed since the last call: blocks of a snapshot's file that had been damaged
- * and were recomputed. text: new, one line per file; "" if there was nothing. */
+/* Returns the blocks healed since the last call: damaged in a snapshot's file, and recomputed.
+ * text: new, one line per file; "" if there was nothing. */
 STET_API stet_status stet_session_take_healed(stet_session* session, char** text, size_t* size,
                                               stet_error** error);
 
@@ -770,9 +775,9 @@ STET_API stet_status stet_session_set_sampling(stet_session* session, const stet
  * stop strings. */
 STET_API stet_status stet_session_use_recommended(stet_session* session, stet_error** error);
 
-/* Returns or replaces the stop tokens. */
+/* Return (borrowed) and replace the stop tokens. */
 STET_API stet_status stet_session_stop_ids(const stet_session* session, const int32_t** ids,
-                                           size_t* count, stet_error** error); /* borrowed */
+                                           size_t* count, stet_error** error);
 STET_API stet_status stet_session_set_stop_ids(stet_session* session, const int32_t* ids,
                                                size_t count, stet_error** error);
 /* Returns stop string `index`. Borrowed. */
@@ -815,7 +820,7 @@ typedef struct stet_generate_options {
   int64_t max_tokens; /* 0: 256 */
   void* context;
   stet_text_callback on_text;   /* may be NULL; non-zero ends the reply */
-  stet_token_callback on_token; /* likewise, after this token; stop is STET_STOP_CALLBACK */
+  stet_token_callback on_token; /* may be NULL; non-zero ends the reply after this token */
 } stet_generate_options;
 
 enum {
@@ -831,6 +836,7 @@ typedef struct stet_reply { /* freed with stet_reply_free() */
   stet_text text; /* their text, without special tokens and stop strings */
   int32_t stop;   /* STET_STOP_... */
 } stet_reply;
+/* Frees a reply. */
 STET_API void stet_reply_free(stet_reply* reply);
 
 /* Generates a reply, or continues an open one. The tokenizer may be NULL: the reply then has no
@@ -859,8 +865,10 @@ STET_API stet_status stet_session_end_reply(stet_session* session, const stet_to
 /* Draws tokens from logits, without a session. Holds scratch memory, and the tokens given to
  * stet_sampler_set_drawn(). */
 typedef struct stet_sampler stet_sampler;
+/* Creates a sampler for logits of this size. */
 STET_API stet_status stet_sampler_new(int32_t vocab_size, stet_sampler** sampler,
                                       stet_error** error);
+/* Frees a sampler. */
 STET_API void stet_sampler_free(stet_sampler* sampler);
 /* Sets the tokens of the reply so far, which frequency and presence penalties count from now on. A
  * new sampler has none. */
@@ -959,6 +967,7 @@ STET_API stet_status stet_snapshot_open(const char* path, const char* parent,
 STET_API stet_status stet_snapshot_open_bytes(const void* data, size_t size, const char* name,
                                               stet_release_callback release, void* context,
                                               stet_snapshot** snapshot, stet_error** error);
+/* Frees a snapshot. */
 STET_API void stet_snapshot_free(stet_snapshot* snapshot);
 
 typedef struct stet_snapshot_info {
@@ -984,16 +993,16 @@ typedef struct stet_snapshot_info {
   int32_t has_logits, has_weights, has_tokenizer; /* 0 or 1 */
   size_t messages;                                /* see stet_snapshot_message() */
   size_t prunes, edits;
-  /* Fills `info`. Its strings are borrowed from the snapshot. */
 } stet_snapshot_info;
+/* Fills `info`. Its strings are borrowed. */
 STET_API stet_status stet_snapshot_get_info(const stet_snapshot* snapshot, stet_snapshot_info* info,
                                             stet_error** error);
 /* Returns the digests stored in the file; stet_snapshot_check() verifies them. */
 STET_API stet_status stet_snapshot_get_digests(const stet_snapshot* snapshot, stet_digests* digests,
-                                               /* Returns the tokens, [count]. */
                                                stet_error** error);
+/* Returns the tokens: borrowed, [count]. */
 STET_API stet_status stet_snapshot_tokens(const stet_snapshot* snapshot, const int32_t** ids,
-                                          size_t* count, stet_error** error); /* borrowed */
+                                          size_t* count, stet_error** error);
 /* Returns the logits: borrowed, [vocab_size]; NULL for a recipe and if there are no tokens. */
 STET_API stet_status stet_snapshot_logits(const stet_snapshot* snapshot, const float** logits,
                                           size_t* count, stet_error** error);
@@ -1003,8 +1012,8 @@ typedef struct stet_check_report {
   uint64_t blocks; /* blocks of keys and values checked, including those of parents */
   uint64_t files;  /* files of a self-contained snapshot checked */
 } stet_check_report;
-/* Verifies, without a model, that every byte is what was written. On STET_ERROR_FORMAT, the error
- * names the first that is not. report may be NULL. */
+/* Verifies, without a model, that every byte is as written. On STET_ERROR_FORMAT, the error names
+ * the first damage. report may be NULL. */
 STET_API stet_status stet_snapshot_check(const stet_snapshot* snapshot, int32_t threads,
                                          stet_check_report* report, stet_error** error);
 
@@ -1070,6 +1079,7 @@ typedef struct stet_difference { /* freed with stet_difference_free(), unless bo
   int64_t position, layer, head, element; /* -1: not applicable */
   double expected_number, found_number;   /* NaN if not numbers */
 } stet_difference;
+/* Frees a difference that is not borrowed. */
 STET_API void stet_difference_free(stet_difference* difference);
 
 enum { STET_VERIFY_BISECT = 1 }; /* compare digests of each layer of each block */
@@ -1101,6 +1111,7 @@ STET_API stet_status stet_snapshot_verify(const stet_snapshot* snapshot, const s
 /* Like stet_snapshot_verify(), for a session. */
 STET_API stet_status stet_session_verify(stet_session* session, stet_difference** difference,
                                          stet_error** error);
+/* Like stet_session_verify(), with a report, which may be NULL. */
 STET_API stet_status stet_session_verify_with_report(stet_session* session,
                                                      stet_verify_report* report,
                                                      stet_difference** difference,
@@ -1121,8 +1132,10 @@ STET_API stet_status stet_session_compare(stet_session* a, stet_session* b,
  * (b). The difference is the effect of edits. */
 STET_API stet_status stet_session_compare_truth(stet_session* session, stet_comparison** comparison,
                                                 stet_error** error);
+/* Compares two snapshots part by part. *comparison is a new handle. */
 STET_API stet_status stet_snapshot_compare(const stet_snapshot* a, const stet_snapshot* b,
                                            stet_comparison** comparison, stet_error** error);
+/* Frees a comparison. */
 STET_API void stet_comparison_free(stet_comparison* comparison);
 
 typedef struct stet_comparison_info {
@@ -1134,8 +1147,8 @@ typedef struct stet_comparison_info {
   /* Kullback-Leibler divergence of the next token's distributions, in nats; NaN if a state has no
    * logits */
   double a_from_b, b_from_a;
-  /* Fills `info`. */
 } stet_comparison_info;
+/* Fills `info`. */
 STET_API stet_status stet_comparison_get_info(const stet_comparison* comparison,
                                               stet_comparison_info* info, stet_error** error);
 
@@ -1193,6 +1206,7 @@ typedef struct stet_chat_options { /* empty or 0: as in the session */
 STET_API stet_status stet_chat_new(const stet_session* session, const stet_tokenizer* tokenizer,
                                    const stet_chat_options* options, stet_chat** chat,
                                    stet_error** error);
+/* Frees a chat and its session. */
 STET_API void stet_chat_free(stet_chat* chat);
 /* Creates an independent copy of the chat. */
 STET_API stet_status stet_chat_fork(const stet_chat* chat, stet_chat** fork, stet_error** error);

@@ -29,7 +29,12 @@ from .snapshot import CheckReport, RestoreReport, Snapshot, SnapshotInfo
 from .tokenizer import ChatTemplate, Rendered, TextStream, Tokenizer
 from .trace import Trace, TraceRun
 
-__all__ = ["ArgumentError", "Attached", "Attachment", "Block", "BlockIdentity", "Chat", "ChatTemplate", "CheckReport", "Comparison", "Difference", "Digests", "Error", "Intervention",
-           "LayerDeviation", "Message", "Model", "Point", "PromptReport", "Rendered", "Reply", "RestoreReport", "Row", "Sampler", "Sampling", "Score", "Session", "Snapshot", "SnapshotInfo", "Stream",
-           "TextStream", "Token", "Tokenizer", "Trace", "TraceRun", "Turn", "VerifyReport", "append_batch", "check_packed", "compare", "encode_pair", "generate_batch", "isa_names", "log_probability", "log_softmax", "pack", "score", "splice", "version"]
+__all__ = [
+    "ArgumentError", "Attached", "Attachment", "Block", "BlockIdentity", "Chat", "ChatTemplate", "CheckReport",
+    "Comparison", "Difference", "Digests", "Error", "Intervention", "LayerDeviation", "Message", "Model", "Point",
+    "PromptReport", "Rendered", "Reply", "RestoreReport", "Row", "Sampler", "Sampling", "Score", "Session",
+    "Snapshot", "SnapshotInfo", "Stream", "TextStream", "Token", "Tokenizer", "Trace", "TraceRun", "Turn",
+    "VerifyReport", "append_batch", "check_packed", "compare", "encode_pair", "generate_batch", "isa_names",
+    "log_probability", "log_softmax", "pack", "score", "splice", "version"
+]
 __version__ = version()

@@ -25,7 +25,9 @@ def ids_of(ids: Ids, name: str = "ids") -> I32:
     if hasattr(ids, "__array__"):
         return _ids_of_array(np.asarray(ids), name)
     items = list(ids)
-    return np.array([integer(x, "%s[%d]" % (name, i), -1 << 31, (1 << 31) - 1, "a token id") for i, x in enumerate(items)], np.int32).reshape(len(items))
+    return np.array(
+        [integer(x, "%s[%d]" % (name, i), -1 << 31, (1 << 31) - 1, "a token id") for i, x in enumerate(items)],
+        np.int32).reshape(len(items))
 
 
 def _ids_of_array(array: npt.NDArray[Any], name: str) -> I32:
@@ -51,7 +53,8 @@ def integer(x: Any, name: str, low: int = -1 << 63, high: int = (1 << 63) - 1, w
         else:
             if low <= value <= high:
                 return value
-    expected = what or ("an integer of %d or more" % low if high >= 1 << 62 and low > -1 << 62 else "an integer" if low <= -1 << 62 else "an integer in %d..%d" % (low, high))
+    expected = what or ("an integer of %d or more" % low if high >= 1 << 62 and low > -1 << 62 else
+                        "an integer" if low <= -1 << 62 else "an integer in %d..%d" % (low, high))
     refuse(name, expected, repr(x) if isinstance(x, (str, bytes)) else x)
 
 

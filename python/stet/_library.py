@@ -21,7 +21,8 @@ I32 = npt.NDArray[np.int32]
 
 def _load() -> c.CDLL:
     here = os.path.dirname(os.path.abspath(__file__))
-    for path in (os.environ.get("STET_LIBRARY"), os.path.join(here, "libstet.so.0"), ctypes.util.find_library("stet"), "libstet.so.0"):
+    for path in (os.environ.get("STET_LIBRARY"), os.path.join(here, "libstet.so.0"), ctypes.util.find_library("stet"),
+                 "libstet.so.0"):
         if not path:
             continue
         try:
@@ -32,7 +33,8 @@ def _load() -> c.CDLL:
         if library.stet_abi_version() != 1:
             raise ImportError("%s: expected ABI version 1, found %d" % (path, library.stet_abi_version()))
         return library
-    raise ImportError("expected libstet.so.0 in STET_LIBRARY, beside this package or where the system looks, found none")
+    raise ImportError(
+        "expected libstet.so.0 in STET_LIBRARY, beside this package or where the system looks, found none")
 
 
 lib = _load()
@@ -41,7 +43,8 @@ _functions: Dict[str, Any] = {}
 
 class CError(c.Structure):
     """The struct stet_error."""
-    _fields_ = [("kind", c.c_int32), ("message", c.c_char_p), ("file", c.c_char_p), ("field", c.c_char_p), ("expected", c.c_char_p), ("found", c.c_char_p)]
+    _fields_ = [("kind", c.c_int32), ("message", c.c_char_p), ("file", c.c_char_p), ("field", c.c_char_p),
+                ("expected", c.c_char_p), ("found", c.c_char_p)]
 
 
 class CText(c.Structure):
@@ -56,7 +59,8 @@ class Error(Exception):
     """A failure that the library reports. `kind` is "format", "argument", ...; file, field,
     expected and found are set where they are known."""
 
-    def __init__(self, kind: str, message: str, file: str = "", field: str = "", expected: str = "", found: str = "") -> None:
+    def __init__(self, kind: str, message: str, file: str = "", field: str = "", expected: str = "",
+                 found: str = "") -> None:
         super().__init__(message)
         self.kind, self.file, self.field, self.expected, self.found = kind, file, field, expected, found
 
@@ -98,7 +102,9 @@ def call(name: str, *arguments: Any) -> None:
     if status == 0:
         return
     e = error.contents
-    parts = [text.decode("utf-8", "replace") if text else "" for text in (e.message, e.file, e.field, e.expected, e.found)]
+    parts = [
+        text.decode("utf-8", "replace") if text else "" for text in (e.message, e.file, e.field, e.expected, e.found)
+    ]
     lib.stet_error_free(error)
     kind = lib.stet_status_name(status).decode()
     raise (ArgumentError if kind == "argument" else Error)(kind, *parts)

@@ -4,10 +4,36 @@ from __future__ import annotations
 import contextlib
 import ctypes as c
 import threading
-from typing import TYPE_CHECKING, Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 from . import _arguments as arguments
-from ._library import F32, I32, Capture, Error, Handle, P, Raised, call, copied_ids, in_callback, long_call, sized, taken_ids
+from ._library import (
+    F32,
+    I32,
+    Capture,
+    Error,
+    Handle,
+    P,
+    Raised,
+    call,
+    copied_ids,
+    in_callback,
+    long_call,
+    sized,
+    taken_ids,
+)
 from .message import CMessage, Message
 from .model import CONTRACTS, THREADS, Model
 
@@ -20,26 +46,36 @@ KV_NAMES = {number: name for name, number in KV_TYPES.items()}
 
 class CSessionOptions(c.Structure):
     """The struct stet_session_options."""
-    _fields_ = [("struct_size", c.c_size_t), ("capacity", c.c_int64), ("threads", c.c_int64), ("chunk", c.c_int64), ("isa", c.c_char_p), ("kv_type", c.c_int32), ("contract", c.c_int32),
-                ("window_only", c.c_int32), ("recompute", c.c_int32), ("checkpoint_every", c.c_int64)]
+    _fields_ = [("struct_size", c.c_size_t), ("capacity", c.c_int64), ("threads", c.c_int64), ("chunk", c.c_int64),
+                ("isa", c.c_char_p), ("kv_type", c.c_int32), ("contract", c.c_int32), ("window_only", c.c_int32),
+                ("recompute", c.c_int32), ("checkpoint_every", c.c_int64)]
 
 
 class _CSessionInfo(c.Structure):
-    _fields_ = [("struct_size", c.c_size_t), ("size", c.c_int64), ("capacity", c.c_int64), ("floor", c.c_int64), ("visible", c.c_int64), ("drawn", c.c_int64), ("threads", c.c_int64),
-                ("chunk", c.c_int64), ("isa", c.c_char_p), ("contract_name", c.c_char_p), ("contract", c.c_int32), ("kv_type", c.c_int32), ("stop_ids", c.c_size_t),
-                ("stop_strings", c.c_size_t), ("turns", c.c_size_t), ("messages", c.c_size_t), ("prunes", c.c_size_t), ("edits", c.c_size_t), ("interventions", c.c_size_t)]
+    _fields_ = [("struct_size", c.c_size_t), ("size", c.c_int64), ("capacity", c.c_int64), ("floor", c.c_int64),
+                ("visible", c.c_int64), ("drawn", c.c_int64), ("threads", c.c_int64), ("chunk", c.c_int64),
+                ("isa", c.c_char_p), ("contract_name", c.c_char_p), ("contract", c.c_int32), ("kv_type", c.c_int32),
+                ("stop_ids", c.c_size_t), ("stop_strings", c.c_size_t),
+                ("turns", c.c_size_t), ("messages", c.c_size_t), ("prunes", c.c_size_t), ("edits", c.c_size_t),
+                ("interventions", c.c_size_t)]
 
 
 OnProgress = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_int64)
 OnLogits = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_int64, P(c.c_float), c.c_size_t)
 
 
-def session_options(capacity: int = 0, threads: int = 0, chunk: int = 0, isa: str = "", kv_type: str = "", contract: str = "",
-                    window_only: bool = False, recompute: bool = False, checkpoint_every: int = 0) -> Any:
+def session_options(capacity: int = 0, threads: int = 0, chunk: int = 0, isa: str = "", kv_type: str = "",
+                    contract: str = "", window_only: bool = False, recompute: bool = False,
+                    checkpoint_every: int = 0) -> Any:
     """Returns stet_session_options with the values that Model.session describes."""
-    return sized(CSessionOptions(capacity=arguments.integer(capacity, "capacity", 0), threads=arguments.integer(threads, "threads", *THREADS), chunk=arguments.integer(chunk, "chunk", 0),
-                                 isa=arguments.word(isa, "isa") or None, kv_type=arguments.choice(kv_type, KV_TYPES, "kv_type"), contract=arguments.choice(contract, CONTRACTS, "contract"),
-                                 window_only=bool(window_only), recompute=bool(recompute), checkpoint_every=arguments.integer(checkpoint_every, "checkpoint_every", -1)))
+    return sized(
+        CSessionOptions(capacity=arguments.integer(capacity, "capacity",
+                                                   0), threads=arguments.integer(threads, "threads", *THREADS),
+                        chunk=arguments.integer(chunk, "chunk", 0), isa=arguments.word(isa, "isa") or None,
+                        kv_type=arguments.choice(kv_type, KV_TYPES, "kv_type"),
+                        contract=arguments.choice(contract, CONTRACTS, "contract"), window_only=bool(window_only),
+                        recompute=bool(recompute),
+                        checkpoint_every=arguments.integer(checkpoint_every, "checkpoint_every", -1)))
 
 
 def progress_callback(function: Optional[Callable[[int], None]], raised: Raised) -> Any:
@@ -124,8 +160,11 @@ class SessionBase(Handle):
         if self.closed:
             return "<stet.Session, closed>"
         i = self._info()
-        more = "".join(", %d %s" % (n, what if n > 1 else what[:-1]) for n, what in ((i.interventions, "interventions"), (i.prunes, "prunes"), (i.edits, "edits")) if n)
-        return "<stet.Session of %s: %d of %d positions, %s, keys and values %s%s>" % (self.model.family, i.size, i.capacity, i.contract_name.decode(), KV_NAMES[i.kv_type], more)
+        more = "".join(", %d %s" % (n, what if n > 1 else what[:-1])
+                       for n, what in ((i.interventions, "interventions"), (i.prunes, "prunes"), (i.edits, "edits"))
+                       if n)
+        return "<stet.Session of %s: %d of %d positions, %s, keys and values %s%s>" % (
+            self.model.family, i.size, i.capacity, i.contract_name.decode(), KV_NAMES[i.kv_type], more)
 
     @property
     def capacity(self) -> int:
@@ -243,6 +282,7 @@ def seen(session: SessionBase, capture: Capture, names: List[str], positions: in
     for index, name in enumerate(names):
         rows, count, width = P(c.c_float)(), c.c_size_t(), c.c_size_t()
         call("stet_capture_rows", capture._at, arguments.size(index), c.byref(rows), c.byref(count), c.byref(width))
-        shape: Tuple[int, ...] = (session.model.vocab_size,) if name == "logits" else session.model._row_shape(name, positions)
-        found[name] = capture.array(c.cast(rows, c.c_void_p).value, (count.value,) + shape)
+        shape: Tuple[int, ...] = (session.model.vocab_size, ) if name == "logits" else session.model._row_shape(
+            name, positions)
+        found[name] = capture.array(c.cast(rows, c.c_void_p).value, (count.value, ) + shape)
     return found

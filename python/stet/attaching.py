@@ -18,7 +18,8 @@ _OnChange = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_size_t, c.c_int64, P(c.c_floa
 
 
 class _CCallback(c.Structure):
-    _fields_ = [("struct_size", c.c_size_t), ("points", P(c.c_char_p)), ("point_count", c.c_size_t), ("context", c.c_void_p), ("change", _OnChange), ("release", c.c_void_p)]
+    _fields_ = [("struct_size", c.c_size_t), ("points", P(c.c_char_p)), ("point_count", c.c_size_t),
+                ("context", c.c_void_p), ("change", _OnChange), ("release", c.c_void_p)]
 
 
 class Attaching(SessionBase):
@@ -30,7 +31,8 @@ class Attaching(SessionBase):
 
         The returned Attachment detaches them, by detach() or at the end of `with`."""
         if not changes or not all(isinstance(change, Intervention) for change in changes):
-            refuse("changes", "one Intervention or more", ", ".join(type(change).__name__ for change in changes) or "none")
+            refuse("changes", "one Intervention or more", ", ".join(type(change).__name__ for change in changes)
+                   or "none")
         all_of_c = [w for change in changes for w in c_interventions(self.model, change)]
         with self._turn():
             before = self.interventions
@@ -69,7 +71,8 @@ class Attaching(SessionBase):
                 self._long_call("stet_session_detach", arguments.size(index), c.c_int64(end))
 
     @contextlib.contextmanager
-    def changing(self, points: Iterable[str], function: Callable[[str, int, F32], Optional[npt.ArrayLike]]) -> Iterator[None]:
+    def changing(self, points: Iterable[str], function: Callable[[str, int, F32],
+                                                                 Optional[npt.ArrayLike]]) -> Iterator[None]:
         """Lets `function(point, first, rows)` change activations inside the `with` block. `rows`
         is [positions, width], starting at position `first`. The function changes it in place or
         returns other values.
@@ -85,7 +88,8 @@ class Attaching(SessionBase):
             if not self.closed:
                 self.detach_callbacks()
 
-    def attach_callback(self, points: Iterable[str], function: Callable[[str, int, F32], Optional[npt.ArrayLike]]) -> None:
+    def attach_callback(self, points: Iterable[str], function: Callable[[str, int, F32],
+                                                                        Optional[npt.ArrayLike]]) -> None:
         """Attaches a function as `changing` does, until detach_callbacks(). Forks keep it,
         snapshots do not."""
         names = self.model._matching(points)

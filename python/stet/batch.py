@@ -59,7 +59,8 @@ class Row:
             s.append_prompt(self.prompt)
 
 
-def generate_batch(rows: Sequence[Union[Session, Row]], tokenizer: Optional["Tokenizer"] = None, max_tokens: int = 256, ignore_eos: bool = False, points: Iterable[str] = (),
+def generate_batch(rows: Sequence[Union[Session, Row]], tokenizer: Optional["Tokenizer"] = None,
+                   max_tokens: int = 256, ignore_eos: bool = False, points: Iterable[str] = (),
                    log_probabilities: bool = True) -> List[Reply]:
     """Draws a reply for each session in shared passes. Each has the bits of a separate reply,
     with its session's own sampling, stops and interventions. A Row can have its own max_tokens
@@ -76,14 +77,20 @@ def generate_batch(rows: Sequence[Union[Session, Row]], tokenizer: Optional["Tok
     sessions = [row.session for row in all]
     names = sessions[0].model._matching(points)
     with turns_of(*sessions):
-        recorders = [Recorder(max_tokens if row.max_tokens is None else row.max_tokens, ignore_eos if row.ignore_eos is None else row.ignore_eos, log_probabilities, None, row.session._raised)
-                     for row in all]
+        recorders = [
+            Recorder(max_tokens if row.max_tokens is None else row.max_tokens,
+                     ignore_eos if row.ignore_eos is None else row.ignore_eos, log_probabilities, None,
+                     row.session._raised) for row in all
+        ]
         for row in all:
             row._prepare()
-        entries = (_CBatchReply * len(all))(*[_CBatchReply(s._at, c.pointer(r.options)) for s, r in zip(sessions, recorders)])
+        entries = (_CBatchReply * len(all))(
+            *[_CBatchReply(s._at, c.pointer(r.options)) for s, r in zip(sessions, recorders)]
+        )
         captures, replies = (c.c_void_p * len(all))(), (P(CReply) * len(all))()
-        calls_of(sessions, "stet_batch_generate", entries, arguments.size(len(all)), tokenizer._at if tokenizer is not None else None, arguments.words(names), arguments.size(len(names)),
-                 captures, replies)
+        calls_of(sessions, "stet_batch_generate", entries,
+                 arguments.size(len(all)), tokenizer._at if tokenizer is not None else None, arguments.words(names),
+                 arguments.size(len(names)), captures, replies)
         made = []
         for session, recorder, capture, reply in zip(sessions, recorders, captures, replies):
             one, kept = recorder.reply(reply), Capture(capture)
@@ -107,12 +114,14 @@ def append_batch(entries: Sequence[Tuple[Session, arguments.Ids]], points: Itera
     sessions = [session for session, _ in entries]
     names = sessions[0].model._matching(points)
     with turns_of(*sessions):
-        batch = (_CBatchEntry * len(entries))(*[_CBatchEntry(s._at, arguments.pointer(a, c.c_int32), a.size) for s, a in zip(sessions, arrays)])
+        batch = (_CBatchEntry * len(entries))(
+            *[_CBatchEntry(s._at, arguments.pointer(a, c.c_int32), a.size) for s, a in zip(sessions, arrays)])
         if not names:
             calls_of(sessions, "stet_batch_append", batch, arguments.size(len(entries)))
             return [{} for _ in entries]
         captures = (c.c_void_p * len(entries))()
-        calls_of(sessions, "stet_batch_capture", batch, arguments.size(len(entries)), arguments.words(names), arguments.size(len(names)), captures)
+        calls_of(sessions, "stet_batch_capture", batch, arguments.size(len(entries)), arguments.words(names),
+                 arguments.size(len(names)), captures)
         return [seen(s, Capture(at), names, len(s)) for s, at in zip(sessions, captures)]
 
 
@@ -126,7 +135,10 @@ def splice(cuts: Sequence[Tuple[Session, int, int]]) -> Session:
             refuse("cuts[%d]" % i, "(session, begin, end)", repr(cut))
     sessions = [session for session, _, _ in cuts]
     with turns_of(*sessions):
-        all = (_CCut * len(cuts))(*[_CCut(s._at, arguments.integer(begin, "cuts[%d].begin" % i), arguments.integer(end, "cuts[%d].end" % i)) for i, (s, begin, end) in enumerate(cuts)])
+        all = (_CCut * len(cuts))(*[
+            _CCut(s._at, arguments.integer(begin, "cuts[%d].begin" % i), arguments.integer(end, "cuts[%d].end" % i))
+            for i, (s, begin, end) in enumerate(cuts)
+        ])
         calls_of(sessions, "stet_session_splice", all, arguments.size(len(cuts)), c.byref(at))
     return Session._adopt(sessions[0].model, at)
 

@@ -15,7 +15,8 @@ from .tokenizer import Tokenizer, c_text
 
 
 class _CChatOptions(c.Structure):
-    _fields_ = [("struct_size", c.c_size_t), ("flags", c.c_uint64), ("variables", CText), ("chat_template", CText), ("now", c.c_int64)]
+    _fields_ = [("struct_size", c.c_size_t), ("flags", c.c_uint64), ("variables", CText), ("chat_template", CText),
+                ("now", c.c_int64)]
 
 
 class _CPromptReport(c.Structure):
@@ -62,12 +63,14 @@ class Chat(Handle):
     _free = "stet_chat_free"
     _instead = "; session.save() writes it to a file"
 
-    def __init__(self, session: Session, tokenizer: Tokenizer, variables: Union[str, Mapping[str, Any], None] = None, chat_template: Optional[str] = None, now: int = 0,
-                 special_in_text: bool = False) -> None:
+    def __init__(self, session: Session, tokenizer: Tokenizer, variables: Union[str, Mapping[str, Any], None] = None,
+                 chat_template: Optional[str] = None, now: int = 0, special_in_text: bool = False) -> None:
         super().__init__()
         more = b"" if variables is None else arguments.json_text(variables, "variables")
         template = b"" if chat_template is None else arguments.text(chat_template, "chat_template")
-        options = sized(_CChatOptions(flags=1 if special_in_text else 0, variables=c_text(more), chat_template=c_text(template), now=arguments.integer(now, "now")))
+        options = sized(
+            _CChatOptions(flags=1 if special_in_text else 0, variables=c_text(more), chat_template=c_text(template),
+                          now=arguments.integer(now, "now")))
         with session._turn():
             call("stet_chat_new", session._at, tokenizer._at, c.byref(options), c.byref(self._at))
         self._begin(session, tokenizer)
@@ -78,7 +81,8 @@ class Chat(Handle):
         self._turn_of_threads = threading.RLock()
 
     def __repr__(self) -> str:
-        return "<stet.Chat, closed>" if self.closed else "<stet.Chat: %d messages%s>" % (len(self.messages), ", the last reply open" if self.is_open else "")
+        return "<stet.Chat, closed>" if self.closed else "<stet.Chat: %d messages%s>" % (len(
+            self.messages), ", the last reply open" if self.is_open else "")
 
     def __copy__(self) -> "Chat":
         return self.fork()
@@ -103,7 +107,12 @@ class Chat(Handle):
         call("stet_chat_session", self._at, c.byref(at))
         session = _ChatSession._adopt(self.model, at)
         assert isinstance(session, _ChatSession)
-        session._owner, session._raised, session._callbacks, session._turn_of_threads = self, self._raised, self._callbacks, self._turn_of_threads
+        session._owner, session._raised, session._callbacks, session._turn_of_threads = (
+            self,
+            self._raised,
+            self._callbacks,
+            self._turn_of_threads,
+        )
         return session
 
     def fork(self) -> "Chat":
@@ -159,7 +168,8 @@ class Chat(Handle):
 
     # ---- replies
 
-    def reply(self, max_tokens: int = 256, ignore_eos: bool = False, on_text: Optional[Callable[[str], Optional[bool]]] = None, log_probabilities: bool = False) -> Reply:
+    def reply(self, max_tokens: int = 256, ignore_eos: bool = False,
+              on_text: Optional[Callable[[str], Optional[bool]]] = None, log_probabilities: bool = False) -> Reply:
         """Draws a reply, or continues one that was cut. See Session.generate()."""
         with self._turn_of_threads:
             recorder, at = Recorder(max_tokens, ignore_eos, log_probabilities, on_text, self._raised), P(CReply)()

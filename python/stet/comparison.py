@@ -10,21 +10,25 @@ from ._library import P, call, lib, long_call, sized
 
 class CDifference(c.Structure):
     """The struct stet_difference."""
-    _fields_ = [("text", c.c_char_p), ("where", c.c_char_p), ("what", c.c_char_p), ("expected", c.c_char_p), ("found", c.c_char_p), ("position", c.c_int64), ("layer", c.c_int64),
-                ("head", c.c_int64), ("element", c.c_int64), ("expected_number", c.c_double), ("found_number", c.c_double)]
+    _fields_ = [("text", c.c_char_p), ("where", c.c_char_p), ("what", c.c_char_p), ("expected", c.c_char_p),
+                ("found", c.c_char_p), ("position", c.c_int64), ("layer", c.c_int64), ("head", c.c_int64),
+                ("element", c.c_int64), ("expected_number", c.c_double), ("found_number", c.c_double)]
 
 
 class _CComparisonInfo(c.Structure):
-    _fields_ = [("struct_size", c.c_size_t), ("parts", c.c_size_t), ("layers", c.c_size_t), ("equal", c.c_int64), ("common_tokens", c.c_int64), ("equal_positions", c.c_int64),
-                ("a_from_b", c.c_double), ("b_from_a", c.c_double)]
+    _fields_ = [("struct_size", c.c_size_t), ("parts", c.c_size_t), ("layers", c.c_size_t), ("equal", c.c_int64),
+                ("common_tokens", c.c_int64), ("equal_positions", c.c_int64), ("a_from_b", c.c_double),
+                ("b_from_a", c.c_double)]
 
 
 class _CComparisonPart(c.Structure):
-    _fields_ = [("struct_size", c.c_size_t), ("name", c.c_char_p), ("note", c.c_char_p), ("difference", P(CDifference)), ("compared", c.c_int64)]
+    _fields_ = [("struct_size", c.c_size_t), ("name", c.c_char_p), ("note", c.c_char_p),
+                ("difference", P(CDifference)), ("compared", c.c_int64)]
 
 
 class _CComparisonLayer(c.Structure):
-    _fields_ = [("struct_size", c.c_size_t), ("key_largest", c.c_double), ("key_rms", c.c_double), ("value_largest", c.c_double), ("value_rms", c.c_double)]
+    _fields_ = [("struct_size", c.c_size_t), ("key_largest", c.c_double), ("key_rms", c.c_double),
+                ("value_largest", c.c_double), ("value_rms", c.c_double)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +53,8 @@ class Difference:
             return None
         d = at.contents
         texts = [text.decode("utf-8", "replace") for text in (d.text, d.what, d.expected, d.found)]
-        difference = cls(texts[0], texts[1], d.position, d.layer, d.head, d.element, texts[2], texts[3], d.expected_number, d.found_number)
+        difference = cls(texts[0], texts[1], d.position, d.layer, d.head, d.element, texts[2], texts[3],
+                         d.expected_number, d.found_number)
         lib.stet_difference_free.argtypes = [P(CDifference)]
         lib.stet_difference_free(at)
         return difference
@@ -57,8 +62,9 @@ class Difference:
 
 class CVerifyReport(c.Structure):
     """The struct stet_verify_report."""
-    _fields_ = [("struct_size", c.c_size_t), ("tokens", c.c_int64), ("blocks", c.c_int64), ("of", c.c_int64), ("by_digests", c.c_int64), ("logits", c.c_int64), ("whole", c.c_int64),
-                ("position", c.c_int64), ("reason", c.c_char * 256)]
+    _fields_ = [("struct_size", c.c_size_t), ("tokens", c.c_int64), ("blocks", c.c_int64), ("of", c.c_int64),
+                ("by_digests", c.c_int64), ("logits", c.c_int64), ("whole", c.c_int64), ("position", c.c_int64),
+                ("reason", c.c_char * 256)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +84,8 @@ class VerifyReport:
     @classmethod
     def _of(cls, r: Any, difference: Any) -> "VerifyReport":
         """Copies a report, and its stet_difference, which is freed."""
-        return cls(Difference._of(difference), r.tokens, r.blocks, r.of, r.by_digests, bool(r.logits), bool(r.whole), None if r.position < 0 else r.position, r.reason.decode("utf-8", "replace"))
+        return cls(Difference._of(difference), r.tokens, r.blocks, r.of, r.by_digests, bool(r.logits), bool(r.whole),
+                   None if r.position < 0 else r.position, r.reason.decode("utf-8", "replace"))
 
     def __bool__(self) -> bool:
         return self.difference is not None
@@ -87,7 +94,12 @@ class VerifyReport:
         if self.difference is not None:
             return "different: " + self.difference.text
         rest = "" if self.position is None else "; not proved, from position %d on: %s" % (self.position, self.reason)
-        return "%d of %d blocks%s are what the tokens give, and equal%s" % (self.blocks, self.of, " and the logits" if self.logits else "", rest)
+        return "%d of %d blocks%s are what the tokens give, and equal%s" % (
+            self.blocks,
+            self.of,
+            " and the logits" if self.logits else "",
+            rest,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,4 +149,5 @@ class Comparison:
         finally:
             lib.stet_comparison_free.argtypes, lib.stet_comparison_free.restype = [c.c_void_p], None
             lib.stet_comparison_free(at)
-        return cls(bool(info.equal), info.common_tokens, info.equal_positions, info.a_from_b, info.b_from_a, differences, layers, notes)
+        return cls(bool(info.equal), info.common_tokens, info.equal_positions, info.a_from_b, info.b_from_a,
+                   differences, layers, notes)

@@ -7,7 +7,8 @@ import dataclasses
 
 class CDigests(c.Structure):
     """The struct stet_digests."""
-    _fields_ = [("struct_size", c.c_size_t), ("tokens", c.c_char * 40), ("logits", c.c_char * 40), ("kv", c.c_char * 40), ("state", c.c_char * 40), ("id", c.c_char * 72)]
+    _fields_ = [("struct_size", c.c_size_t), ("tokens", c.c_char * 40), ("logits", c.c_char * 40),
+                ("kv", c.c_char * 40), ("state", c.c_char * 40), ("id", c.c_char * 72)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,9 +23,10 @@ class CTokenBias(c.Structure):
 
 class CSampling(c.Structure):
     """The struct stet_sampling."""
-    _fields_ = [("struct_size", c.c_size_t), ("temperature", c.c_double), ("top_p", c.c_double), ("min_p", c.c_double), ("typical_p", c.c_double), ("repetition_penalty", c.c_double),
-                ("seed", c.c_uint64), ("top_k", c.c_int32), ("greedy", c.c_int32), ("frequency_penalty", c.c_double), ("presence_penalty", c.c_double),
-                ("logit_bias", P(CTokenBias)), ("logit_bias_count", c.c_size_t)]
+    _fields_ = [("struct_size", c.c_size_t), ("temperature", c.c_double), ("top_p", c.c_double),
+                ("min_p", c.c_double), ("typical_p", c.c_double), ("repetition_penalty", c.c_double),
+                ("seed", c.c_uint64), ("top_k", c.c_int32), ("greedy", c.c_int32), ("frequency_penalty", c.c_double),
+                ("presence_penalty", c.c_double), ("logit_bias", P(CTokenBias)), ("logit_bias_count", c.c_size_t)]
 
 
 class CReply(c.Structure):
@@ -39,7 +40,8 @@ OnText = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_void_p, c.c_size_t)
 
 class CGenerateOptions(c.Structure):
     """The struct stet_generate_options."""
-    _fields_ = [("struct_size", c.c_size_t), ("flags", c.c_uint64), ("max_tokens", c.c_int64), ("context", c.c_void_p), ("on_text", OnText), ("on_token", OnToken)]
+    _fields_ = [("struct_size", c.c_size_t), ("flags", c.c_uint64), ("max_tokens", c.c_int64),
+                ("context", c.c_void_p), ("on_text", OnText), ("on_token", OnToken)]
 
 
 @dataclasses.dataclass
@@ -68,18 +70,29 @@ class Sampling:
 
     @classmethod
     def _of(cls, s: CSampling) -> "Sampling":
-        plain = {f.name: getattr(s, f.name) for f in dataclasses.fields(cls) if f.name not in ("greedy", "logit_bias")}
-        return cls(greedy=bool(s.greedy), logit_bias={s.logit_bias[i].id: s.logit_bias[i].bias for i in range(s.logit_bias_count)}, **plain)
+        plain = {
+            f.name: getattr(s, f.name) for f in dataclasses.fields(cls) if f.name not in ("greedy", "logit_bias")
+        }
+        return cls(greedy=bool(s.greedy),
+                   logit_bias={s.logit_bias[i].id: s.logit_bias[i].bias for i in range(s.logit_bias_count)}, **plain)
 
     def _struct(self) -> Any:
-        pairs = [(arguments.integer(id, "logit_bias", 0, (1 << 31) - 1, "token ids"), arguments.number(bias, "logit_bias[%s]" % id)) for id, bias in self.logit_bias.items()]
+        pairs = [(arguments.integer(id, "logit_bias", 0, (1 << 31) - 1,
+                                    "token ids"), arguments.number(bias, "logit_bias[%s]" % id))
+                 for id, bias in self.logit_bias.items()]
         biases = (CTokenBias * len(pairs))(*[CTokenBias(id, bias) for id, bias in pairs])
         if self.greedy not in (True, False):
             refuse("greedy", "True or False", repr(self.greedy))
-        floats = {name: arguments.number(getattr(self, name), name)
-                  for name in ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty", "presence_penalty")}
-        return sized(CSampling(greedy=int(self.greedy), seed=arguments.integer(self.seed, "seed", 0, (1 << 64) - 1, "an integer of 64 bits, 0 or more"),
-                               top_k=arguments.integer(self.top_k, "top_k", -1 << 31, (1 << 31) - 1), logit_bias=biases, logit_bias_count=len(pairs), **floats))
+        floats = {
+            name: arguments.number(getattr(self, name), name)
+            for name in ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty",
+                         "presence_penalty")
+        }
+        return sized(
+            CSampling(greedy=int(self.greedy), seed=arguments.integer(self.seed, "seed", 0, (1 << 64) - 1,
+                                                                      "an integer of 64 bits, 0 or more"),
+                      top_k=arguments.integer(self.top_k, "top_k", -1 << 31, (1 << 31) - 1), logit_bias=biases,
+                      logit_bias_count=len(pairs), **floats))
 
 
 @dataclasses.dataclass
@@ -109,7 +122,8 @@ def log_probability(logits: F32, id: int) -> float:
     """Returns the natural logarithm of a token's probability under the softmax of logits,
     [vocab]."""
     array, result = arguments.floats(logits, "logits"), c.c_double()
-    call("stet_log_probability", arguments.pointer(array, c.c_float), arguments.size(array.size), c.c_int32(arguments.integer(id, "id", -1 << 31, (1 << 31) - 1)), c.byref(result))
+    call("stet_log_probability", arguments.pointer(array, c.c_float), arguments.size(array.size),
+         c.c_int32(arguments.integer(id, "id", -1 << 31, (1 << 31) - 1)), c.byref(result))
     return result.value
 
 
@@ -124,7 +138,8 @@ def log_softmax(logits: npt.ArrayLike) -> F64:
 class Recorder:
     """The options of one reply as C structs, and the values that its callbacks record."""
 
-    def __init__(self, max_tokens: int, ignore_eos: bool, log_probabilities: bool, on_text: Optional[Callable[[str], Optional[bool]]], raised: Raised) -> None:
+    def __init__(self, max_tokens: int, ignore_eos: bool, log_probabilities: bool,
+                 on_text: Optional[Callable[[str], Optional[bool]]], raised: Raised) -> None:
         self.log_probabilities: List[float] = []
         self._record = log_probabilities
         more: Dict[str, Any] = {}
@@ -149,7 +164,8 @@ class Recorder:
     def reply(self, at: Any) -> Reply:
         """Copies a stet_reply and frees it."""
         r = at.contents
-        made = Reply(copied_ids(r.ids, r.id_count), str(r.text), STOPS[r.stop], np.array(self.log_probabilities) if self._record else None)
+        made = Reply(copied_ids(r.ids, r.id_count), str(r.text), STOPS[r.stop],
+                     np.array(self.log_probabilities) if self._record else None)
         lib.stet_reply_free.argtypes = [P(CReply)]
         lib.stet_reply_free(at)
         return made
@@ -201,7 +217,8 @@ class Stream(Iterator[Token], AsyncIterator[Token]):
             return None
         self._left -= 1
         self._ended = ended
-        self.reply = Reply(np.append(whole.ids, one.ids), whole.text + one.text, one.stop, np.append(whole.log_probabilities, one.log_probabilities))  # type: ignore[arg-type]
+        self.reply = Reply(np.append(whole.ids, one.ids), whole.text + one.text, one.stop,
+                           np.append(whole.log_probabilities, one.log_probabilities))  # type: ignore[arg-type]
         assert one.log_probabilities is not None
         return Token(int(one.ids[0]), one.text, float(one.log_probabilities[0]))
 
@@ -242,16 +259,18 @@ class Sampler(Handle):
         penalty applies to `previous`."""
         array, before, id = arguments.floats(logits, "logits"), arguments.ids_of(previous, "previous"), c.c_int32()
         settings = sampling._struct()
-        call("stet_sampler_sample", self._at, c.byref(settings), arguments.pointer(array, c.c_float), arguments.size(array.size), arguments.pointer(before, c.c_int32),
-             arguments.size(before.size), c.c_uint64(arguments.integer(position, "position", 0)), c.byref(id))
+        call("stet_sampler_sample", self._at, c.byref(settings), arguments.pointer(array, c.c_float),
+             arguments.size(array.size), arguments.pointer(before, c.c_int32), arguments.size(before.size),
+             c.c_uint64(arguments.integer(position, "position", 0)), c.byref(id))
         return id.value
 
     def probabilities(self, logits: F32, sampling: Sampling, previous: arguments.Ids = ()) -> F32:
         """Returns the distribution from which a token is drawn, [vocab]."""
         array, before = arguments.floats(logits, "logits"), arguments.ids_of(previous, "previous")
         settings, out = sampling._struct(), np.zeros(array.size, np.float32)
-        call("stet_sampler_probabilities", self._at, c.byref(settings), arguments.pointer(array, c.c_float), arguments.size(array.size), arguments.pointer(before, c.c_int32),
-             arguments.size(before.size), arguments.pointer(out, c.c_float))
+        call("stet_sampler_probabilities", self._at, c.byref(settings), arguments.pointer(array, c.c_float),
+             arguments.size(array.size), arguments.pointer(before, c.c_int32), arguments.size(before.size),
+             arguments.pointer(out, c.c_float))
         return out
 
     def __copy__(self) -> "Sampler":

@@ -23,9 +23,11 @@ OPS = ["set", "replace", "zero", "mean", "add", "scale", "project_out", "clamp",
 
 class CIntervention(c.Structure):
     """The struct stet_intervention."""
-    _fields_ = [("struct_size", c.c_size_t), ("point", c.c_char_p), ("layers", P(c.c_int64)), ("layer_count", c.c_size_t), ("heads", P(c.c_int64)), ("head_count", c.c_size_t),
-                ("begin", c.c_int64), ("end", c.c_int64), ("op", c.c_int32), ("amount", c.c_float), ("bias", c.c_float), ("threshold", c.c_float), ("values", P(c.c_float)), ("value_count", c.c_size_t),
-                ("key_begin", c.c_int64), ("key_end", c.c_int64)]
+    _fields_ = [("struct_size", c.c_size_t), ("point", c.c_char_p), ("layers", P(c.c_int64)),
+                ("layer_count", c.c_size_t), ("heads", P(c.c_int64)),
+                ("head_count", c.c_size_t), ("begin", c.c_int64), ("end", c.c_int64), ("op", c.c_int32),
+                ("amount", c.c_float), ("bias", c.c_float), ("threshold", c.c_float), ("values", P(c.c_float)),
+                ("value_count", c.c_size_t), ("key_begin", c.c_int64), ("key_end", c.c_int64)]
 
 
 @dataclasses.dataclass
@@ -81,7 +83,8 @@ class Intervention:
         arguments.integer(self.begin, "begin", 0)
         for name in ("amount", "bias", "threshold"):
             arguments.number(getattr(self, name), name)
-        if arguments.integer(self.key_end, "key_end", 0) and self.key_end <= arguments.integer(self.key_begin, "key_begin", 0):
+        if arguments.integer(self.key_end, "key_end",
+                             0) and self.key_end <= arguments.integer(self.key_begin, "key_begin", 0):
             refuse("key_end", "0, or a position after key_begin %d" % self.key_begin, self.key_end)
         if self.op in ("zero", "scale", "knock_out") and self.values is not None:
             refuse("values", "none for %s" % self.op, "an array of shape %s" % (np.shape(self.values),))
@@ -102,8 +105,10 @@ class Intervention:
         if not isinstance(other, Intervention):
             return NotImplemented
         same = [f.name for f in dataclasses.fields(self) if f.name not in ("values", "layers", "heads")]
-        mine, its = (np.zeros(0, np.float32) if x.values is None else np.asarray(x.values, np.float32) for x in (self, other))
-        return (all(getattr(self, name) == getattr(other, name) for name in same) and list(self.layers) == list(other.layers) and list(self.heads) == list(other.heads)
+        mine, its = (np.zeros(0, np.float32) if x.values is None else np.asarray(x.values, np.float32)
+                     for x in (self, other))
+        return (all(getattr(self, name) == getattr(other, name) for name in same)
+                and list(self.layers) == list(other.layers) and list(self.heads) == list(other.heads)
                 and mine.shape == its.shape and mine.tobytes() == its.tobytes())
 
 
@@ -147,9 +152,12 @@ def c_intervention(point: str, op: str, values: F32, change: Intervention, heads
     """Returns a stet_intervention."""
     layers, some = arguments.integers(change.layers, "layers"), arguments.integers(heads, "heads")
     flat = np.ascontiguousarray(values, np.float32).reshape(-1)
-    w = sized(CIntervention(point=point.encode(), layers=arguments.pointer(layers, c.c_int64), layer_count=layers.size, heads=arguments.pointer(some, c.c_int64), head_count=some.size,
-                            begin=change.begin, end=change.end, op=C_OPS.index(op), amount=change.amount, bias=change.bias, threshold=change.threshold, key_begin=change.key_begin, key_end=change.key_end,
-                            values=arguments.pointer(flat, c.c_float), value_count=flat.size))
+    w = sized(
+        CIntervention(point=point.encode(), layers=arguments.pointer(layers, c.c_int64), layer_count=layers.size,
+                      heads=arguments.pointer(some, c.c_int64), head_count=some.size, begin=change.begin,
+                      end=change.end, op=C_OPS.index(op), amount=change.amount, bias=change.bias,
+                      threshold=change.threshold, key_begin=change.key_begin, key_end=change.key_end,
+                      values=arguments.pointer(flat, c.c_float), value_count=flat.size))
     w.kept = (flat, layers, some)
     return w
 
@@ -187,7 +195,10 @@ def c_interventions(model: "Model", change: Intervention) -> List[Any]:
         by_head = _mean(by_head)
     if by_head.shape[1] == 1:
         return [c_intervention(change.point, op, _per_position(by_head[:, 0], op, count), change, heads)]
-    return [c_intervention(change.point, op, _per_position(by_head[:, i], op, count), change, [head]) for i, head in enumerate(heads)]
+    return [
+        c_intervention(change.point, op, _per_position(by_head[:, i], op, count), change, [head])
+        for i, head in enumerate(heads)
+    ]
 
 
 def _of_attention(change: Intervention, heads: List[int]) -> Any:
@@ -195,10 +206,12 @@ def _of_attention(change: Intervention, heads: List[int]) -> Any:
     if change.op == "knock_out":
         return c_intervention(change.point, "set", np.full(1, -np.inf, np.float32), change, heads)
     if change.op in ("zero", "scale"):
-        return c_intervention(change.point, "set" if change.op == "zero" else "scale", np.zeros(0 if change.op == "scale" else 1, np.float32), change, heads)
+        return c_intervention(change.point, "set" if change.op == "zero" else "scale",
+                              np.zeros(0 if change.op == "scale" else 1, np.float32), change, heads)
     if change.op not in ("set", "replace", "add"):
         refuse("op", "set, zero, add, scale or knock_out of scores and patterns", change.op)
-    values, count = arguments.floats(change.values, "values").reshape(-1), change.key_end - change.key_begin if change.key_end else 0
+    values, count = arguments.floats(change.values,
+                                     "values").reshape(-1), change.key_end - change.key_begin if change.key_end else 0
     if values.size != 1 and values.size != count:
         refuse("values", "one number%s" % (", or %d" % count if count else ""), "%d" % values.size)
     return c_intervention(change.point, "add" if change.op == "add" else "set", values, change, heads)
@@ -211,7 +224,9 @@ def _per_position(rows: F32, op: str, count: int) -> F32:
     if op != "set":
         refuse("values", "one row for %s" % op, "%d" % len(rows))
     if len(rows) != count:
-        refuse("values", "one row, or one for each of %s" % ("%d positions" % count if count else "positions begin .. end - 1, with an end"), "%d" % len(rows))
+        refuse(
+            "values", "one row, or one for each of %s" %
+            ("%d positions" % count if count else "positions begin .. end - 1, with an end"), "%d" % len(rows))
     return rows
 
 
@@ -223,7 +238,9 @@ def _rows(values: F32, point: "Point", width: int, change: Intervention) -> F32:
             return values.reshape(-1, width)
     if values.ndim == 1 and values.size and values.size % width == 0:  # flattened rows
         return values.reshape(-1, width)
-    refuse("values", "%d numbers for a row of %s, as one of the shapes %s" % (width, change.point, ", ".join(str(s) for s in shapes)), "shape %s" % (values.shape,))
+    refuse(
+        "values", "%d numbers for a row of %s, as one of the shapes %s" %
+        (width, change.point, ", ".join(str(s) for s in shapes)), "shape %s" % (values.shape, ))
 
 
 def _rows_of_heads(values: F32, point: "Point", width: int, heads: List[int], change: Intervention, count: int) -> F32:
@@ -241,14 +258,18 @@ def _rows_of_heads(values: F32, point: "Point", width: int, heads: List[int], ch
         of_positions = change.op == "mean" or (n == count and change.op in ("set", "replace"))
         of_heads = n in (len(heads), every)
         if of_positions and of_heads and len(heads) > 1:
-            refuse("values", "rows of heads, or of positions, which %d can be both: give [positions, heads, head_dim]" % n, "shape %s" % (values.shape,))
+            refuse("values",
+                   "rows of heads, or of positions, which %d can be both: give [positions, heads, head_dim]" % n,
+                   "shape %s" % (values.shape, ))
         if n == len(heads) and not (of_positions and len(heads) == 1):
             return values.reshape(1, n, width)
         if n == every and not of_positions:
             return values[heads].reshape(1, len(heads), width)
         if of_positions:
             return values.reshape(n, 1, width)
-    refuse("values", "%d numbers for a head of %s, a row for each of %d heads, or what was captured of all %d" % (width, change.point, len(heads), every), "shape %s" % (values.shape,))
+    refuse(
+        "values", "%d numbers for a head of %s, a row for each of %d heads, or what was captured of all %d" %
+        (width, change.point, len(heads), every), "shape %s" % (values.shape, ))
 
 
 def _mean(rows: F32) -> F32:
@@ -265,6 +286,8 @@ def intervention_of(w: CIntervention) -> Intervention:
     values = np.ctypeslib.as_array(w.values, (w.value_count,)).copy() if w.value_count else None
     op = C_OPS[w.op] if 0 <= w.op < len(C_OPS) else str(w.op)
     if op not in OPS:
-        raise Error("unsupported", "op: expected one that this package knows, found %s" % op, "", "op", "one that this package knows", op)
-    return Intervention(w.point.decode(), op, values, w.amount, w.begin, w.end, [w.layers[i] for i in range(w.layer_count)], [w.heads[i] for i in range(w.head_count)], w.bias, w.threshold,
-                        w.key_begin, w.key_end)
+        raise Error("unsupported", "op: expected one that this package knows, found %s" % op, "", "op",
+                    "one that this package knows", op)
+    return Intervention(w.point.decode(), op, values, w.amount, w.begin, w.end,
+                        [w.layers[i] for i in range(w.layer_count)], [w.heads[i] for i in range(w.head_count)],
+                        w.bias, w.threshold, w.key_begin, w.key_end)

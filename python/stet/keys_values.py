@@ -17,7 +17,8 @@ _PLAIN = {1: "<f4", 2: "<u2", 3: "<f2"}  # types that are stored as plain arrays
 
 class CRange(c.Structure):
     """The struct stet_kv_range."""
-    _fields_ = [("struct_size", c.c_size_t), ("layers", P(c.c_int64)), ("layer_count", c.c_size_t), ("heads", P(c.c_int64)), ("head_count", c.c_size_t), ("begin", c.c_int64), ("end", c.c_int64),
+    _fields_ = [("struct_size", c.c_size_t), ("layers", P(c.c_int64)), ("layer_count", c.c_size_t),
+                ("heads", P(c.c_int64)), ("head_count", c.c_size_t), ("begin", c.c_int64), ("end", c.c_int64),
                 ("keys", c.c_int32), ("values", c.c_int32)]
 
 
@@ -37,12 +38,17 @@ def _split(all: npt.NDArray[Any], part: int, shape: Tuple[int, int]) -> npt.NDAr
     return view
 
 
-def _range(layers: Sequence[int] = (), heads: Sequence[int] = (), begin: int = 0, end: int = 0, keys: bool = True, values: bool = True) -> Any:
+def _range(layers: Sequence[int] = (), heads: Sequence[int] = (), begin: int = 0, end: int = 0, keys: bool = True,
+           values: bool = True) -> Any:
     of_layers, of_heads = arguments.integers(layers, "layers"), arguments.integers(heads, "heads")
     if not keys and not values:
         refuse("range", "keys, values or both", "neither")
-    r = sized(CRange(layers=arguments.pointer(of_layers, c.c_int64), layer_count=of_layers.size, heads=arguments.pointer(of_heads, c.c_int64), head_count=of_heads.size,
-                     begin=arguments.integer(begin, "begin", 0), end=arguments.integer(end, "end", 0), keys=bool(keys), values=bool(values)))
+    r = sized(
+        CRange(layers=arguments.pointer(of_layers, c.c_int64), layer_count=of_layers.size,
+               heads=arguments.pointer(of_heads, c.c_int64), head_count=of_heads.size,
+               begin=arguments.integer(begin, "begin",
+                                       0), end=arguments.integer(end, "end",
+                                                                 0), keys=bool(keys), values=bool(values)))
     r.kept = (of_layers, of_heads)
     return r
 
@@ -57,10 +63,13 @@ class KeysAndValues(SessionBase):
         in memory order. Raises Error for a kv type without plain arrays."""
         m, view, data, size = self.model, View(), c.c_void_p(), c.c_size_t()
         with self._turn():
-            self._long_call("stet_session_view_block", c.c_int64(arguments.integer(index, "index")), c.byref(view._at), c.byref(data), c.byref(size))
+            self._long_call("stet_session_view_block", c.c_int64(arguments.integer(index, "index")),
+                            c.byref(view._at), c.byref(data), c.byref(size))
             kind = _PLAIN.get(self._info().kv_type)
         if kind is None or size.value != m.layers * m.kv_heads * 2 * m.head_dim * 64 * np.dtype(kind).itemsize:
-            raise Error("unsupported", "kv type: expected f32, bf16 or f16, whose blocks are plain arrays, found another", "", "kv type", "f32, bf16 or f16", "another")
+            raise Error("unsupported",
+                        "kv type: expected f32, bf16 or f16, whose blocks are plain arrays, found another", "",
+                        "kv type", "f32, bf16 or f16", "another")
         all = view.array(data.value, (m.layers, m.kv_heads, 2, m.head_dim * 64), kind)
         return Block(_split(all, 0, (m.head_dim, 64)), _split(all, 1, (64, m.head_dim)))
 
@@ -72,7 +81,8 @@ class KeysAndValues(SessionBase):
             all = np.empty((count, m.kv_heads, m.head_dim), np.float32)
             if self._info().kv_type not in _PLAIN:
                 for position, head in np.ndindex(count, m.kv_heads):
-                    self._call("stet_session_get_key" if keys else "stet_session_get_value", c.c_int64(layer), c.c_int64(head), c.c_int64(position),
+                    self._call("stet_session_get_key" if keys else "stet_session_get_value", c.c_int64(layer),
+                               c.c_int64(head), c.c_int64(position),
                                arguments.pointer(all[position, head], c.c_float), arguments.size(m.head_dim))
                 return all
             for begin in range(0, count, 64):
@@ -92,7 +102,10 @@ class KeysAndValues(SessionBase):
 
     def _set(self, function: str, layer: int, head: int, position: int, x: npt.ArrayLike) -> None:
         row = arguments.floats(x, "x").reshape(-1)
-        at = [c.c_int64(arguments.integer(value, name)) for value, name in ((layer, "layer"), (head, "head"), (position, "position"))]
+        at = [
+            c.c_int64(arguments.integer(value, name))
+            for value, name in ((layer, "layer"), (head, "head"), (position, "position"))
+        ]
         self._long_call(function, *at, arguments.pointer(row, c.c_float), arguments.size(row.size))
 
     def set_key(self, layer: int, head: int, position: int, x: npt.ArrayLike) -> None:
@@ -109,13 +122,15 @@ class KeysAndValues(SessionBase):
 
     def scale_kv(self, factor: float, **where: Any) -> None:
         """Multiplies keys and values of a range by a factor. An edit."""
-        self._long_call("stet_session_scale_kv", c.byref(_range(**where)), c.c_float(arguments.number(factor, "factor")))
+        self._long_call("stet_session_scale_kv", c.byref(_range(**where)),
+                        c.c_float(arguments.number(factor, "factor")))
 
     def set_kv(self, x: npt.ArrayLike, **where: Any) -> None:
         """Sets keys or values of a range: one vector [head_dim] for all, or [positions, heads,
         head_dim] for each layer. An edit."""
         rows = arguments.floats(x, "x")
-        self._long_call("stet_session_set_kv", c.byref(_range(**where)), arguments.pointer(rows, c.c_float), arguments.size(rows.size))
+        self._long_call("stet_session_set_kv", c.byref(_range(**where)), arguments.pointer(rows, c.c_float),
+                        arguments.size(rows.size))
 
     def copy_kv(self, source: "KeysAndValues", position: Optional[int] = None, **where: Any) -> None:
         """Copies a range from another session of the same model, starting at `position` there

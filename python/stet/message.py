@@ -12,7 +12,8 @@ from ._library import CText, refuse
 
 class CMessage(c.Structure):
     """The struct stet_message."""
-    _fields_ = [("role", CText), ("content", CText), ("fields", CText), ("begin", c.c_int64), ("end", c.c_int64), ("drawn", c.c_int32)]
+    _fields_ = [("role", CText), ("content", CText), ("fields", CText), ("begin", c.c_int64), ("end", c.c_int64),
+                ("drawn", c.c_int32)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,5 +74,7 @@ def c_messages(messages: Messages) -> Tuple[Any, object]:
                  arguments.json_text(dict(m.fields), "messages[%d].fields" % i) if m.fields else b""]
         held.append(parts)
         texts = [CText(c.cast(c.c_char_p(part), c.c_void_p), len(part)) for part in parts]
-        made.append(CMessage(*texts, arguments.integer(m.begin, "messages[%d].begin" % i), arguments.integer(m.end, "messages[%d].end" % i), int(m.drawn)))
+        made.append(
+            CMessage(*texts, arguments.integer(m.begin, "messages[%d].begin" % i),
+                     arguments.integer(m.end, "messages[%d].end" % i), int(m.drawn)))
     return (CMessage * len(made))(*made), held

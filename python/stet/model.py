@@ -178,7 +178,7 @@ class Model(Shared):
     # ---- points
 
     def points(self, pattern: str = "*") -> List[str]:
-        """Returns the names of this model's points (docs/points.md) that match, in the order of
+        """Returns the names of this model's points (docs/lab.md) that match, in the order of
         the forward pass."""
         text, size = c.c_void_p(), c.c_size_t()
         call("stet_model_points", self._at, c.byref(text), c.byref(size))

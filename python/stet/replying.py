@@ -20,10 +20,12 @@ class Replying(SessionBase):
         """Appends a prompt for a reply. Closes an open reply before it as it is."""
         array = arguments.ids_of(ids)
         if progress is None:
-            self._long_call("stet_session_append_prompt", arguments.pointer(array, c.c_int32), arguments.size(array.size))
+            self._long_call("stet_session_append_prompt", arguments.pointer(array, c.c_int32),
+                            arguments.size(array.size))
             return
         told = progress_callback(progress, self._raised)
-        self._long_call("stet_session_append_prompt_watched", arguments.pointer(array, c.c_int32), arguments.size(array.size), told, None)
+        self._long_call("stet_session_append_prompt_watched", arguments.pointer(array, c.c_int32),
+                        arguments.size(array.size), told, None)
 
     @property
     def sampling(self) -> Sampling:
@@ -78,8 +80,8 @@ class Replying(SessionBase):
         texts = (CText * len(held))(*[CText(c.cast(c.c_char_p(data), c.c_void_p), len(data)) for data in held])
         self._call("stet_session_set_stop_strings", texts, arguments.size(len(held)))
 
-    def generate(self, tokenizer: Optional["Tokenizer"] = None, max_tokens: int = 256, ignore_eos: bool = False, on_text: Optional[Callable[[str], Optional[bool]]] = None,
-                 log_probabilities: bool = False) -> Reply:
+    def generate(self, tokenizer: Optional["Tokenizer"] = None, max_tokens: int = 256, ignore_eos: bool = False,
+                 on_text: Optional[Callable[[str], Optional[bool]]] = None, log_probabilities: bool = False) -> Reply:
         """Draws a reply. A reply that was cut continues at the next call. Without a tokenizer
         `text` is "".
 
@@ -87,12 +89,14 @@ class Replying(SessionBase):
         "callback". After a KeyboardInterrupt the session keeps the tokens drawn before it."""
         with self._turn():
             recorder, at = Recorder(max_tokens, ignore_eos, log_probabilities, on_text, self._raised), P(CReply)()
-            self._long_call("stet_session_generate", tokenizer._at if tokenizer is not None else None, c.byref(recorder.options), c.byref(at))
+            self._long_call("stet_session_generate", tokenizer._at if tokenizer is not None else None,
+                            c.byref(recorder.options), c.byref(at))
             reply = recorder.reply(at)
             self._raised.raise_first()  # of a callback that ended the reply
             return reply
 
-    def stream(self, tokenizer: Optional["Tokenizer"] = None, max_tokens: int = 256, ignore_eos: bool = False) -> Stream:
+    def stream(self, tokenizer: Optional["Tokenizer"] = None, max_tokens: int = 256,
+               ignore_eos: bool = False) -> Stream:
         """Returns the reply of generate() token by token, with text and log-probability, for
         `for` and `async for`."""
         return Stream(lambda: self.generate(tokenizer, 1, ignore_eos, log_probabilities=True), max_tokens)
@@ -101,5 +105,6 @@ class Replying(SessionBase):
         """Closes an open reply that will not continue. Returns the end of its text that was held
         back."""
         text, size = c.c_void_p(), c.c_size_t()
-        self._call("stet_session_end_reply", tokenizer._at if tokenizer is not None else None, c.byref(text), c.byref(size))
+        self._call("stet_session_end_reply", tokenizer._at if tokenizer is not None else None, c.byref(text),
+                   c.byref(size))
         return taken_text(text, size)

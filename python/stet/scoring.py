@@ -49,7 +49,8 @@ class Score:
         return "Score(sum=%r, greedy=%r, <%d tokens>)" % (self.sum, self.greedy, len(self.ids))
 
 
-def encode_pair(tokenizer: Tokenizer, context: str, continuation: str, bos: Optional[bool] = None, special: bool = True) -> Tuple[I32, int]:
+def encode_pair(tokenizer: Tokenizer, context: str, continuation: str, bos: Optional[bool] = None,
+                special: bool = True) -> Tuple[I32, int]:
     """Returns the tokens of a context with its continuation, and the number of tokens that belong
     to the context, as lm-evaluation-harness splits them. White space at the end of the context
     moves to the continuation. The context then has as many of the joint tokens as it has tokens
@@ -57,14 +58,16 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str, bos: Opti
     first, second = arguments.text(context, "context"), arguments.text(continuation, "continuation")
     if bos and special and first.startswith(tokenizer.special_tokens.get("bos_token", "\0").encode()):
         bos = None  # the text begins with bos already
-    options = sized(_CEncodeOptions(flags=(0 if bos is None else _BOS if bos else _NO_BOS) | (0 if special else _PLAIN)))
+    options = sized(
+        _CEncodeOptions(flags=(0 if bos is None else _BOS if bos else _NO_BOS) | (0 if special else _PLAIN)))
     ids, count, begin = P(c.c_int32)(), c.c_size_t(), c.c_size_t()
-    call("stet_tokenizer_encode_pair", tokenizer._at, first, arguments.size(len(first)), second, arguments.size(len(second)), c.byref(options), c.byref(ids), c.byref(count), c.byref(begin))
+    call("stet_tokenizer_encode_pair", tokenizer._at, first, arguments.size(len(first)), second,
+         arguments.size(len(second)), c.byref(options), c.byref(ids), c.byref(count), c.byref(begin))
     return taken_ids(ids, count), begin.value
 
 
-def score(before: Union[Model, SessionBase], requests: Sequence[Scored], tokenizer: Optional[Tokenizer] = None, *, batch: int = 16, bos: Optional[bool] = None,
-          special: bool = True) -> List[Score]:
+def score(before: Union[Model, SessionBase], requests: Sequence[Scored], tokenizer: Optional[Tokenizer] = None, *,
+          batch: int = 16, bos: Optional[bool] = None, special: bool = True) -> List[Score]:
     """Scores texts after the session's content, or after nothing for a model. The session does
     not change. A request is one of
 
@@ -86,25 +89,38 @@ def score(before: Union[Model, SessionBase], requests: Sequence[Scored], tokeniz
         first = 0 if len(before) else 1
         if not first and bos is None:
             bos = False
-        pairs = [_request(request, "requests[%d]" % i, tokenizer, bos, special, first) for i, request in enumerate(requests)]
-        all = (_CRequest * len(pairs))(*[_CRequest(arguments.pointer(ids, c.c_int32), ids.size, begin) for ids, begin in pairs])
+        pairs = [
+            _request(request, "requests[%d]" % i, tokenizer, bos, special, first)
+            for i, request in enumerate(requests)
+        ]
+        all = (_CRequest * len(pairs))(
+            *[_CRequest(arguments.pointer(ids, c.c_int32), ids.size, begin) for ids, begin in pairs]
+        )
         scores: List[Optional[Score]] = [None] * len(pairs)
 
         def on_score(_: object, index: int, tokens: Any, count: int) -> None:
-            rows = np.frombuffer(c.string_at(tokens, count * c.sizeof(_CToken)), _TOKENS) if count else np.zeros(0, _TOKENS)
+            rows = (
+                np.frombuffer(c.string_at(tokens, count * c.sizeof(_CToken)), _TOKENS)
+                if count
+                else np.zeros(0, _TOKENS)
+            )
             total = 0.0
             for x in rows["log_probability"].tolist():
                 total += x
-            scores[index] = Score(total, bool((rows["id"] == rows["best"]).all()), rows["id"].copy(), rows["log_probability"].copy(), rows["best"].copy())
+            scores[index] = Score(total, bool((rows["id"] == rows["best"]).all()), rows["id"].copy(),
+                                  rows["log_probability"].copy(), rows["best"].copy())
 
         options = sized(_COptions(batch=arguments.integer(batch, "batch", 1)))
-        before._long_call("stet_session_score", all, arguments.size(len(pairs)), c.byref(options), _OnScore(before._raised.guard(on_score)), None)
+        before._long_call("stet_session_score", all, arguments.size(len(pairs)), c.byref(options),
+                          _OnScore(before._raised.guard(on_score)), None)
     return [one for one in scores if one is not None]
 
 
-def _request(request: Any, name: str, tokenizer: Optional[Tokenizer], bos: Optional[bool], special: bool, first: int) -> Tuple[I32, int]:
+def _request(request: Any, name: str, tokenizer: Optional[Tokenizer], bos: Optional[bool], special: bool,
+             first: int) -> Tuple[I32, int]:
     """Returns the ids of a request and the index of the first scored token."""
-    pair = isinstance(request, tuple) and len(request) == 2 and not all(isinstance(x, (int, np.integer)) for x in request)
+    pair = isinstance(request,
+                      tuple) and len(request) == 2 and not all(isinstance(x, (int, np.integer)) for x in request)
     texts = [x for x in (request if pair else [request]) if isinstance(x, str)]
     if texts and tokenizer is None:
         refuse("tokenizer", "a Tokenizer for texts", "None")

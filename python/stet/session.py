@@ -49,7 +49,7 @@ class _CBlockIdentity(c.Structure):
 
 
 class BlockIdentity(NamedTuple):
-    """The identity of a full block of 64 positions (docs/identity.md), "sha256:...". If
+    """The identity of a full block of 64 positions (docs/contracts-and-identity.md), "sha256:...". If
     `replayable`, it is derived from the tokens, which reproduce the block; otherwise from the
     block's bytes."""
     id: str

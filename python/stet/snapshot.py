@@ -23,11 +23,15 @@ FORM_NAMES = {number: name for name, number in FORMS.items()}
 
 
 class _CSnapshotInfo(c.Structure):
-    _fields_ = [("struct_size", c.c_size_t), ("path", c.c_char_p), ("contract_name", c.c_char_p), ("architecture", c.c_char_p), ("config", c.c_char_p), ("model_fingerprint", c.c_char_p),
-                ("tokenizer_fingerprint", c.c_char_p), ("checkpoint", c.c_char_p), ("parent_id", c.c_char_p), ("parent_file", c.c_char_p), ("file_size", c.c_uint64),
-                ("stored_kv_bytes", c.c_uint64), ("positions", c.c_int64), ("capacity", c.c_int64), ("layers", c.c_int64), ("kv_heads", c.c_int64), ("head_dim", c.c_int64), ("form", c.c_int32),
-                ("format_version", c.c_int32), ("contract", c.c_int32), ("contract_version", c.c_int32), ("kv_type", c.c_int32), ("has_logits", c.c_int32), ("has_weights", c.c_int32),
-                ("has_tokenizer", c.c_int32), ("messages", c.c_size_t), ("prunes", c.c_size_t), ("edits", c.c_size_t)]
+    _fields_ = [("struct_size", c.c_size_t), ("path", c.c_char_p), ("contract_name", c.c_char_p),
+                ("architecture", c.c_char_p), ("config", c.c_char_p), ("model_fingerprint", c.c_char_p),
+                ("tokenizer_fingerprint", c.c_char_p), ("checkpoint", c.c_char_p), ("parent_id", c.c_char_p),
+                ("parent_file", c.c_char_p), ("file_size", c.c_uint64), ("stored_kv_bytes", c.c_uint64),
+                ("positions", c.c_int64), ("capacity", c.c_int64), ("layers", c.c_int64), ("kv_heads", c.c_int64),
+                ("head_dim", c.c_int64), ("form", c.c_int32), ("format_version", c.c_int32), ("contract", c.c_int32),
+                ("contract_version", c.c_int32), ("kv_type", c.c_int32), ("has_logits", c.c_int32),
+                ("has_weights", c.c_int32), ("has_tokenizer", c.c_int32), ("messages", c.c_size_t),
+                ("prunes", c.c_size_t), ("edits", c.c_size_t)]
 
 
 class _CCheckReport(c.Structure):
@@ -39,11 +43,13 @@ class _CRestoreOptions(c.Structure):
 
 
 class _CRestoreReport(c.Structure):
-    _fields_ = [("struct_size", c.c_size_t), ("reused", c.c_int64), ("recomputed", c.c_int64), ("healed", c.c_int64), ("checked", c.c_int64)]
+    _fields_ = [("struct_size", c.c_size_t), ("reused", c.c_int64), ("recomputed", c.c_int64), ("healed", c.c_int64),
+                ("checked", c.c_int64)]
 
 
 class _CConvertOptions(c.Structure):
-    _fields_ = [("struct_size", c.c_size_t), ("prune", P(CPruneOptions)), ("capacity", c.c_int64), ("kv_type", c.c_int64)]
+    _fields_ = [("struct_size", c.c_size_t), ("prune", P(CPruneOptions)), ("capacity", c.c_int64),
+                ("kv_type", c.c_int64)]
 
 
 class _CVerifyOptions(c.Structure):
@@ -106,7 +112,8 @@ class Snapshot(Shared):
 
     def __init__(self, path: arguments.Path, parent: Optional[arguments.Path] = None) -> None:
         super().__init__()
-        call("stet_snapshot_open", arguments.path(path), None if parent is None else arguments.path(parent, "parent"), c.byref(self._at))
+        call("stet_snapshot_open", arguments.path(path), None if parent is None else arguments.path(parent, "parent"),
+             c.byref(self._at))
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "memory") -> "Snapshot":
@@ -118,7 +125,8 @@ class Snapshot(Shared):
         Shared.__init__(snapshot)
         label = arguments.word(name, "name")
         release, context = lend(data)
-        call("stet_snapshot_open_bytes", data, arguments.size(len(data)), label, release, context, c.byref(snapshot._at))
+        call("stet_snapshot_open_bytes", data, arguments.size(len(data)), label, release, context,
+             c.byref(snapshot._at))
         return snapshot
 
     def __repr__(self) -> str:
@@ -135,10 +143,20 @@ class Snapshot(Shared):
     def info(self) -> SnapshotInfo:
         """Metadata from the file."""
         i = self._read_info()
-        plain: Dict[str, Any] = {name: getattr(i, name).decode("utf-8", "replace") for name in ("path", "architecture", "model_fingerprint", "tokenizer_fingerprint", "checkpoint", "parent_id", "parent_file")}
-        numbers = {name: getattr(i, name) for name in ("contract_version", "format_version", "file_size", "stored_kv_bytes", "positions", "capacity", "layers", "kv_heads", "head_dim", "prunes", "edits")}
-        flags: Dict[str, Any] = {name: bool(getattr(i, name)) for name in ("has_logits", "has_weights", "has_tokenizer")}
-        return SnapshotInfo(contract=i.contract_name.decode(), config=json.loads(i.config), form=FORM_NAMES[i.form], kv_type=KV_NAMES[i.kv_type], **plain, **numbers, **flags)
+        plain: Dict[str, Any] = {
+            name: getattr(i, name).decode("utf-8", "replace")
+            for name in ("path", "architecture", "model_fingerprint", "tokenizer_fingerprint", "checkpoint",
+                         "parent_id", "parent_file")
+        }
+        numbers = {
+            name: getattr(i, name)
+            for name in ("contract_version", "format_version", "file_size", "stored_kv_bytes", "positions",
+                         "capacity", "layers", "kv_heads", "head_dim", "prunes", "edits")
+        }
+        flags: Dict[str,
+                    Any] = {name: bool(getattr(i, name)) for name in ("has_logits", "has_weights", "has_tokenizer")}
+        return SnapshotInfo(contract=i.contract_name.decode(), config=json.loads(i.config), form=FORM_NAMES[i.form],
+                            kv_type=KV_NAMES[i.kv_type], **plain, **numbers, **flags)
 
     def tokens(self) -> I32:
         """Returns the token ids of the state, [positions]."""
@@ -172,14 +190,17 @@ class Snapshot(Shared):
     def check(self, threads: int = 0) -> CheckReport:
         """Verifies every byte of the file without a model. Raises an Error that names the first fault."""
         report = sized(_CCheckReport())
-        long_call("stet_snapshot_check", self._at, c.c_int32(arguments.integer(threads, "threads", *THREADS)), c.byref(report))
+        long_call("stet_snapshot_check", self._at, c.c_int32(arguments.integer(threads, "threads", *THREADS)),
+                  c.byref(report))
         return CheckReport(report.blocks, report.files)
 
     def verify(self, model: Model, bisect: bool = False, **options: Any) -> VerifyReport:
         """Recomputes the state from its tokens, as far as they reproduce it, and compares the
         file with it. `bisect` names the block and layer from digests only."""
-        at, wanted, how, report = P(CDifference)(), session_options(**options), sized(_CVerifyOptions(flags=1 if bisect else 0)), sized(CVerifyReport())
-        long_call("stet_snapshot_verify", self._at, model._at, c.byref(wanted), c.byref(how), c.byref(report), c.byref(at))
+        at, wanted, how, report = P(CDifference)(), session_options(**options), sized(
+            _CVerifyOptions(flags=1 if bisect else 0)), sized(CVerifyReport())
+        long_call("stet_snapshot_verify", self._at, model._at, c.byref(wanted), c.byref(how), c.byref(report),
+                  c.byref(at))
         return VerifyReport._of(report, at)
 
     def load_model(self, contract: str = "", threads: int = 0, in_memory: bool = False) -> Model:
@@ -195,7 +216,8 @@ class Snapshot(Shared):
         call("stet_snapshot_load_tokenizer", self._at, c.byref(at))
         return Tokenizer._adopt(at, self.info().path)
 
-    def restore(self, model: Model, tokenizer: Optional["Tokenizer"] = None, in_memory: bool = False, check: bool = False, heal: bool = False, trust: bool = False, replay: bool = False,
+    def restore(self, model: Model, tokenizer: Optional["Tokenizer"] = None, in_memory: bool = False,
+                check: bool = False, heal: bool = False, trust: bool = False, replay: bool = False,
                 **options: Any) -> Session:
         """Returns a session equal to the saved one. Its `restored` attribute is a RestoreReport.
         `options` are those of Model.session.
@@ -205,21 +227,30 @@ class Snapshot(Shared):
         unchecked. `replay` recomputes everything, also under another model, contract or kv_type.
         Otherwise another model, tokenizer or contract raises an Error with all differences."""
         flags = sum(bit for bit, on in ((1, in_memory), (2, check), (4, heal), (8, trust), (16, replay)) if on)
-        at, wanted, how, report = c.c_void_p(), session_options(**options), sized(_CRestoreOptions(flags=flags)), sized(_CRestoreReport())
-        long_call("stet_snapshot_restore", self._at, model._at, tokenizer._at if tokenizer is not None else None, c.byref(wanted), c.byref(how), c.byref(report), c.byref(at))
+        at, wanted, how, report = c.c_void_p(), session_options(**options), sized(
+            _CRestoreOptions(flags=flags)), sized(_CRestoreReport())
+        long_call("stet_snapshot_restore", self._at, model._at, tokenizer._at if tokenizer is not None else None,
+                  c.byref(wanted), c.byref(how), c.byref(report), c.byref(at))
         session = Session._adopt(model, at)
         session.restored = RestoreReport(report.reused, report.recomputed, report.healed, bool(report.checked))
         return session
 
-    def convert(self, path: arguments.Path, form: str = "full", parent: Optional["Snapshot"] = None, compress: int = 0, keep_last: Optional[int] = None, sinks: int = 0, shift: bool = False,
+    def convert(self, path: arguments.Path, form: str = "full", parent: Optional["Snapshot"] = None,
+                compress: int = 0, keep_last: Optional[int] = None, sinks: int = 0, shift: bool = False,
                 capacity: int = 0, kv_type: str = "", threads: int = 0, mode: int = 0) -> Tuple[Digests, int]:
         """Writes the same state in another form, pruned (keep_last, sinks, shift as in
         Session.prune), rounded to another kv_type (an edit), or with another capacity. Needs no
         model. Returns the new state's digests and the number of pruned positions."""
-        save, d, pruned = save_options(form, parent, compress, False, False, threads, mode), sized(CDigests()), c.c_int64()
-        options = sized(_CConvertOptions(capacity=arguments.integer(capacity, "capacity", 0), kv_type=arguments.choice(kv_type, KV_TYPES, "kv_type")))
+        save, d, pruned = save_options(form, parent, compress, False, False, threads,
+                                       mode), sized(CDigests()), c.c_int64()
+        options = sized(
+            _CConvertOptions(capacity=arguments.integer(capacity, "capacity", 0),
+                             kv_type=arguments.choice(kv_type, KV_TYPES, "kv_type")))
         if keep_last is not None:
-            prune = sized(CPruneOptions(flags=1 if shift else 0, keep_last=arguments.integer(keep_last, "keep_last"), sinks=arguments.integer(sinks, "sinks")))
+            prune = sized(
+                CPruneOptions(flags=1 if shift else 0, keep_last=arguments.integer(keep_last, "keep_last"),
+                              sinks=arguments.integer(sinks, "sinks")))
             options.prune = c.pointer(prune)
-        long_call("stet_snapshot_convert", self._at, arguments.path(path), c.byref(options), c.byref(save), c.byref(pruned), c.byref(d))
+        long_call("stet_snapshot_convert", self._at, arguments.path(path), c.byref(options), c.byref(save),
+                  c.byref(pruned), c.byref(d))
         return Digests._of(d), pruned.value

@@ -21,7 +21,8 @@ class _CEncodeOptions(c.Structure):
 
 
 class _CTokenizerInfo(c.Structure):
-    _fields_ = [("struct_size", c.c_size_t), ("fingerprint", c.c_char_p), ("size", c.c_int64), ("bos", c.c_int32), ("eos", c.c_int32), ("special_count", c.c_size_t)]
+    _fields_ = [("struct_size", c.c_size_t), ("fingerprint", c.c_char_p), ("size", c.c_int64), ("bos", c.c_int32),
+                ("eos", c.c_int32), ("special_count", c.c_size_t)]
 
 
 class _CRenderOptions(c.Structure):
@@ -60,7 +61,8 @@ class Tokenizer(Shared):
         tokenizer = cls.__new__(cls)
         Handle.__init__(tokenizer)
         entries, _held = c_files(files)
-        call("stet_tokenizer_load_files", entries, arguments.size(len(files)), arguments.word(name, "name"), c.byref(tokenizer._at))
+        call("stet_tokenizer_load_files", entries, arguments.size(len(files)), arguments.word(name, "name"),
+             c.byref(tokenizer._at))
         tokenizer._from = name
         return tokenizer
 
@@ -71,7 +73,11 @@ class Tokenizer(Shared):
         return tokenizer
 
     def __repr__(self) -> str:
-        return "<stet.Tokenizer, closed>" if self.closed else "<stet.Tokenizer from %r: %d ids>" % (self._from, len(self))
+        return (
+            "<stet.Tokenizer, closed>"
+            if self.closed
+            else "<stet.Tokenizer from %r: %d ids>" % (self._from, len(self))
+        )
 
     def _info(self) -> Any:
         info = sized(_CTokenizerInfo())
@@ -124,24 +130,31 @@ class Tokenizer(Shared):
         one and gets no leading space."""
         return self._encode(arguments.text(text, "text"), bos, special, continued, ())
 
-    def _encode(self, data: bytes, bos: Optional[bool], special: bool, continued: bool, plain: Iterable[Tuple[int, int]]) -> I32:
+    def _encode(self, data: bytes, bos: Optional[bool], special: bool, continued: bool,
+                plain: Iterable[Tuple[int, int]]) -> I32:
         if bos is not None and not isinstance(bos, bool):
             refuse("bos", "True, False or None", repr(bos))
         if bos and self.bos is not None:  # the text begins with bos already
             written = self.special_tokens.get("bos_token", "").encode()
             if special and written and data.startswith(written):
                 bos = None
-        flags = (0 if bos is None else _BOS if bos else _NO_BOS) | (0 if special else _PLAIN) | (_CONTINUED if continued else 0)
+        flags = (
+            (0 if bos is None else _BOS if bos else _NO_BOS)
+            | (0 if special else _PLAIN)
+            | (_CONTINUED if continued else 0)
+        )
         ranges = [_CRange(begin, end) for begin, end in plain]
         options = sized(_CEncodeOptions(flags=flags, plain=(_CRange * len(ranges))(*ranges), plain_count=len(ranges)))
         ids, count = P(c.c_int32)(), c.c_size_t()
-        call("stet_tokenizer_encode", self._at, data, arguments.size(len(data)), c.byref(options), c.byref(ids), c.byref(count))
+        call("stet_tokenizer_encode", self._at, data, arguments.size(len(data)), c.byref(options), c.byref(ids),
+             c.byref(count))
         return taken_ids(ids, count)
 
     def decode(self, ids: arguments.Ids, skip_special: bool = False) -> str:
         """Returns the text of tokens. It is valid Unicode for any ids."""
         array, out, size = arguments.ids_of(ids), c.c_void_p(), c.c_size_t()
-        call("stet_tokenizer_decode", self._at, arguments.pointer(array, c.c_int32), arguments.size(array.size), c.c_int32(bool(skip_special)), c.byref(out), c.byref(size))
+        call("stet_tokenizer_decode", self._at, arguments.pointer(array, c.c_int32), arguments.size(array.size),
+             c.c_int32(bool(skip_special)), c.byref(out), c.byref(size))
         return taken_text(out, size)
 
     def id(self, piece: str) -> int:
@@ -153,16 +166,20 @@ class Tokenizer(Shared):
     def piece(self, id: int) -> str:
         """Returns a token as spelled in the vocabulary, or "" for an unused id."""
         out, size = c.c_void_p(), c.c_size_t()
-        call("stet_tokenizer_piece", self._at, c.c_int32(arguments.integer(id, "id", -1 << 31, (1 << 31) - 1)), c.byref(out), c.byref(size))
+        call("stet_tokenizer_piece", self._at, c.c_int32(arguments.integer(id, "id", -1 << 31, (1 << 31) - 1)),
+             c.byref(out), c.byref(size))
         return taken_text(out, size)
 
     def is_special(self, id: int) -> bool:
         """Returns True if decoding can omit this token."""
         special = c.c_int32()
-        call("stet_tokenizer_is_special", self._at, c.c_int32(arguments.integer(id, "id", -1 << 31, (1 << 31) - 1)), c.byref(special))
+        call("stet_tokenizer_is_special", self._at, c.c_int32(arguments.integer(id, "id", -1 << 31, (1 << 31) - 1)),
+             c.byref(special))
         return bool(special.value)
 
-    def apply_chat_template(self, messages: Messages, add_generation_prompt: bool = True, variables: Optional[Mapping[str, Any]] = None, now: int = 0, template: Optional[str] = None) -> I32:
+    def apply_chat_template(self, messages: Messages, add_generation_prompt: bool = True,
+                            variables: Optional[Mapping[str, Any]] = None, now: int = 0,
+                            template: Optional[str] = None) -> I32:
         """Returns the token ids of a whole conversation in the chat template's form. The
         template's marks become special tokens, marks inside messages stay text, and there is one
         bos.
@@ -194,14 +211,18 @@ class ChatTemplate(Shared):
         data = None if source is None else arguments.text(source, "source")
         call("stet_chat_template_new", tokenizer._at, data, arguments.size(len(data or b"")), c.byref(self._at))
 
-    def render(self, messages: Messages, add_generation_prompt: bool = True, variables: Union[str, Mapping[str, Any], None] = None, now: int = 0) -> Rendered:
+    def render(self, messages: Messages, add_generation_prompt: bool = True,
+               variables: Union[str, Mapping[str, Any], None] = None, now: int = 0) -> Rendered:
         """Renders messages. With add_generation_prompt the text ends where the model's reply
         begins. `now` is the time for templates that ask for it, in seconds since 1970."""
         data = json_of_messages(messages)
         more = b"" if variables is None else arguments.json_text(variables, "variables")
-        options = sized(_CRenderOptions(flags=1 if add_generation_prompt else 0, variables=c_text(more), now=arguments.integer(now, "now")))
+        options = sized(
+            _CRenderOptions(flags=1 if add_generation_prompt else 0, variables=c_text(more),
+                            now=arguments.integer(now, "now")))
         out, size, plain, count = c.c_void_p(), c.c_size_t(), P(_CRange)(), c.c_size_t()
-        call("stet_chat_template_render", self._at, data, arguments.size(len(data)), c.byref(options), c.byref(out), c.byref(size), c.byref(plain), c.byref(count))
+        call("stet_chat_template_render", self._at, data, arguments.size(len(data)), c.byref(options), c.byref(out),
+             c.byref(size), c.byref(plain), c.byref(count))
         ranges = [(plain[i].begin, plain[i].end) for i in range(count.value)]
         lib.stet_free(c.cast(plain, c.c_void_p))
         return Rendered(taken_text(out, size), ranges)
@@ -222,7 +243,8 @@ class TextStream(Handle):
     def push(self, id: int) -> str:
         """Adds a token. Returns the text that it completes, often ""."""
         text = CText()
-        call("stet_text_stream_push", self._at, c.c_int32(arguments.integer(id, "id", -1 << 31, (1 << 31) - 1)), c.byref(text))
+        call("stet_text_stream_push", self._at, c.c_int32(arguments.integer(id, "id", -1 << 31, (1 << 31) - 1)),
+             c.byref(text))
         return str(text)
 
     def finish(self) -> str:

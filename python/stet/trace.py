@@ -18,7 +18,8 @@ class _CIds(c.Structure):
 
 
 class _CTraced(c.Structure):
-    _fields_ = [("changes", P(CIntervention)), ("change_count", c.c_size_t), ("prompt", c.c_size_t), ("positions", P(c.c_int64)), ("position_count", c.c_size_t)]
+    _fields_ = [("changes", P(CIntervention)), ("change_count", c.c_size_t), ("prompt", c.c_size_t),
+                ("positions", P(c.c_int64)), ("position_count", c.c_size_t)]
 
 
 _OnTraced = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_size_t, c.c_int64, P(c.c_float), c.c_size_t)
@@ -51,18 +52,26 @@ class Trace(Handle):
                 prompts = (_CIds * len(arrays))(*[_CIds(arguments.pointer(a, c.c_int32), a.size) for a in arrays])
                 long_call("stet_trace_new_prompts", before._at, prompts, arguments.size(len(arrays)), c.byref(self._at))
             else:
-                long_call("stet_trace_new", before._at, arguments.pointer(arrays[0], c.c_int32), arguments.size(arrays[0].size), c.byref(self._at))
+                long_call("stet_trace_new", before._at, arguments.pointer(arrays[0], c.c_int32),
+                          arguments.size(arrays[0].size), c.byref(self._at))
 
     def __repr__(self) -> str:
         if self.closed:
             return "<stet.Trace, closed>"
-        return "<stet.Trace of %d tokens%s>" % (self._count, ", %d prompts" % self._prompts if self._prompts > 1 else "")
+        return "<stet.Trace of %d tokens%s>" % (self._count,
+                                                ", %d prompts" % self._prompts if self._prompts > 1 else "")
 
     @overload
-    def run(self, changes: Sequence[Intervention], function: Optional[Callable[[int, F32], None]] = None) -> Optional[F32]: ...
+    def run(
+        self, changes: Sequence[Intervention], function: Optional[Callable[[int, F32], None]] = None
+    ) -> Optional[F32]:
+        ...
 
     @overload
-    def run(self, changes: Sequence[TraceRun], function: Optional[Callable[[int, F32], None]] = None) -> Optional[List[F32]]: ...
+    def run(
+        self, changes: Sequence[TraceRun], function: Optional[Callable[[int, F32], None]] = None
+    ) -> Optional[List[F32]]:
+        ...
 
     def run(self, changes: Any, function: Optional[Callable[[int, F32], None]] = None) -> Any:
         """Returns the logits after the last token under each change alone, [changes, vocab]. The
@@ -83,7 +92,8 @@ class Trace(Handle):
             except ArgumentError as error:
                 refuse("changes[%d]: %s" % (i, error.field), error.expected, error.found)
             if len(parts) != 1:
-                refuse("changes[%d]" % i, "one row for all heads: what has a row for each head is several changes", "%d heads" % len(parts))
+                refuse("changes[%d]" % i, "one row for all heads: what has a row for each head is several changes",
+                       "%d heads" % len(parts))
             kept += parts
         all = np.empty((len(kept), self.model.vocab_size), np.float32) if function is None else None
         raised = Raised()
@@ -96,7 +106,8 @@ class Trace(Handle):
                 function(index, logits.copy())
 
         try:
-            long_call("stet_trace_run", self._at, (CIntervention * len(kept))(*kept), arguments.size(len(kept)), OnLogits(raised.guard(on_logits)), None)
+            long_call("stet_trace_run", self._at, (CIntervention * len(kept))(*kept), arguments.size(len(kept)),
+                      OnLogits(raised.guard(on_logits)), None)
         except Error:
             raised.raise_first()
             raise
@@ -110,9 +121,11 @@ class Trace(Handle):
             if not isinstance(run, TraceRun):
                 refuse(name, "a TraceRun, as the others", type(run).__name__)
             parts = [part for change in run.changes for part in c_interventions(self.model, change)]
-            array, positions = (CIntervention * len(parts))(*parts), np.unique(arguments.integers(run.positions, name + ".positions"))
+            array, positions = (CIntervention * len(parts))(*parts), np.unique(
+                arguments.integers(run.positions, name + ".positions"))
             held.append((parts, array, positions))
-            all[i] = _CTraced(array, len(parts), arguments.integer(run.prompt, name + ".prompt", 0), arguments.pointer(positions, c.c_int64), positions.size)
+            all[i] = _CTraced(array, len(parts), arguments.integer(run.prompt, name + ".prompt", 0),
+                              arguments.pointer(positions, c.c_int64), positions.size)
         rows: Dict[int, List[F32]] = {}
         found: List[F32] = [np.zeros((0, self.model.vocab_size), np.float32)] * len(runs)
         raised = Raised()
@@ -129,7 +142,8 @@ class Trace(Handle):
                 found[index] = logits
 
         try:
-            long_call("stet_trace_run_all", self._at, all, arguments.size(len(runs)), _OnTraced(raised.guard(on_logits)), None)
+            long_call("stet_trace_run_all", self._at, all, arguments.size(len(runs)),
+                      _OnTraced(raised.guard(on_logits)), None)
         except Error:
             raised.raise_first()
             raise

@@ -7,12 +7,14 @@
 namespace stet {
 namespace {
 
+// Returns "FILE: FIELD: expected X, found Y". Without `expected`, `found` is a whole sentence.
 std::string compose(const std::string& file, const std::string& field, const std::string& expected,
                     const std::string& found) {
   std::string line;
   for (const std::string* part : {&file, &field}) {
     if (!part->empty()) line += printable(*part, 1000) + ": ";
   }
+  if (expected.empty()) return line + printable(found, 1000);
   line += "expected " + printable(expected, 1000);
   if (!found.empty()) line += ", found " + printable(found, 1000);
   return line;

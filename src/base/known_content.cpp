@@ -11,10 +11,10 @@
 namespace stet {
 namespace {
 
-constexpr size_t kLooked = 1024;  // a pointer has about 130 bytes
+constexpr size_t kExamined = 1024;  // a pointer has about 130 bytes
 
 std::string_view text_of(std::span<const std::byte> begin) {
-  return {reinterpret_cast<const char*>(begin.data()), std::min(begin.size(), kLooked)};
+  return {reinterpret_cast<const char*>(begin.data()), std::min(begin.size(), kExamined)};
 }
 
 // Returns whether the text begins with `with`, ignoring case.
@@ -105,20 +105,20 @@ std::string known_content(std::span<const std::byte> begin) {
   return "";
 }
 
-void refuse_pointer(std::span<const std::byte> begin, uint64_t size, const std::string& path) {
-  if (size > kLooked) return;
+void check_not_pointer(std::span<const std::byte> begin, uint64_t size, const std::string& path) {
+  if (size > kExamined) return;
   const std::string found = pointer(text_of(begin));
   if (!found.empty())
-    throw Error(ErrorKind::format, path, "",
-                "the file itself, which git lfs pull or hf download fetches", found);
+    throw Error(ErrorKind::format, path, "", "",
+                found + "; git lfs pull or hf download fetches the file itself");
 }
 
 void fail_cut_off(const std::string& path, uint64_t promised, uint64_t found) {
   const bool alike = size_text(promised) == size_text(found);
   const auto shown = [&](uint64_t n) { return alike ? fmt::format("{} bytes", n) : size_text(n); };
-  throw Error(ErrorKind::format, path, "",
-              shown(promised) + ", as its header says (the download stopped: fetch it again)",
-              shown(found));
+  throw Error(ErrorKind::format, path, "", "",
+              "the file is truncated: it has " + shown(found) + " of the " + shown(promised) +
+                  " that its header promises; download it again");
 }
 
 }  // namespace stet

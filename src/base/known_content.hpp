@@ -14,7 +14,7 @@ std::string known_content(std::span<const std::byte> begin);
 
 // Throws a format Error if a file of `size` bytes only points to its content. Git LFS and Xet leave
 // such files where the content was not downloaded.
-void refuse_pointer(std::span<const std::byte> begin, uint64_t size, const std::string& path);
+void check_not_pointer(std::span<const std::byte> begin, uint64_t size, const std::string& path);
 
 // Throws a format Error for a file that is shorter than its header promises.
 [[noreturn]] void fail_cut_off(const std::string& path, uint64_t promised, uint64_t found);

@@ -24,8 +24,9 @@ using SetThreads = void(int threads);
 constexpr const char* kFiles[] = {"libopenblas.so.0", "libopenblas.so"};
 
 [[noreturn]] void throw_missing(const std::string& found) {
-  throw Error(ErrorKind::unsupported, "", "gemm",
-              std::string("OpenBLAS (") + kFiles[0] + " or " + kFiles[1] + ")", found);
+  throw Error(
+      ErrorKind::unsupported, "", "gemm", "",
+      std::string("OpenBLAS (") + kFiles[0] + " or " + kFiles[1] + ") cannot be loaded: " + found);
 }
 
 template <class Function>
@@ -78,7 +79,8 @@ void openblas_multiply(BlasMatrix<const float> a, BlasMatrix<const float> b, Bla
 
 bool have_blas() { return false; }
 void load_openblas() {
-  throw Error(ErrorKind::unsupported, "", "gemm", "own (built without OpenBLAS)", "blas");
+  throw Error(ErrorKind::unsupported, "", "gemm", "",
+              "blas is not available: this stet was built without OpenBLAS");
 }
 void openblas_multiply(BlasMatrix<const float>, BlasMatrix<const float>, BlasMatrix<float>,
                        const BlasShape&, float) {}

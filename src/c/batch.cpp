@@ -18,21 +18,21 @@ stet_status stet_batch_generate(const stet_batch_reply* entries, size_t count,
     std::fill_n(replies, count, nullptr);
     if (captures == nullptr && point_count > 0) fail("captures", "not NULL", "NULL");
     std::deque<Generation> generations;
-    std::deque<Keeping> keeping;
+    std::deque<CaptureBuilder> captured;
     std::vector<stet::BatchReply> batch;
     for (const stet_batch_reply& entry : given) {
       stet::Session& s = *at(entry.session, "entries.session").at;
       const Generation& g = generations.emplace_back(entry.options);
       const int64_t most = std::min(g.options().max_tokens, s.capacity() - s.size());
-      const Keeping& k = keeping.emplace_back(s, static_cast<size_t>(most), names, false);
+      const CaptureBuilder& k = captured.emplace_back(s, static_cast<size_t>(most), names, false);
       batch.push_back({&s, g.options(), g.sink(), names.empty() ? nullptr : &k.watch()});
     }
     std::vector<stet::Reply> all = stet::generate(batch, optional_tokenizer(tokenizer));
     std::vector<std::unique_ptr<stet_reply, void (*)(stet_reply*)>> made;
     for (stet::Reply& reply : all) made.emplace_back(new_reply(std::move(reply)), stet_reply_free);
     for (size_t i = 0; i < count; ++i) {
-      keeping[i].end_at(batch[i].session->size());
-      if (captures != nullptr) captures[i] = keeping[i].release();
+      captured[i].end_at(batch[i].session->size());
+      if (captures != nullptr) captures[i] = captured[i].release();
       replies[i] = made[i].release();
     }
   });

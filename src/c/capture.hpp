@@ -25,9 +25,9 @@ inline void keep_rows(stet_capture::Rows& to, const PointAt& at, const ModelConf
   const bool wide = at.point == Point::scores || at.point == Point::pattern;
   const size_t heads = wide ? static_cast<size_t>(c.heads) : 1, from = rows.width / heads;
   to.width = static_cast<size_t>(point_width(c, at.point, positions));
-  const float unseen = at.point == Point::scores ? -std::numeric_limits<float>::infinity() : 0.0f;
+  const float masked = at.point == Point::scores ? -std::numeric_limits<float>::infinity() : 0.0f;
   const size_t begin = to.count * to.width;
-  to.data.resize(begin + rows.count * to.width, unseen);
+  to.data.resize(begin + rows.count * to.width, masked);
   for (size_t i = 0; i < rows.count * heads; ++i)
     std::copy_n(rows.row(i / heads) + i % heads * from, from,
                 to.data.data() + begin + i * (to.width / heads));
@@ -36,17 +36,17 @@ inline void keep_rows(stet_capture::Rows& to, const PointAt& at, const ModelConf
 
 // A capture in progress: the points to watch and the rows kept so far. It cannot be moved, since
 // the watch's sink points to it.
-class Keeping {
+class CaptureBuilder {
  public:
   // `count` tokens will be appended. With `logits`, their logits are kept after the points.
-  Keeping(const Session& s, size_t count, std::span<const char* const> names, bool logits)
+  CaptureBuilder(const Session& s, size_t count, std::span<const char* const> names, bool logits)
       : config_(s.model().config()), positions_(s.size() + static_cast<int64_t>(count)) {
     for (const char* name : names) watch_.points.push_back(point_of(name, "points"));
     capture_->points.resize(names.size() + (logits ? 1 : 0));
     watch_.sink = [this](const PointAt& at, int64_t, Rows rows) { keep(at, rows); };
   }
-  Keeping(const Keeping&) = delete;
-  Keeping& operator=(const Keeping&) = delete;
+  CaptureBuilder(const CaptureBuilder&) = delete;
+  CaptureBuilder& operator=(const CaptureBuilder&) = delete;
 
   const Watch& watch() const { return watch_; }
   void keep_logits(Rows rows) {

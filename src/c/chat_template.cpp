@@ -42,7 +42,7 @@ stet_status stet_chat_template_render(const stet_chat_template* chat_template, c
     if (plain_count != nullptr) *plain_count = 0;
     const auto to = outputs(out, "out", out_size, "out_size");
     if ((plain == nullptr) != (plain_count == nullptr))
-      fail("plain", "plain and plain_count, or neither", "one of them");
+      fail("plain", "", "plain and plain_count belong together: pass both or neither");
     const stet::ChatTemplate& t = at(chat_template, "chat_template").chat_template;
     const stet_render_options o = input(options, "options");
     check_flags(o.flags, STET_RENDER_GENERATION_PROMPT, "options");

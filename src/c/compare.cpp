@@ -74,8 +74,10 @@ stet_status stet_snapshot_verify(const stet_snapshot* snapshot, const stet_model
     const stet::Snapshot& s = at(snapshot, "snapshot").snapshot;
     const std::shared_ptr<const stet::Model>& m = at(model, "model").model;
     const stet_session_options given = input(options, "options");
-    if (given.capacity != 0) fail("capacity", "0: the snapshot's", std::to_string(given.capacity));
-    if (given.kv_type != 0) fail("kv_type", "0: the snapshot's", std::to_string(given.kv_type));
+    if (given.capacity != 0)
+      fail("capacity", "0, which takes the snapshot's", std::to_string(given.capacity));
+    if (given.kv_type != 0)
+      fail("kv_type", "0, which takes the snapshot's", std::to_string(given.kv_type));
     const uint64_t flags = input(how, "how").flags;
     check_flags(flags, STET_VERIFY_BISECT, "how");
     const stet::SessionOptions o = session_options(options, saved_contract(s));

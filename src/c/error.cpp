@@ -8,8 +8,7 @@ namespace stet::c {
 namespace {
 
 // Returned if there is no memory for an error. It is never freed.
-stet_error kNoMemory = {STET_ERROR_MEMORY, "expected memory, found none left", "", "", "memory",
-                        "none left"};
+stet_error kNoMemory = {STET_ERROR_MEMORY, "out of memory", "", "", "", "out of memory"};
 
 stet_status status_of(ErrorKind kind) {
   switch (kind) {
@@ -62,16 +61,18 @@ stet_status report(stet_error** error) {
     throw;
   } catch (const Canceled&) {
     return give(STET_ERROR_CANCELED,
-                {ErrorKind::argument, "", "callback", "0, to go on", "another value"});
+                {ErrorKind::argument, "", "callback", "",
+                 "the caller cancelled the call: its callback did not return 0"});
   } catch (const Interrupted&) {
     return give(STET_ERROR_CANCELED,
-                {ErrorKind::argument, "", "interrupt", "0, to go on", "another value"});
+                {ErrorKind::argument, "", "interrupt", "",
+                 "the caller cancelled the call: its interrupt function did not return 0"});
   } catch (const std::exception& e) {
     return give(STET_ERROR_INTERNAL,
-                {ErrorKind::argument, "", "exception", "none but of stet", e.what()});
+                {ErrorKind::argument, "", "exception", "", std::string("unexpected: ") + e.what()});
   } catch (...) {
-    return give(STET_ERROR_INTERNAL,
-                {ErrorKind::argument, "", "exception", "none but of stet", "one of another type"});
+    return give(STET_ERROR_INTERNAL, {ErrorKind::argument, "", "exception", "",
+                                      "unexpected, of a type that is not std::exception"});
   }
 }
 
@@ -116,9 +117,9 @@ void check_struct_size(size_t size, size_t known, const char* name) {
 }
 
 void unknown_member(size_t size, size_t known, const char* name) {
-  throw Error(ErrorKind::unsupported, "", name,
-              "nothing set beyond the " + std::to_string(known) + " bytes that are known here",
-              "a struct of " + std::to_string(size));
+  throw Error(ErrorKind::unsupported, "", name, "",
+              "the caller's struct of " + std::to_string(size) + " bytes sets members beyond the " +
+                  std::to_string(known) + " bytes that this library knows");
 }
 
 void check_flags(uint64_t flags, uint64_t known, const char* name) {

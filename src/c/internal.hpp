@@ -196,8 +196,8 @@ std::shared_ptr<const FileSource> lent_files(std::span<const stet_file> files,
                                              const std::string& name,
                                              std::shared_ptr<const void> keeps_alive);
 // Returns a source that, like its files, also keeps `keeps_alive` alive.
-std::shared_ptr<const FileSource> keeping(std::shared_ptr<const FileSource> source,
-                                          std::shared_ptr<const void> keeps_alive);
+std::shared_ptr<const FileSource> with_owner(std::shared_ptr<const FileSource> source,
+                                             std::shared_ptr<const void> keeps_alive);
 
 std::shared_ptr<const Model> load_model(std::shared_ptr<const FileSource> source,
                                         const stet_model_options& options);

@@ -131,11 +131,12 @@ stet_status stet_session_capture_with(stet_session* session, const int32_t* ids,
     const stet_capture_options o = input(options, "options");
     stet::Session& s = *at(session, "session").at;
     const auto tokens = items(ids, count, "ids");
-    Keeping keeping(s, tokens.size(), items(o.points, o.point_count, "points"), o.logits != 0);
-    const stet::LogitSink sink = [&](int64_t, stet::Rows rows) { keeping.keep_logits(rows); };
+    CaptureBuilder captured(s, tokens.size(), items(o.points, o.point_count, "points"),
+                            o.logits != 0);
+    const stet::LogitSink sink = [&](int64_t, stet::Rows rows) { captured.keep_logits(rows); };
     s.append(tokens, o.logits != 0 ? sink : nullptr, nullptr, progress_of(o.on_progress, o.context),
-             &keeping.watch());
-    to = keeping.release();
+             &captured.watch());
+    to = captured.release();
   });
 }
 
@@ -144,17 +145,17 @@ stet_status stet_batch_capture(const stet_batch_entry* entries, size_t count,
                                stet_capture** captures, stet_error** error) {
   return guarded(error, [&] {
     const auto names = items(points, point_count, "points");
-    std::deque<Keeping> keeping;
+    std::deque<CaptureBuilder> captured;
     std::vector<stet::BatchEntry> batch;
     for (const stet_batch_entry& entry : items(entries, count, "entries")) {
       stet::Session& s = *at(entry.session, "entries.session").at;
       const auto ids = items(entry.ids, entry.count, "entries.ids");
-      batch.push_back({&s, ids, &keeping.emplace_back(s, ids.size(), names, false).watch()});
+      batch.push_back({&s, ids, &captured.emplace_back(s, ids.size(), names, false).watch()});
     }
     if (count > 0) output(captures, "captures");
     std::fill_n(captures, count, nullptr);
     stet::append(batch);
-    for (size_t i = 0; i < count; ++i) captures[i] = keeping[i].release();
+    for (size_t i = 0; i < count; ++i) captures[i] = captured[i].release();
   });
 }
 

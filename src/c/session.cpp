@@ -135,8 +135,10 @@ stet_status stet_session_set_compute(stet_session* session, const stet_session_o
   return guarded(error, [&] {
     stet::Session& s = *at(session, "session").at;
     const stet_session_options given = input(&at(options, "options"), "options");
-    if (given.capacity != 0) fail("capacity", "0: it stays", std::to_string(given.capacity));
-    if (given.kv_type != 0) fail("kv_type", "0: it stays", std::to_string(given.kv_type));
+    if (given.capacity != 0)
+      fail("capacity", "0, since it cannot change", std::to_string(given.capacity));
+    if (given.kv_type != 0)
+      fail("kv_type", "0, since it cannot change", std::to_string(given.kv_type));
     s.set_compute(session_options(options, s.compute().contract).compute);
   });
 }

@@ -36,7 +36,7 @@ SaveOptions save_options(const stet_save_options& given, uint64_t known_flags) {
   if (o.form == SnapshotForm::delta && given.parent == nullptr)
     fail("parent", "the snapshot that a delta is made against", "NULL");
   if (o.form != SnapshotForm::delta && given.parent != nullptr)
-    fail("parent", "NULL, but for STET_FORM_DELTA", "a snapshot");
+    fail("parent", "", "only the form STET_FORM_DELTA has a parent");
   if (given.parent != nullptr) o.parent = &given.parent->snapshot;
   if (given.compress < 0 || given.compress > 9)
     fail("compress", "0 .. 9", std::to_string(given.compress));
@@ -102,10 +102,10 @@ stet_snapshot_info info_of(const Snapshot& s) {
 std::shared_ptr<const FileSource> archive_of(const stet_snapshot& s, const char* what,
                                              std::shared_ptr<const FileSource> files) {
   if (files == nullptr) {
-    throw Error(ErrorKind::argument, s.snapshot.path(), what, "a snapshot that brings it along",
-                "one without");
+    throw Error(ErrorKind::argument, s.snapshot.path(), what, "",
+                "the snapshot was saved without it");
   }
-  return keeping(std::move(files), s.bytes);
+  return with_owner(std::move(files), s.bytes);
 }
 
 // Returns a snapshot's state with the requested changes.
@@ -157,8 +157,8 @@ stet_status stet_snapshot_convert(const stet_snapshot* snapshot, const char* pat
                                   stet_digests* digests, stet_error** error) {
   return guarded(error, [&] {
     int64_t none = 0;
-    int64_t& gone = pruned == nullptr ? none : *pruned;
-    gone = 0;
+    int64_t& removed = pruned == nullptr ? none : *pruned;
+    removed = 0;
     if (digests != nullptr) checked(digests, "digests");
     const stet::Snapshot& s = at(snapshot, "snapshot").snapshot;
     const std::string to = cstring(path, "path");
@@ -166,7 +166,7 @@ stet_status stet_snapshot_convert(const stet_snapshot* snapshot, const char* pat
     int64_t count = 0;
     const stet::State state = converted(s, input(options, "options"), &count);
     const stet::StateDigests saved = stet::Snapshot::save(state, s, to, o);
-    gone = count;
+    removed = count;
     if (digests != nullptr) give(digests_value(saved), *digests);
   });
 }
@@ -292,9 +292,10 @@ stet_status stet_snapshot_restore(const stet_snapshot* snapshot, const stet_mode
     const std::optional<stet::KvType> type = kv_type_of(input(options, "options").kv_type);
     stet::RestoreOptions restore = restore_options(how);
     if (!restore.replay && type && *type != s.meta().kv.type) {
-      throw stet::Error(stet::ErrorKind::mismatch, s.path(), "kv_type",
-                        stet::kv_type_name(s.meta().kv.type),
-                        std::string(stet::kv_type_name(*type)) + " without STET_RESTORE_REPLAY");
+      throw stet::Error(stet::ErrorKind::mismatch, s.path(), "kv_type", "",
+                        std::string("the snapshot holds ") + stet::kv_type_name(s.meta().kv.type) +
+                            "; STET_RESTORE_REPLAY computes it again as " +
+                            stet::kv_type_name(*type));
     }
     o.kv_type = type.value_or(s.meta().kv.type);
     restore.session = o;

@@ -57,9 +57,9 @@ class LentFiles : public FileSource {
   std::shared_ptr<const void> keeps_alive_;
 };
 
-class KeepingSource : public FileSource {
+class OwningSource : public FileSource {
  public:
-  KeepingSource(std::shared_ptr<const FileSource> source, std::shared_ptr<const void> keeps_alive)
+  OwningSource(std::shared_ptr<const FileSource> source, std::shared_ptr<const void> keeps_alive)
       : FileSource(source->path(), source->path_of("")),
         source_(std::move(source)),
         keeps_alive_(std::move(keeps_alive)) {}
@@ -99,10 +99,10 @@ std::shared_ptr<const FileSource> lent_files(std::span<const stet_file> files,
   return std::make_shared<const LentFiles>(files, name, std::move(keeps_alive));
 }
 
-std::shared_ptr<const FileSource> keeping(std::shared_ptr<const FileSource> source,
-                                          std::shared_ptr<const void> keeps_alive) {
+std::shared_ptr<const FileSource> with_owner(std::shared_ptr<const FileSource> source,
+                                             std::shared_ptr<const void> keeps_alive) {
   if (keeps_alive == nullptr) return source;
-  return std::make_shared<const KeepingSource>(std::move(source), std::move(keeps_alive));
+  return std::make_shared<const OwningSource>(std::move(source), std::move(keeps_alive));
 }
 
 }  // namespace stet::c

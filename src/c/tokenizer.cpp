@@ -24,7 +24,8 @@ namespace {
 
 Tokenizer::Bos bos_of(const stet_encode_options& o) {
   const bool on = (o.flags & STET_ENCODE_BOS) != 0, off = (o.flags & STET_ENCODE_NO_BOS) != 0;
-  if (on && off) fail("options.flags", "one of STET_ENCODE_BOS and _NO_BOS", "both");
+  if (on && off)
+    fail("options.flags", "", "STET_ENCODE_BOS and STET_ENCODE_NO_BOS exclude each other");
   return on ? Tokenizer::Bos::on : off ? Tokenizer::Bos::off : Tokenizer::Bos::automatic;
 }
 
@@ -37,7 +38,7 @@ std::vector<int32_t> encode(const Tokenizer& tokenizer, std::string_view text,
   const bool all_plain = (o.flags & STET_ENCODE_PLAIN) != 0,
              continued = (o.flags & STET_ENCODE_CONTINUED) != 0;
   if (all_plain && o.plain_count > 0)
-    fail("options.plain", "none beside STET_ENCODE_PLAIN", std::to_string(o.plain_count));
+    fail("options.plain", "", "STET_ENCODE_PLAIN makes all text plain: pass no ranges with it");
   if (o.plain_count == 0 && !continued) return tokenizer.encode(text, bos, !all_plain);
   std::vector<TextRange> plain;
   if (all_plain && !text.empty()) plain.push_back({0, text.size()});

@@ -8,8 +8,8 @@
 namespace stet::c {
 
 int threads_of(int64_t threads) {
-  if (threads < 0 || threads > kMostThreads)
-    fail("threads", "0 .. " + std::to_string(kMostThreads), std::to_string(threads));
+  if (threads < 0 || threads > kMaxThreads)
+    fail("threads", "0 .. " + std::to_string(kMaxThreads), std::to_string(threads));
   return static_cast<int>(threads);
 }
 

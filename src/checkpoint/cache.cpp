@@ -57,7 +57,7 @@ class Lock {
     if (status == 0) return;
     const std::string reason = std::generic_category().message(errno);
     if (fd_ >= 0) ::close(fd_);
-    throw Error(ErrorKind::io, path, "", "to lock it", reason);
+    throw Error(ErrorKind::io, path, "", "", "the cache cannot be locked: " + reason);
   }
   ~Lock() { ::close(fd_); }
   Lock(const Lock&) = delete;
@@ -84,7 +84,9 @@ std::string stamp_text(const FileStamp& s) {
 void make_directory(const std::string& path) {
   std::error_code error;
   fs::create_directories(path, error);
-  if (error) throw Error(ErrorKind::io, path, "", "a directory for the cache", error.message());
+  if (error)
+    throw Error(ErrorKind::io, path, "", "",
+                "the directory of the cache cannot be made: " + error.message());
 }
 
 void write_small(const std::string& path, const std::string& text) {
@@ -148,7 +150,7 @@ class Origin {
 
 class Cache {
  public:
-  Cache(const FileSource& source, const std::string& directory, const CacheUse& use)
+  Cache(const FileSource& source, const std::string& directory, const CacheOptions& use)
       : source_(source),
         directory_(directory),
         use_(use),
@@ -229,7 +231,9 @@ class Cache {
     remove(path);
     std::error_code error;
     fs::rename(making, path, error);
-    if (error) throw Error(ErrorKind::io, path, "", "to become an entry", error.message());
+    if (error)
+      throw Error(ErrorKind::io, path, "", "",
+                  "the new entry of the cache cannot be moved here: " + error.message());
     // packing computed the digests from the bytes that it wrote, so they need no check
     write_small(path + "/stamp", stamps_of(path));
   }
@@ -237,12 +241,12 @@ class Cache {
   static void remove(const std::string& path) {
     std::error_code error;
     fs::remove_all(path, error);
-    if (error) throw Error(ErrorKind::io, path, "", "to delete it", error.message());
+    if (error) throw Error(ErrorKind::io, path, "", "", "cannot be deleted: " + error.message());
   }
 
   const FileSource& source_;
   std::string directory_;
-  CacheUse use_;
+  CacheOptions use_;
   int threads_;
   Origin origin_;
 };
@@ -250,9 +254,9 @@ class Cache {
 }  // namespace
 
 std::shared_ptr<const FileSource> cached(std::shared_ptr<const FileSource> source,
-                                         const std::string& directory, const CacheUse& use) {
+                                         const std::string& directory, const CacheOptions& use) {
   if (source->has(kPackedName)) return source;
-  CacheUse plain = use;
+  CacheOptions plain = use;
   if (use.contract == Contract::f32_blas || use.contract == Contract::bf16)
     plain.contract = Contract::f32;
   return std::make_shared<const CachedSource>(*source, Cache(*source, directory, plain).entry());

@@ -89,20 +89,21 @@ std::string base_of_adapter(const FileSource& source) {
   const std::string& path = source.path();
   const char* const config = "config.json";
   if (source.has(kAdapterConfig))
-    throw Error(ErrorKind::unsupported, path, kAdapterConfig,
-                "a whole model (merge_and_unload of peft merges an adapter into its base model)",
-                "an adapter alone" + base_of_adapter(source));
+    throw Error(ErrorKind::unsupported, path, kAdapterConfig, "",
+                "this is an adapter alone" + base_of_adapter(source) +
+                    "; merge_and_unload of peft merges it into its base model");
   if (const auto files = files_ending(path, ".gguf"); !files.empty())
-    refuse_found(path, config, "a checkpoint, or the path of a .gguf file",
-                 "none beside " + files.front());
+    refuse_found(path, config, "",
+                 "the file is missing; to use " + files.front() + ", give its path");
   if (const auto revisions = files_ending(path + "/snapshots", ""); !revisions.empty())
-    refuse_found(path, config, "a checkpoint",
-                 "a cache of the Hub, whose files are in snapshots/" + revisions.back());
+    refuse_found(path, config, "",
+                 "the file is missing; this is a cache of the Hub, whose files are in snapshots/" +
+                     revisions.back());
   if (source.has("params.json"))
-    refuse_found(path, config, "a checkpoint in the layout of Hugging Face",
-                 "params.json of another layout");
+    refuse_found(path, config, "",
+                 "the file is missing; params.json belongs to another layout than Hugging Face's");
   source.read(config, kMostConfig);  // throws if the file cannot be read
-  refuse_found(path, config, "a file", "none");
+  refuse_found(path, config, "", "the file is missing");
 }
 
 }  // namespace
@@ -112,14 +113,14 @@ void refuse_path(const std::string& path) {
   if (!fs::exists(path, ignored)) {
     const std::string name = hub_name(path);
     if (name.empty()) refuse_found(path, "", kPathExpected, "nothing of that name");
-    refuse_found(path, "",
-                 fmt::format("{}; \"hf download {} --local-dir {}\" gets the files from the Hub",
-                             kPathExpected, name, name.substr(name.find('/') + 1)),
-                 "a name on the Hub");
+    refuse_found(
+        path, "", "",
+        fmt::format("this is a name on the Hub; \"hf download {} --local-dir {}\" gets the files",
+                    name, name.substr(name.find('/') + 1)));
   }
   const std::string begin = first_bytes(path);
   const auto bytes = std::as_bytes(std::span(begin));
-  refuse_pointer(bytes, fs::file_size(path, ignored), path);
+  check_not_pointer(bytes, fs::file_size(path, ignored), path);
   const fs::path directory = fs::path(path).parent_path();
   const std::string found = known_content(bytes);
   if (fs::exists(directory / "config.json", ignored))
@@ -141,10 +142,11 @@ void require_model(const FileSource& source) {
        {"adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"}) {
     if (!source.has(name)) continue;
     throw Error(
-        ErrorKind::unsupported, source.path_of(name), "",
-        "a model without an adapter beside it (merge_and_unload of peft merges it; the base "
-        "model alone runs where this file is not)",
-        name == kAdapterConfig ? "an adapter" + base_of_adapter(source) : "an adapter");
+        ErrorKind::unsupported, source.path_of(name), "", "",
+        fmt::format(
+            "an adapter{} is beside the model; merge_and_unload of peft merges it, and without "
+            "this file the base model runs alone",
+            name == kAdapterConfig ? base_of_adapter(source) : ""));
   }
 }
 
@@ -153,8 +155,8 @@ std::shared_ptr<const FileSource> checkpoint_source(const std::string& path, boo
   std::error_code unknown;
   if (path.empty() || fs::is_directory(path, unknown)) {
     if (!pre.empty())
-      throw Error(ErrorKind::argument, path, "--pre",
-                  "a GGUF file, whose text it says how to split", "a directory");
+      throw Error(ErrorKind::argument, path, "--pre", "",
+                  "only the text of GGUF files can be split as --pre says; this is a directory");
     return directory_source(path, map);
   }
   if (path.ends_with(".gguf") || first_bytes(path).starts_with("GGUF"))

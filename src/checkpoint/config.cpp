@@ -264,9 +264,9 @@ bool is_of_mxfp4(const JsonReader& json, const JsonReader& how) {
 // Throws an unsupported Error for weights that only another program's kernels can read, and a
 // format Error if the file is a server's error message.
 void refuse_other_weights(const JsonReader& json) {
-  const std::string expected =
-      "weights that are not quantized (take the checkpoint that these were made from, with "
-      "--compute q8 or q4, or the model as a GGUF file)";
+  const std::string advice =
+      " are not supported; take the checkpoint that they were made from, with --compute q8 or q4, "
+      "or the model as a GGUF file";
   for (const char* const name :
        {"quantization_config", "compression_config", "quantization"}) {  // "quantization" is MLX's
     const auto nested = json.has_object("text_config") ? json.object("text_config") : std::nullopt;
@@ -276,16 +276,18 @@ void refuse_other_weights(const JsonReader& json) {
     if (how.keys().empty() || is_of_mxfp4(json, how)) continue;
     for (const char* const method : {"quant_method", "quant_algo", "mode"}) {
       if (how.has(method))
-        throw Error(ErrorKind::unsupported, json.file(), how.path_of(method), expected,
-                    how.string(method));
+        throw Error(ErrorKind::unsupported, json.file(), how.path_of(method), "",
+                    "weights quantized by " + how.string(method) + advice);
     }
-    throw Error(ErrorKind::unsupported, json.file(), place.path_of(name), expected,
-                name == std::string("quantization") ? "weights quantized by MLX"
-                                                    : printable(how.text(), 100));
+    throw Error(ErrorKind::unsupported, json.file(), place.path_of(name), "",
+                (name == std::string("quantization")
+                     ? "weights quantized by MLX"
+                     : "weights quantized as " + printable(how.text(), 100)) +
+                    advice);
   }
   if (json.has("error") && !json.has("architectures") && !json.has("model_type"))
-    throw Error(ErrorKind::format, json.file(), "error", "the config of a model",
-                "a server's answer in its place");
+    throw Error(ErrorKind::format, json.file(), "error", "",
+                "this is a server's answer, not the config of a model; download the file again");
 }
 
 }  // namespace

@@ -12,8 +12,9 @@ namespace {
 
 constexpr int64_t kMostSlices = 4096;  // experts of one tensor
 
-// How a tensor of all experts is called, what precedes the number of an expert then, and what
-// follows it for each matrix: one, or two whose rows are one behind the other.
+// A tensor of all experts of a layer. `ending` is the end of its name. Each expert's slice is named
+// `experts` + number + one of `matrices`. Two matrices share a tensor: rows of the first, then rows
+// of the second.
 struct Stack {
   std::string_view ending, experts;
   std::array<std::string_view, 2> matrices;

@@ -7,7 +7,7 @@
 
 namespace stet {
 
-// Returns the tensors with each that has all experts of a layer replaced by one for each expert and
+// Splits tensors that hold all experts of a layer. Each becomes one tensor for each expert and
 // matrix, under the name that families ask for:
 //
 //   X.experts.gate_up_proj [E, 2I, H]            X.experts.N.{gate,up}_proj.weight [I, H]

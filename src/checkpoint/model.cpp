@@ -24,8 +24,8 @@ std::string find_prefix(const Checkpoint& checkpoint, const Family& family) {
   for (const std::string& prefix : family.prefixes) {
     if (checkpoint.find(prefix + family.embedding) != nullptr) return prefix;
   }
-  throw Error(ErrorKind::format, checkpoint.source(), family.prefixes[0] + family.embedding,
-              "a tensor of that name", "none");
+  throw Error(ErrorKind::format, checkpoint.source(), family.prefixes[0] + family.embedding, "",
+              "the tensor is missing");
 }
 
 GenerationConfig read_generation(const FileSource& source, const ModelConfig& config) {
@@ -43,8 +43,8 @@ GenerationConfig read_generation(const FileSource& source, const ModelConfig& co
 Model::~Model() = default;
 
 uint64_t Model::weights_version() const { return guard_ != nullptr ? guard_->version() : 0; }
-bool Model::weights_held_since(uint64_t version) const {
-  return guard_ == nullptr || guard_->held_since(version);
+bool Model::weights_intact_since(uint64_t version) const {
+  return guard_ == nullptr || guard_->intact_since(version);
 }
 
 std::shared_ptr<const Model> Model::load(const std::string& directory, int threads) {
@@ -99,8 +99,8 @@ void Model::pack(const FileSource& source, Contract contract, const std::string&
   Plan plan = read_plan(source);
   const Checkpoint checkpoint = Checkpoint::open(source);
   if (checkpoint.packed())
-    throw Error(ErrorKind::unsupported, checkpoint.source(), "", "weights that are not packed",
-                "packed ones");
+    throw Error(ErrorKind::unsupported, checkpoint.source(), "", "",
+                "the weights are packed already; take the checkpoint that they were packed from");
   PackedWriter writer(path, checkpoint, written);
   WrittenWeights weights(checkpoint, find_prefix(checkpoint, *plan.family), contract,
                          some_threads(threads), blocks, writer);
@@ -108,7 +108,7 @@ void Model::pack(const FileSource& source, Contract contract, const std::string&
   writer.commit();
 }
 
-std::vector<WeightNeed> Model::weights_of(const FileSource& source, const Checkpoint& checkpoint) {
+std::vector<WeightSpec> Model::weights_of(const FileSource& source, const Checkpoint& checkpoint) {
   Plan plan = read_plan(source);
   WeightNeeds weights(checkpoint, find_prefix(checkpoint, *plan.family));
   build(std::move(plan), weights);

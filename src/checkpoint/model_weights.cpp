@@ -181,8 +181,8 @@ void ModelWeights::finish(Model& model) {
   if (contract_ == Contract::ggml) {
     model.types_ = types_text(types_);
     if (std::ranges::none_of(types_, [](const auto& t) { return is_quantized(t.second); }))
-      throw Error(ErrorKind::unsupported, checkpoint_.source(), "weights",
-                  "some in types of ggml for the contract ggml", "none");
+      throw Error(ErrorKind::unsupported, checkpoint_.source(), "weights", "",
+                  "the contract ggml needs weights in types of ggml, and this checkpoint has none");
   }
   if (!not_bf16_.empty()) model.not_bf16_ = {checkpoint_.file_of(not_bf16_), not_bf16_, its_type_};
 }

@@ -87,7 +87,7 @@ class WeightNeeds : public WeightLoader {
       : WeightLoader(std::move(prefix)), checkpoint_(checkpoint) {}
 
   void finish(Model&) override {}
-  std::vector<WeightNeed> take() { return std::move(needs_); }
+  std::vector<WeightSpec> take() { return std::move(needs_); }
 
  private:
   bool has(const std::string& tensor) const override;
@@ -95,7 +95,7 @@ class WeightNeeds : public WeightLoader {
   Vector load(const VectorRequest& request) override;
 
   const Checkpoint& checkpoint_;
-  std::vector<WeightNeed> needs_;
+  std::vector<WeightSpec> needs_;
 };
 
 }  // namespace stet

@@ -234,9 +234,9 @@ std::shared_ptr<const std::vector<float>> load_named_weight(const Model& model,
     if (s.scale != 1.0f) steer_scale(one.data(), s.scale, columns);
     place_row(s, row, one, *values);
   });
-  if (!model.weights_held_since(version))
-    throw Error(ErrorKind::format, model.directory(), name,
-                "weights that stay as they are while they are read", "others");
+  if (!model.weights_intact_since(version))
+    throw Error(ErrorKind::format, model.directory(), name, "",
+                "the file of the weights was changed while they were read");
   return values;
 }
 

@@ -277,10 +277,10 @@ bool make_empty_directory(const std::string& directory) {
   const bool is_file = error == std::errc::file_exists || error == std::errc::not_a_directory;
   const bool empty = !error && fs::is_empty(directory, error);
   if (empty && !error) return made;
-  throw Error(ErrorKind::io, directory, "", "a new or empty directory",
-              is_file ? "a file"
-              : error ? error.message()
-                      : "one with files in it");
+  throw Error(ErrorKind::io, directory, "", "",
+              is_file ? "a file stands where a new directory is to be made"
+              : error ? "the directory cannot be made: " + error.message()
+                      : "the directory is not empty; name a new one");
 }
 
 }  // namespace
@@ -353,8 +353,8 @@ Contract contract_of_weights(const FileSource& source) {
 size_t check_packed(const FileSource& source, int threads) {
   const Checkpoint checkpoint = Checkpoint::open(source);
   if (!checkpoint.packed())
-    throw Error(ErrorKind::unsupported, source.path(), kPackedName, "a file of packed weights",
-                "none");
+    throw Error(ErrorKind::unsupported, source.path(), kPackedName, "",
+                "the checkpoint has no packed weights");
   packed_contract(checkpoint);
   return check_packed(checkpoint, threads);
 }

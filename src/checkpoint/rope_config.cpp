@@ -217,7 +217,8 @@ void refuse_unknown(const RopePlaces& places, const std::string& type, const Rop
   for (const JsonReader& object : places.objects()) {
     for (const std::string& name : object.keys()) {
       if (!has_name(known, name) && has_effect(object, name))
-        refuse_field(object, name, "for the type " + type + " one of " + joined_names(known));
+        refuse_field(object, name,
+                     "only these fields of the type " + type + ": " + joined_names(known));
     }
   }
   FieldNames at_top = {"rope_scaling", "rope_parameters"};
@@ -227,7 +228,7 @@ void refuse_unknown(const RopePlaces& places, const std::string& type, const Rop
     const bool rotary =
         name.starts_with("rope_") || name.starts_with("rotary_") || name == "partial_rotary_factor";
     if (rotary && !has_name(at_top, name) && has_effect(places.top(), name))
-      refuse_field(places.top(), name, "of fields for rotary positions " + joined_names(at_top));
+      refuse_field(places.top(), name, "only these rotary fields: " + joined_names(at_top));
   }
 }
 

@@ -16,7 +16,7 @@ uint64_t WeightGuard::version() const {
   return version_;
 }
 
-bool WeightGuard::held_since(uint64_t version) const {
+bool WeightGuard::intact_since(uint64_t version) const {
   const std::lock_guard lock(mutex_);
   const FileStamp now = file_->stamp();
   if (now == stamp_) return version == version_;

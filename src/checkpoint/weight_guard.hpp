@@ -22,7 +22,7 @@ class WeightGuard {
   // Returns whether the weights have been intact ever since `version`. If the file was written to
   // meanwhile, returns false even if the weights are intact now. Throws a format Error naming the
   // first tensor that does not match its digest.
-  bool held_since(uint64_t version) const;
+  bool intact_since(uint64_t version) const;
 
  private:
   Checkpoint checkpoint_;

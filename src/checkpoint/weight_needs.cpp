@@ -9,7 +9,7 @@ namespace {
 // Finds the matrix of a packed checkpoint that holds tensor `at`: a matrix of all tensors of the
 // request or of some consecutive ones.
 void find_packed(const Checkpoint& checkpoint, const WeightLoader::MatrixRequest& request,
-                 size_t at, WeightNeed* need) {
+                 size_t at, WeightSpec* need) {
   const auto& tensors = request.tensors;
   for (size_t first = 0; first <= at; ++first) {
     for (size_t end = tensors.size(); end > at; --end) {
@@ -36,7 +36,7 @@ bool WeightNeeds::has(const std::string& tensor) const {
 Matrix WeightNeeds::load(const MatrixRequest& request) {
   for (size_t i = 0; i < request.tensors.size(); ++i) {
     const Stored& tensor = request.tensors[i];
-    WeightNeed need = {};
+    WeightSpec need = {};
     need.name = tensor.name;
     need.canonical = tensor.canonical;
     need.rows = tensor.rows;
@@ -60,7 +60,7 @@ Matrix WeightNeeds::load(const MatrixRequest& request) {
 Vector WeightNeeds::load(const VectorRequest& request) {
   const Stored& tensor = request.tensor;
   checkpoint_.require(tensor.name, {tensor.rows});
-  WeightNeed need = {};
+  WeightSpec need = {};
   need.name = tensor.name;
   need.canonical = tensor.canonical;
   need.rows = 1;

@@ -7,9 +7,9 @@
 
 namespace stet {
 
-// The name under which a source offers all of them: a JSON object of templates by name. Packed and
-// archived checkpoints hold a file of this name. For a directory with the folder, the file is
-// composed.
+// The name under which a source of files offers these templates: as a JSON object by template name.
+// Packed and archived checkpoints hold a file of this name. For a directory with the folder, the
+// file is composed.
 inline constexpr const char* kAdditionalTemplates = "additional_chat_templates.json";
 
 // Returns the folder's files, relative to `directory`, sorted by name.

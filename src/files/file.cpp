@@ -50,11 +50,11 @@ auto retried(SystemCall call) {
 
 int open_for_reading(const std::string& path, int flags, struct stat* info) {
   const int fd = retried([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | flags); });
-  if (fd < 0) throw_io(path, "a readable file", errno);
+  if (fd < 0) throw_io(path, "cannot be read", errno);
   if (::fstat(fd, info) == 0 && !S_ISDIR(info->st_mode)) return fd;
   const int error = S_ISDIR(info->st_mode) ? EISDIR : errno;
   ::close(fd);
-  throw_io(path, "a readable file", error);
+  throw_io(path, "cannot be read", error);
 }
 
 void check_regular(const std::string& path, const struct stat& info) {
@@ -76,7 +76,7 @@ Buffer read_whole(const std::string& path, size_t limit, bool stream = false) {
   while (true) {
     const ssize_t count =
         retried([&] { return ::read(file.get(), content.data() + size, content.size() - size); });
-    if (count < 0) throw_io(path, "a readable file", errno);
+    if (count < 0) throw_io(path, "cannot be read", errno);
     if (count == 0) break;
     size += static_cast<size_t>(count);
     if (size > limit) {
@@ -123,9 +123,9 @@ std::string resolve_links(const std::string& path) {
   std::error_code error;
   for (int links = 0; std::filesystem::is_symlink(std::filesystem::symlink_status(at, error));
        ++links) {
-    if (links == kMostLinks) throw_io(path, "a file to write", ELOOP);
+    if (links == kMostLinks) throw_io(path, "cannot be written", ELOOP);
     const std::filesystem::path target = std::filesystem::read_symlink(at, error);
-    if (error) throw_io(path, "a link that can be read", error.value());
+    if (error) throw_io(path, "the link cannot be read", error.value());
     at = target.is_absolute() ? target : at.parent_path() / target;
   }
   return at.string();
@@ -163,7 +163,7 @@ FileContent read_file_to_memory(const std::string& path) {
   for (size_t at = 0; at < size;) {
     const ssize_t count =
         retried([&] { return ::read(file.get(), content.memory.data() + at, size - at); });
-    if (count < 0) throw_io(path, "a readable file", errno);
+    if (count < 0) throw_io(path, "cannot be read", errno);
     if (count == 0)
       throw Error(ErrorKind::io, path, "size", std::to_string(size) + " bytes", std::to_string(at));
     at += static_cast<size_t>(count);
@@ -177,7 +177,7 @@ AtomicFile::AtomicFile(std::string path, unsigned mode)
   directory_ = slash == std::string::npos ? "." : slash == 0 ? "/" : target_.substr(0, slash);
   const std::string name = target_.substr(slash == std::string::npos ? 0 : slash + 1);
   if (name.empty())
-    throw Error(ErrorKind::io, path_, "", "the name of a file", "the name of a directory");
+    throw Error(ErrorKind::io, path_, "", "", "this is the name of a directory; name a file");
 
   struct stat old = {};
   const bool exists = ::stat(target_.c_str(), &old) == 0;
@@ -202,7 +202,7 @@ void AtomicFile::create_temporary(unsigned mode) {
     if (fd_ < 0) {
       const int error = errno;
       temporary_.clear();
-      throw_io(path_, "to create a file in its directory", error);
+      throw_io(path_, "no file can be made in its directory", error);
     }
     // Between open and flock another writer may take the file for abandoned and remove it. Never
     // waits for another writer's lock.
@@ -224,15 +224,15 @@ void AtomicFile::discard() noexcept {
   fd_ = -1;
 }
 
-void AtomicFile::fail(const std::string& expected) {
+void AtomicFile::fail(const std::string& what) {
   const int error = errno;
   discard();
-  throw_io(path_, expected, error);
+  throw_io(path_, what, error);
 }
 
 void AtomicFile::write(std::span<const std::byte> bytes) {
   if (fd_ < 0)
-    throw Error(ErrorKind::io, path_, "", "a file open for writing", "one committed or failed");
+    throw Error(ErrorKind::io, path_, "", "", "the file has been committed or has failed before");
   written_ += bytes.size();
   if (buffer_.size() + bytes.size() > kBufferSize) flush();
   if (bytes.size() >= kBufferSize) {
@@ -251,7 +251,7 @@ void AtomicFile::write_through(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const ssize_t count = retried([&] { return ::write(fd_, bytes.data(), bytes.size()); });
     if (count == 0) errno = ENOSPC;
-    if (count <= 0) fail("to write " + std::to_string(written_) + " bytes");
+    if (count <= 0) fail("cannot write " + std::to_string(written_) + " bytes");
     bytes = bytes.subspan(static_cast<size_t>(count));
     in_file_ += static_cast<uint64_t>(count);
   }
@@ -278,7 +278,7 @@ void AtomicFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
     const ssize_t count = retried(
         [&] { return ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset)); });
     if (count == 0) errno = ENOSPC;
-    if (count <= 0) fail("to write " + std::to_string(written_) + " bytes");
+    if (count <= 0) fail("cannot write " + std::to_string(written_) + " bytes");
     bytes = bytes.subspan(static_cast<size_t>(count));
     offset += static_cast<uint64_t>(count);
   }
@@ -290,8 +290,8 @@ const std::string& AtomicFile::uncommitted() {
   return temporary_;
 }
 
-// Commits the file. Every step that can fail comes before the rename, except the last, so that a
-// failure leaves the older file in place.
+// Every step but the last comes before the rename, so that a failure leaves the older file in
+// place.
 void AtomicFile::commit() {
   write({});
   flush();
@@ -299,10 +299,10 @@ void AtomicFile::commit() {
   // synced.
   const Descriptor directory(
       retried([&] { return ::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
-  if (directory.get() < 0 && errno != EACCES) fail("to open its directory");
-  if (retried([&] { return ::fsync(fd_); }) != 0) fail("its bytes to reach the disk");
+  if (directory.get() < 0 && errno != EACCES) fail("its directory cannot be opened");
+  if (retried([&] { return ::fsync(fd_); }) != 0) fail("its bytes did not reach the disk");
   if (retried([&] { return ::rename(temporary_.c_str(), target_.c_str()); }) != 0)
-    fail("to rename the finished file to it");
+    fail("the finished file cannot be renamed to it");
   temporary_.clear();
   int synced = directory.get() >= 0 ? retried([&] { return ::fsync(directory.get()); }) : -1;
   if (directory.get() < 0 || (synced != 0 && errno == EINVAL))
@@ -310,10 +310,9 @@ void AtomicFile::commit() {
   const int error = errno;
   ::close(std::exchange(fd_, -1));  // fsync has reported any error already
   if (synced == 0) return;
-  throw Error(
-      ErrorKind::io, path_, "durability",
-      "its name on the disk (the new file is in place, whole, but a loss of power may undo that)",
-      std::generic_category().message(error));
+  throw Error(ErrorKind::io, path_, "durability", "",
+              "the new file is in place, but a loss of power may undo that: " +
+                  std::generic_category().message(error));
 }
 
 }  // namespace stet

@@ -46,7 +46,7 @@ class DirectorySource : public FileSource {
     } else {
       content = read_into_memory(path);
     }
-    refuse_pointer(content->bytes(), content->bytes().size(), path);
+    check_not_pointer(content->bytes(), content->bytes().size(), path);
     return content;
   }
 
@@ -58,7 +58,7 @@ class DirectorySource : public FileSource {
                   "at most " + std::to_string(limit) + " bytes", std::to_string(made.size()));
     }
     std::string text = read_text_file(path_of(name), limit);
-    refuse_pointer(std::as_bytes(std::span(text)), text.size(), path_of(name));
+    check_not_pointer(std::as_bytes(std::span(text)), text.size(), path_of(name));
     return text;
   }
 
@@ -85,7 +85,8 @@ class DirectorySource : public FileSource {
     std::error_code error;
     const fs::path home = fs::canonical(path().empty() ? "." : path(), error);
     const fs::path file = error ? fs::path() : fs::canonical(path_of(name), error);
-    if (error) throw Error(ErrorKind::io, path_of(name), "", "a readable file", error.message());
+    if (error)
+      throw Error(ErrorKind::io, path_of(name), "", "", "cannot be read: " + error.message());
     const bool inside = *file.lexically_relative(home).begin() != "..";
     const bool blob = home.parent_path().filename() == "snapshots" &&
                       file.parent_path() == home.parent_path().parent_path() / "blobs";

@@ -8,9 +8,9 @@
 
 namespace stet {
 
-// Throws an io Error with the system's message. `error` is errno's value.
-[[noreturn]] inline void throw_io(const std::string& path, const std::string& expected, int error) {
-  throw Error(ErrorKind::io, path, "", expected, std::generic_category().message(error));
+// Throws an io Error of the sentence `what` and the system's message. `error` is errno's value.
+[[noreturn]] inline void throw_io(const std::string& path, const std::string& what, int error) {
+  throw Error(ErrorKind::io, path, "", "", what + ": " + std::generic_category().message(error));
 }
 
 }  // namespace stet

@@ -53,21 +53,23 @@ FileStamp MappedFile::stamp() const {
   struct stat now = {};
   if (::fstat(fd_, &now) != 0) return {};
   FileStamp stamp = stamp_of(now);
-  stamp.torn = guard_->torn();
+  stamp.read_failures = guard_->read_failures();
   return stamp;
 }
 
 void MappedFile::check_unchanged() const {
   const FileStamp now = stamp();
   if (now.size != opened_.size) {
-    throw Error(ErrorKind::io, path_, "size",
-                std::to_string(opened_.size) + " bytes, as when it was opened",
-                std::to_string(now.size));
+    throw Error(ErrorKind::io, path_, "", "",
+                "the file changed while it was in use: it had " + std::to_string(opened_.size) +
+                    " bytes and has " + std::to_string(now.size));
   }
-  if (now.torn != opened_.torn)
-    throw Error(ErrorKind::io, path_, "", "a file that can be read", "pages that could not");
+  if (now.read_failures != opened_.read_failures)
+    throw Error(ErrorKind::io, path_, "", "",
+                "the file changed while it was in use: some pages could not be read");
   if (now != opened_)
-    throw Error(ErrorKind::io, path_, "", "the file as it was opened", "one written to since");
+    throw Error(ErrorKind::io, path_, "", "",
+                "the file changed while it was in use: it was written to");
 }
 
 std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
@@ -75,14 +77,14 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
   mapped->path_ = path;
   mapped->fd_ = open_retrying(path);
   struct stat info = {};
-  if (mapped->fd_ < 0 || ::fstat(mapped->fd_, &info) != 0) throw_io(path, "a readable file", errno);
-  if (S_ISDIR(info.st_mode)) throw_io(path, "a readable file", EISDIR);
+  if (mapped->fd_ < 0 || ::fstat(mapped->fd_, &info) != 0) throw_io(path, "cannot be read", errno);
+  if (S_ISDIR(info.st_mode)) throw_io(path, "cannot be read", EISDIR);
   if (!S_ISREG(info.st_mode))
     throw Error(ErrorKind::io, path, "", "a regular file", "a device or pipe");
   if (info.st_size == 0) throw Error(ErrorKind::format, path, "", "a file with content", "0 bytes");
   const auto size = static_cast<size_t>(info.st_size);
   void* address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, mapped->fd_, 0);
-  if (address == MAP_FAILED) throw_io(path, "a file that can be mapped", errno);
+  if (address == MAP_FAILED) throw_io(path, "cannot be mapped", errno);
   mapped->bytes_ = {static_cast<const std::byte*>(address), size};
   mapped->guard_ = std::make_unique<Guard>(address, size);
   mapped->opened_ = stamp_of(info);

@@ -14,7 +14,7 @@ namespace stet {
 // Unused ones have no end and are reused.
 struct GuardedRange {
   std::atomic<uintptr_t> begin{0}, end{0};
-  std::atomic<uint64_t> torn{0};
+  std::atomic<uint64_t> read_failures{0};
   bool used = true;  // guarded by `mutex`
   GuardedRange* next = nullptr;
 };
@@ -60,7 +60,7 @@ void on_sigbus(int signal, siginfo_t* info, void* context) {
   GuardedRange* const range = info->si_code > 0 ? find(at) : nullptr;
   if (range == nullptr || !replace_by_zeros(at, range->end.load()))
     return pass_on(signal, info, context);
-  range->torn.fetch_add(1);
+  range->read_failures.fetch_add(1);
   errno = error;
 }
 
@@ -90,7 +90,7 @@ MappingGuard::MappingGuard(const void* begin, size_t size) {
   const std::lock_guard lock(mutex);
   range_ = take_range();
   range_->used = true;
-  range_->torn.store(0);
+  range_->read_failures.store(0);
   range_->begin.store(reinterpret_cast<uintptr_t>(begin));
   range_->end.store(reinterpret_cast<uintptr_t>(begin) + size);
 }
@@ -101,6 +101,6 @@ MappingGuard::~MappingGuard() {
   range_->used = false;
 }
 
-uint64_t MappingGuard::torn() const { return range_->torn.load(); }
+uint64_t MappingGuard::read_failures() const { return range_->read_failures.load(); }
 
 }  // namespace stet

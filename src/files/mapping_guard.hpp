@@ -15,7 +15,7 @@ class MappingGuard {
   MappingGuard(const MappingGuard&) = delete;
   MappingGuard& operator=(const MappingGuard&) = delete;
 
-  uint64_t torn() const;  // number of such replacements
+  uint64_t read_failures() const;  // number of such replacements
 
  private:
   struct GuardedRange* range_;

@@ -133,10 +133,10 @@ class Scorer {
       t.each(rows_.size(), [&](size_t i) { rows_[i].score({logits.row(i), logits.width}); });
     };
     for (int tries = 0;; ++tries) {
-      if (tries > detail::kMostMends) detail::throw_restless();
+      if (tries > detail::kMaxRestarts) detail::throw_file_keeps_changing();
       const uint64_t weights = model_.weights_version();
       run_interruptible(detail::team_of(compute_), std::ref(work));
-      if (model_.weights_held_since(weights)) break;
+      if (model_.weights_intact_since(weights)) break;
     }
     for (const Row& row : rows_) keep(row);
     rows_.clear();
@@ -227,7 +227,7 @@ class Scoring {
     }
   }
   // A stretch being processed. Its tokens below `done` have been processed.
-  struct Going {
+  struct ActiveStretch {
     size_t index;
     const Stretch* stretch;
     std::shared_ptr<Session> session;
@@ -236,7 +236,7 @@ class Scoring {
 
   void run_batch() {
     const size_t count = std::min(options_.batch, ready_.size());
-    std::vector<Going> some;
+    std::vector<ActiveStretch> some;
     size_t rows = 0, needed = 0;
     for (size_t i = 0; i < count; ++i) {
       const Stretch& s = plan_.stretches()[ready_.back().stretch];
@@ -250,21 +250,21 @@ class Scoring {
     // Watched rows are copied. If most rows are not needed, they are processed first without
     // watching.
     if (needed >= kLeastNeeded && rows >= 4 * needed) {
-      append_to(some, [](const Going& g) { return std::min(g.first + 1, g.stretch->end); });
-      for (const Going& g : some) {
+      append_to(some, [](const ActiveStretch& g) { return std::min(g.first + 1, g.stretch->end); });
+      for (const ActiveStretch& g : some) {
         if (g.done < g.stretch->end) scorer_.add_logits(*g.stretch, g.first, g.session->logits());
       }
     }
-    append_to(some, [](const Going& g) { return g.stretch->end; });
-    for (const Going& g : some) end_stretch(g.index, g.session);
+    append_to(some, [](const ActiveStretch& g) { return g.stretch->end; });
+    for (const ActiveStretch& g : some) end_stretch(g.index, g.session);
   }
   // Appends tokens to every session, up to the index that `end` returns.
   template <class End>
-  void append_to(std::vector<Going>& some, End end) {
+  void append_to(std::vector<ActiveStretch>& some, End end) {
     std::vector<Watch> watches(some.size());
     std::vector<BatchEntry> batch;
     for (size_t i = 0; i < some.size(); ++i) {
-      Going& g = some[i];
+      ActiveStretch& g = some[i];
       const size_t to = end(g);
       if (to == g.done) continue;
       if (std::max(g.first, g.done) + 1 < to)

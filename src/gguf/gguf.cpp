@@ -166,7 +166,7 @@ Declared read_tensor(Reader& r, const std::string& file) {
     throw Error(ErrorKind::format, file, name, "a shape", shape_text(d.tensor.shape));
   const std::optional<GgmlType> type = ggml_type(d.tensor.type);
   if (!type)
-    throw Error(ErrorKind::unsupported, file, name, "a type that stet reads (docs/gguf.md)",
+    throw Error(ErrorKind::unsupported, file, name, "a type that stet reads (docs/models.md)",
                 "type " + std::to_string(d.tensor.type));
   const auto row = static_cast<uint64_t>(d.tensor.shape.back());
   if (row % type->elements != 0)
@@ -259,7 +259,7 @@ Gguf Gguf::parse(std::shared_ptr<const FileBytes> file) {
     declared = read_header(r, g.path(), g.values_);
   } catch (const Error& e) {
     if (!e.found.ends_with(" before the end")) throw;
-    throw Error(e.kind, e.file, e.field, e.expected + " (the download stopped: fetch it again)",
+    throw Error(e.kind, e.file, e.field, e.expected + " (the file is truncated: download it again)",
                 e.found);
   }
   const auto alignment =

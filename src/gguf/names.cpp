@@ -99,7 +99,8 @@ const GgufArchitecture& architecture_of(const Gguf& keys) {
 std::vector<float> numbers_of(const Gguf& keys, const GgufTensor& tensor, int64_t pairs) {
   std::vector<float> numbers(tensor.bytes.size() / sizeof(float));
   if (tensor.type != 0 || numbers.size() != static_cast<size_t>(pairs))
-    keys.fail(tensor.name, std::to_string(pairs) + " of F32", std::to_string(numbers.size()));
+    keys.fail(tensor.name, std::to_string(pairs) + " numbers of F32",
+              std::to_string(numbers.size()));
   std::memcpy(numbers.data(), tensor.bytes.data(), tensor.bytes.size());
   return numbers;
 }
@@ -130,8 +131,8 @@ Json llama3_scaling(const Gguf& keys, const GgufTensor& tensor, double theta, in
               {"high_freq_factor", 4.0},
               {"original_max_position_embeddings", length}};
   }
-  throw Error(ErrorKind::unsupported, keys.path(), tensor.name, "Llama 3's scaling of frequencies",
-              "another");
+  throw Error(ErrorKind::unsupported, keys.path(), tensor.name, "",
+              "the scaling of frequencies is not Llama 3's, the only one that is supported");
 }
 
 }  // namespace
@@ -144,8 +145,8 @@ const GgufArchitecture& architecture_for(const ModelConfig& c, const std::string
                            : c.family == "gpt_oss"                        ? "gpt-oss"
                                                                           : c.family;
   if (const GgufArchitecture* const found = find_architecture(name)) return *found;
-  throw Error(ErrorKind::unsupported, file, "model_type", "a family that GGUF files have",
-              c.family);
+  throw Error(ErrorKind::unsupported, file, "model_type", "",
+              "models of the family " + c.family + " cannot be written as GGUF files");
 }
 
 GgufNames::GgufNames(const std::vector<Gguf>& parts)
@@ -272,7 +273,7 @@ void GgufNames::add_rotary_part(nlohmann::ordered_json& c, const char* field) co
 
 void GgufNames::add_scaling(nlohmann::ordered_json& c) const {
   const std::string scaling = keys_.text(key("rope.scaling.type")).value_or("none");
-  if (scaling == "none" || scaling == "longrope") return;  // longrope has tensors
+  if (scaling == "none" || scaling == "longrope") return;  // longrope's factors are tensors
   if (scaling != "linear" && scaling != "yarn")
     throw Error(ErrorKind::unsupported, keys_.path(), key("rope.scaling.type"),
                 "none, linear or yarn", printable(scaling, 40));

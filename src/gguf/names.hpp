@@ -34,7 +34,7 @@ struct GgufStored {
   enum class Rows { as_they_are, queries, keys } rows = Rows::as_they_are;
   bool plus_one = false;
 };
-// Returns how the tensor named as WeightNeed::canonical is stored, or nothing if GGUF has no place
+// Returns how the tensor named as WeightSpec::canonical is stored, or nothing if GGUF has no place
 // for it.
 std::optional<GgufStored> stored_as(const GgufArchitecture& architecture,
                                     const std::string& canonical);

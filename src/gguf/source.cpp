@@ -33,7 +33,7 @@ class GgufSource : public FileSource {
     if (const auto file = files_.find(name); file != files_.end()) return file->second;
     const auto text = texts_.find(name);
     if (text == texts_.end())
-      throw Error(ErrorKind::io, path_of(name), "", "a part of the checkpoint", "none");
+      throw Error(ErrorKind::io, path_of(name), "", "", "the checkpoint has no such file");
     return std::make_shared<const FileBytes>(path_of(name), std::as_bytes(std::span(*text->second)),
                                              text->second);
   }

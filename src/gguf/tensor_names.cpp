@@ -208,8 +208,8 @@ std::optional<GgufNames::Published> GgufNames::published(const GgufTensor& t) co
       if (const auto p = of_layer(at, rest.substr(0, dot), rest.substr(dot + 1), t)) return p;
     }
   }
-  throw Error(ErrorKind::unsupported, keys_.path(), printable(t.name, 80),
-              std::string("a tensor of architecture ") + architecture_.name, "another");
+  throw Error(ErrorKind::unsupported, keys_.path(), printable(t.name, 80), "",
+              std::string("the architecture ") + architecture_.name + " has no such tensor");
 }
 
 std::vector<std::pair<GgufTensor, GgufNames::Published>> GgufNames::experts(

@@ -76,7 +76,7 @@ const VocabularyRules& rules_of(const Gguf& keys, const std::string& given) {
 
 // Returns whether special tokens absorb the white space behind them. Phi-3's do, but its files do
 // not say so.
-bool marks_take_space(const Gguf& keys) {
+bool special_tokens_absorb_space(const Gguf& keys) {
   std::string name = keys.text("general.name").value_or("");
   for (char& c : name) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c);
   return keys.text("tokenizer.ggml.model") == "llama" &&
@@ -226,7 +226,7 @@ class Proto {
 
 // Returns the types with exactly one unknown piece. Some files give that piece another type, and
 // some give its type to other pieces.
-std::vector<double> one_unknown(const Gguf& keys, const GgufVocabulary& v) {
+std::vector<double> types_with_one_unknown(const Gguf& keys, const GgufVocabulary& v) {
   std::vector<double> types = v.types;
   auto unknown = gguf_special_id(keys, "unknown_token_id", static_cast<int64_t>(types.size()));
   const auto typed = std::ranges::find(types, kUnknown);
@@ -239,7 +239,7 @@ std::vector<double> one_unknown(const Gguf& keys, const GgufVocabulary& v) {
 
 std::string sentencepiece_model(const Gguf& keys, const GgufVocabulary& v) {
   Proto model;
-  const std::vector<double> types = one_unknown(keys, v);
+  const std::vector<double> types = types_with_one_unknown(keys, v);
   size_t count = v.tokens.size();
   while (count > 0 && v.filler(count - 1)) --count;
   for (size_t i = 0; i < count; ++i) {
@@ -289,7 +289,7 @@ std::string tokenizer_config(const Gguf& keys, const GgufVocabulary& v, const Gg
         std::pair("unk_token", "unknown_token_id"), std::pair("pad_token", "padding_token_id")}) {
     if (const std::string token = named(keys, v, key); !token.empty()) j[name] = token;
   }
-  if (marks_take_space(keys)) j["added_tokens_decoder"] = spaced_tokens(v);
+  if (special_tokens_absorb_space(keys)) j["added_tokens_decoder"] = spaced_tokens(v);
   if (const Json templates = templates_of(keys); !templates.empty()) j["chat_template"] = templates;
   j["stet"] = {{"add_bos_token", bos.from}};
   if (guessed)
@@ -312,8 +312,10 @@ std::vector<std::pair<std::string, std::string>> vocabulary_files(const Gguf& ke
   const VocabularyRules* const rules =
       model == "gpt2" && !published ? &rules_of(keys, pre) : nullptr;
   if (!pre.empty() && rules == nullptr)
-    throw Error(ErrorKind::argument, keys.path(), "--pre", "a file that names a pre-tokenizer",
-                published ? "one with a tokenizer.json of its own" : "a vocabulary " + model);
+    throw Error(ErrorKind::argument, keys.path(), "--pre", "",
+                published
+                    ? std::string("the file has a tokenizer.json of its own, which needs no --pre")
+                    : "vocabularies of the kind " + model + " have no pre-tokenizer to choose");
   const GgufAddsBos bos = gguf_adds_bos(keys, rules);
   const bool guessed = rules != nullptr && pre.empty() && !keys.has("tokenizer.ggml.pre");
   Files files = {{"tokenizer_config.json", tokenizer_config(keys, v, bos, guessed)}};

@@ -44,8 +44,8 @@ int64_t find_token(const Gguf& keys, const std::string& text, int64_t vocab_size
 
 // Returns what the template writes after a reply that is the last message, or nothing if it cannot
 // be rendered.
-std::optional<std::string> behind_reply(const std::string& source, const std::string& bos,
-                                        const std::string& eos) {
+std::optional<std::string> text_after_reply(const std::string& source, const std::string& bos,
+                                            const std::string& eos) {
   const std::string reply = "stet-looks-behind-this";
   const auto message = [](const char* role, const std::string& content) {
     return Value::dict({{"role", Value::string(role)}, {"content", Value::string(content)}});
@@ -81,8 +81,8 @@ std::optional<GgufStop> turn_end(const Gguf& keys, int64_t vocab_size) {
   const auto source = keys.text("tokenizer.chat_template");
   if (!source) return std::nullopt;
   const auto behind =
-      behind_reply(*source, piece_of(keys, gguf_special_id(keys, "bos_token_id", vocab_size)),
-                   piece_of(keys, gguf_special_id(keys, "eos_token_id", vocab_size)));
+      text_after_reply(*source, piece_of(keys, gguf_special_id(keys, "bos_token_id", vocab_size)),
+                       piece_of(keys, gguf_special_id(keys, "eos_token_id", vocab_size)));
   for (size_t i = 0; i < std::size(kTurnEnds); ++i) {
     const std::string text = kTurnEnds[i];
     const bool ends = behind ? behind->starts_with(text)

@@ -24,7 +24,7 @@ constexpr size_t kConfigBytes = size_t{16} << 20, kRowsAtOnce = size_t{4} << 20;
 // Reads the weights of one tensor row by row, in the order of the model.
 class SourceRows {
  public:
-  SourceRows(const Checkpoint& checkpoint, const WeightNeed& need)
+  SourceRows(const Checkpoint& checkpoint, const WeightSpec& need)
       : checkpoint_(checkpoint), need_(need) {
     if (checkpoint.packed() && !need.is_vector) {
       matrix_ = packed_matrix(checkpoint, need.matrix, static_cast<size_t>(need.matrix_rows),
@@ -41,7 +41,7 @@ class SourceRows {
   SourceRows(const SourceRows&) = delete;
   SourceRows& operator=(const SourceRows&) = delete;
 
-  static DType dtype(const Checkpoint& checkpoint, const WeightNeed& need) {
+  static DType dtype(const Checkpoint& checkpoint, const WeightSpec& need) {
     return checkpoint.packed() ? stored_dtype(packed_type(checkpoint, need.matrix))
                                : checkpoint.find(need.name)->dtype;
   }
@@ -99,7 +99,7 @@ class SourceRows {
   }
 
   const Checkpoint& checkpoint_;
-  const WeightNeed& need_;
+  const WeightSpec& need_;
   OwnedTensor tensor_;
   const TensorView* view_ = nullptr;  // view of tensor_; null: rows of matrix_
   Matrix matrix_;
@@ -127,8 +127,8 @@ uint32_t file_type(uint32_t most) {
 
 struct Tensor {
   GgufDeclared declared;
-  const WeightNeed* need = nullptr;          // null: uses `values`
-  std::vector<const WeightNeed*> more = {};  // the same weight of the other experts, in order
+  const WeightSpec* need = nullptr;          // null: uses `values`
+  std::vector<const WeightSpec*> more = {};  // the same weight of the other experts, in order
   std::vector<float> values;
   GgufStored stored;
 };
@@ -144,7 +144,7 @@ class Conversion {
         architecture_(architecture_for(config_, source.path_of("config.json"))),
         needs_(Model::weights_of(source, checkpoint_)),
         threads_(o.threads > 0 ? o.threads : default_threads()) {
-    for (const WeightNeed& need : needs_) add(need);
+    for (const WeightSpec& need : needs_) add(need);
     // llama.cpp's GPT-2 stores the head as a tensor of its own.
     if (config_.tied_head && architecture_.layout == GgufLayout::gpt2) add_head();
     add_rope_tensors();
@@ -161,7 +161,7 @@ class Conversion {
   }
 
  private:
-  DType dtype_of(const WeightNeed& need) const {
+  DType dtype_of(const WeightSpec& need) const {
     // Biases, norms, tables and routers are used in float32 only by llama.cpp.
     if (need.is_vector || need.looked_up || need.exact) return DType::f32;
     const bool ends = need.canonical.find("layers.") != 0 && need.canonical.find("h.") != 0;
@@ -187,12 +187,12 @@ class Conversion {
     }
     return DType::f32;
   }
-  static DType in_super_blocks(const WeightNeed& need, DType type) {
+  static DType in_super_blocks(const WeightSpec& need, DType type) {
     return need.columns % kSuperBlock == 0 ? type : DType::q8_0;
   }
 
   // Those of one layer come one after another.
-  bool add_expert(const WeightNeed& need) {
+  bool add_expert(const WeightSpec& need) {
     const auto expert = stored_expert(architecture_, need.canonical);
     if (!expert) return false;
     if (expert->expert > 0) {
@@ -208,13 +208,12 @@ class Conversion {
     return true;
   }
 
-  void add(const WeightNeed& need) {
+  void add(const WeightSpec& need) {
     if (add_expert(need)) return;
     const auto stored = stored_as(architecture_, need.canonical);
     if (!stored)
-      throw Error(ErrorKind::unsupported, checkpoint_.source(), need.name,
-                  std::string("a tensor that llama.cpp's ") + architecture_.name + " has",
-                  "another");
+      throw Error(ErrorKind::unsupported, checkpoint_.source(), need.name, "",
+                  std::string("llama.cpp's ") + architecture_.name + " has no such tensor");
     std::vector<int64_t> shape = {need.columns};
     if (!need.is_vector) shape.insert(shape.begin(), need.rows);
     entries_.push_back(
@@ -325,10 +324,10 @@ class Conversion {
   void write(const Tensor& e, GgufWriter& writer) const {
     if (e.need == nullptr) return writer.write(std::as_bytes(std::span(e.values)));
     write(e, *e.need, writer);
-    for (const WeightNeed* const need : e.more) write(e, *need, writer);
+    for (const WeightSpec* const need : e.more) write(e, *need, writer);
   }
 
-  void write(const Tensor& e, const WeightNeed& need, GgufWriter& writer) const {
+  void write(const Tensor& e, const WeightSpec& need, GgufWriter& writer) const {
     const SourceRows rows(checkpoint_, need);
     std::vector<float> importance;
     if (options_.importance != nullptr) importance = options_.importance->of(need.canonical);
@@ -356,13 +355,13 @@ class Conversion {
     for (const auto& [key, value] : config.items()) {
       const auto found = back.value(key, nlohmann::json());
       if (found == value) continue;
-      throw Error(ErrorKind::unsupported, source_.path_of("config.json"), key,
-                  "what llama.cpp takes for granted: " + printable(found.dump(), 200),
-                  printable(value.dump(), 200));
+      throw Error(ErrorKind::unsupported, source_.path_of("config.json"), key, "",
+                  "llama.cpp assumes " + printable(found.dump(), 200) + ", the model has " +
+                      printable(value.dump(), 200));
     }
     if (back.size() != config.size())
-      throw Error(ErrorKind::unsupported, source_.path_of("config.json"), "",
-                  "a config that llama.cpp has keys for", "another");
+      throw Error(ErrorKind::unsupported, source_.path_of("config.json"), "", "",
+                  "the config has fields that llama.cpp has no keys for");
   }
 
   GgufWriteOptions options_;
@@ -370,7 +369,7 @@ class Conversion {
   Checkpoint checkpoint_;
   ModelConfig config_;
   const GgufArchitecture& architecture_;
-  std::vector<WeightNeed> needs_;
+  std::vector<WeightSpec> needs_;
   int threads_;
   std::vector<Tensor> entries_;
 };

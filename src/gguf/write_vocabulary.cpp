@@ -125,7 +125,7 @@ void take_scores(const PlainJson& model, Tokens& tokens) {
 }
 
 // Returns whether the tokenizer puts a space first, by a Prepend or by a Metaspace.
-bool puts_space_first(const PlainJson& tokenizer) {
+bool adds_space_prefix(const PlainJson& tokenizer) {
   const std::string normalizer = tokenizer.value("normalizer", PlainJson()).dump(),
                     before = tokenizer.value("pre_tokenizer", PlainJson()).dump();
   return normalizer.find("\"Prepend\"") != std::string::npos ||
@@ -141,7 +141,7 @@ Tokens of_json(const Tokenizer& tokenizer, const PlainJson& j) {
   const bool byte_fallback = j["model"].value("byte_fallback", false);
   if (byte_fallback) {
     take_scores(j["model"], tokens);
-    tokens.space_prefix = puts_space_first(j);
+    tokens.space_prefix = adds_space_prefix(j);
   }
   if (j.contains("added_tokens")) mark_added(tokenizer, j["added_tokens"], tokens);
   mark_config_tokens(tokenizer, tokens);
@@ -198,7 +198,7 @@ void add_templates(const Tokenizer& tokenizer, GgufKeys& keys) {
 
 // Adds placeholders: bytes as sentencepiece spells them, which llama.cpp needs to tokenize, then
 // arbitrary texts.
-void add_made_up(int64_t vocab_size, GgufKeys& keys) {
+void add_placeholders(int64_t vocab_size, GgufKeys& keys) {
   Tokens tokens;
   for (int64_t i = vocab_size; i-- > 0;) {
     const std::string text = i < 256 ? fmt::format("<0x{:02X}>", i) : fmt::format("<{}>", i);
@@ -261,7 +261,7 @@ void require_same(const Tokenizer& tokenizer, const GgufKeys& keys, int64_t voca
 
 void add_tokenizer_keys(const FileSource& source, const GenerationConfig& generation,
                         int64_t vocab_size, GgufTokenizer which, GgufKeys& keys) {
-  if (which == GgufTokenizer::made_up) return add_made_up(vocab_size, keys);
+  if (which == GgufTokenizer::placeholder) return add_placeholders(vocab_size, keys);
   const std::vector<std::string> files = Tokenizer::files_of(source);
   const bool there = !files.empty() && is_vocabulary_file(files.front());
   if (!there || which == GgufTokenizer::none) {
@@ -281,7 +281,7 @@ void add_tokenizer_keys(const FileSource& source, const GenerationConfig& genera
   if (words) {
     const VocabularyRules* const rules = vocabulary_rules_of(parsed);
     if (rules == nullptr)
-      refuse("pre_tokenizer", "one that llama.cpp has a name for (docs/gguf.md)",
+      refuse("pre_tokenizer", "one that llama.cpp has a name for (docs/models.md)",
              printable(parsed.value("pre_tokenizer", PlainJson()).dump(), 200));
     keys.text("tokenizer.ggml.pre", rules->name);
     keys.texts("tokenizer.ggml.merges", tokens.merges);

@@ -101,7 +101,7 @@ class BlockCheck {
 
 }  // namespace
 
-// Opening has checked everything except the id, the blocks and the files of archives.
+// Checks the id, the blocks and the files of archives. Opening has checked everything else.
 SnapshotCheck Snapshot::check(int threads) const {
   SnapshotCheck done;
   done.files = check_files(*file_, "WEIGHTS", weights().get()) +

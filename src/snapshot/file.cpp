@@ -119,8 +119,10 @@ SnapshotSection decode_entry(ByteReader& table, uint64_t end, const SnapshotFile
   table.bytes(16, "reserved");
   const uint64_t size = file.bytes.size();
   if (s.offset < end || s.offset > size || s.size > size - s.offset) {
-    snapshot_damaged(file.path, s.name, "a section after the one before it and inside the file",
-                     std::to_string(s.offset) + " + " + std::to_string(s.size));
+    snapshot_damaged(file.path, s.name,
+                     "a section between byte " + std::to_string(end) +
+                         " and the end of the file at " + std::to_string(size),
+                     std::to_string(s.size) + " bytes at " + std::to_string(s.offset));
   }
   for (const std::byte b : file.bytes.subspan(end, s.offset - end)) {
     if (b != std::byte{0})
@@ -130,9 +132,9 @@ SnapshotSection decode_entry(ByteReader& table, uint64_t end, const SnapshotFile
   s.must_know = (flags & kMustKnow) != 0;
   if (!is_known_section(s.name) && !s.must_know) return s;
   if (!is_known_section(s.name) || encoding != 0) {
-    throw Error(ErrorKind::unsupported, file.path, "section " + s.name,
-                "one that this version knows",
-                "flags " + std::to_string(flags) + ", encoding " + std::to_string(encoding));
+    throw Error(ErrorKind::unsupported, file.path, "section " + s.name, "",
+                "this version of stet cannot read it (flags " + std::to_string(flags) +
+                    ", encoding " + std::to_string(encoding) + ")");
   }
   return s;
 }
@@ -149,7 +151,7 @@ Header decode_front(SnapshotFile& file) {
     SnapshotSection s = decode_entry(entries, end, file);
     end = s.offset + s.size;
     if (file.find(s.name) != nullptr)
-      snapshot_damaged(file.path, "section " + s.name, "one", "two");
+      snapshot_damaged(file.path, "section " + s.name, "", "it occurs twice");
     const std::span<const std::byte> content = file.bytes.subspan(s.offset, s.size);
     if (is_archive_section(s.name)) {
       if (s.offset % kArchiveAlignment != 0)
@@ -246,7 +248,7 @@ Digest digest_in(const std::string& text, const std::string& path, const std::st
 
 std::span<const std::byte> required(const SnapshotFile& file, std::string_view name) {
   if (file.find(name) == nullptr)
-    snapshot_damaged(file.path, "section " + std::string(name), "one", "none");
+    snapshot_damaged(file.path, "section " + std::string(name), "", "it is missing");
   return file.content(name);
 }
 
@@ -407,7 +409,7 @@ std::vector<BlockIdentity> Snapshot::block_identities() const {
 
 uint64_t Snapshot::stored_kv_bytes() const { return file_->find("KV")->size; }
 
-int64_t Snapshot::windowed_blocks() const {
+int64_t Snapshot::count_window_only_blocks() const {
   return std::ranges::count_if(file_->extents,
                                [](const BlockExtent& e) { return e.there && is_held(e); });
 }

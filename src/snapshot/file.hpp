@@ -1,4 +1,4 @@
-// Encodes and decodes a snapshot file: header, section table and sections. docs/snapshot-format.md
+// Encodes and decodes a snapshot file: header, section table and sections. docs/formats.md
 // has the grammar.
 #pragma once
 

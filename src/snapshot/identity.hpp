@@ -1,4 +1,4 @@
-// Computes the digests and ids of states and blocks (docs/snapshot-format.md, "The state digest"
+// Computes the digests and ids of states and blocks (docs/formats.md, "The state digest"
 // and "The id").
 #pragma once
 

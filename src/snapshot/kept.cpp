@@ -19,28 +19,28 @@ constexpr uint64_t kEnd = UINT64_MAX;
 }  // namespace
 
 std::vector<std::byte> encode_kept(const SnapshotContents& contents) {
-  KeptLogits kept = contents.kept;
-  kept.truncate(contents.meta.positions - 1);  // LOGITS has the last one
+  RewindLogits kept = contents.kept;
+  kept.truncate(contents.meta.positions - 1);  // LOGITS holds the last row
   if (kept.rows().empty()) return {};
   ByteWriter w;
   put(w, contents.digests.state);
-  for (const KeptLogits::Row& row : kept.rows()) {
+  for (const RewindLogits::Row& row : kept.rows()) {
     w.u64(static_cast<uint64_t>(row.position));
     w.u32(row.hidden);
     w.u32(static_cast<uint32_t>(row.values->size()));
   }
   w.u64(kEnd);
-  for (const KeptLogits::Row& row : kept.rows()) w.bytes(std::as_bytes(std::span(*row.values)));
+  for (const RewindLogits::Row& row : kept.rows()) w.bytes(std::as_bytes(std::span(*row.values)));
   return w.take();
 }
 
-KeptLogits decode_kept(const SnapshotFile& file) {
+RewindLogits decode_kept(const SnapshotFile& file) {
   const std::string section = file.path + ": KEPT";
   ByteReader r(file.content("KEPT"), section);
   if (!(get(r, "state") == file.digests.state)) return {};
   const auto vocab = static_cast<uint64_t>(meta_vocab(file.meta)),
              hidden = static_cast<uint64_t>(meta_hidden(file.meta));
-  std::vector<KeptLogits::Row> rows;
+  std::vector<RewindLogits::Row> rows;
   for (uint64_t at = r.u64("position"); at != kEnd; at = r.u64("position")) {
     const auto positions = static_cast<uint64_t>(file.meta.positions);
     if (at >= positions || (!rows.empty() && std::cmp_less_equal(at, rows.back().position)))
@@ -53,8 +53,8 @@ KeptLogits decode_kept(const SnapshotFile& file) {
                        std::to_string(numbers));
     rows.push_back({static_cast<int64_t>(at), kind == 1, nullptr});
   }
-  KeptLogits kept;
-  for (KeptLogits::Row& row : rows) {
+  RewindLogits kept;
+  for (RewindLogits::Row& row : rows) {
     const uint64_t count = row.hidden ? hidden : vocab;
     const std::span<const std::byte> values = r.bytes(count * sizeof(float), "values");
     row.values = std::make_shared<std::vector<float>>(count);

@@ -1,5 +1,5 @@
 // Encodes and decodes the section KEPT: logits of earlier positions of an edited state
-// (docs/snapshot-format.md, "Kept logits").
+// (docs/formats.md, "Kept logits").
 #pragma once
 
 #include <cstddef>
@@ -14,6 +14,6 @@ std::vector<std::byte> encode_kept(const SnapshotContents& contents);
 
 // Returns the kept logits, or none if they belong to another state: a writer that does not know the
 // section may have copied it. Throws a format Error if they do not fit META.
-KeptLogits decode_kept(const SnapshotFile& file);
+RewindLogits decode_kept(const SnapshotFile& file);
 
 }  // namespace stet

@@ -91,13 +91,14 @@ void expand_shuffled(std::span<const std::byte> stored, size_t element, std::spa
 bool have_zlib() { return false; }
 
 std::vector<std::byte> compress_shuffled(std::span<const std::byte>, size_t, int, NoisePlanes) {
-  throw Error(ErrorKind::unsupported, "", "compress", "none (built without zlib)", "zlib");
+  throw Error(ErrorKind::unsupported, "", "compress", "",
+              "compression is not available: this stet was built without zlib");
 }
 
 void expand_shuffled(std::span<const std::byte>, size_t, std::span<std::byte>,
                      const std::string& file, const std::string& field) {
-  throw Error(ErrorKind::unsupported, file, field,
-              "a block that is not compressed (built without zlib)", "a compressed one");
+  throw Error(ErrorKind::unsupported, file, field, "",
+              "the block is compressed, and this stet was built without zlib");
 }
 
 #endif

@@ -1,5 +1,5 @@
 // Encodes and decodes the sections KV and KVINDEX: where blocks of keys and values are and how they
-// are stored (docs/snapshot-format.md, "Keys and values").
+// are stored (docs/formats.md, "Keys and values").
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // Encodes and decodes the logs of a state: prunes in sections of their own, edits and interventions
-// in META (docs/snapshot-format.md).
+// in META (docs/formats.md).
 #pragma once
 
 #include <cstddef>

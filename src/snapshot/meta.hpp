@@ -1,4 +1,4 @@
-// Encodes and decodes the section META (docs/snapshot-format.md, "META").
+// Encodes and decodes the section META (docs/formats.md, "META").
 #pragma once
 
 #include <span>

@@ -17,7 +17,7 @@
 namespace stet {
 namespace {
 
-constexpr int kMostLookedAt = 4096;  // files beside a delta that are tried for a renamed parent
+constexpr int kMostCandidates = 4096;  // files beside a delta that are tried for a renamed parent
 
 class Directory {
  public:
@@ -55,13 +55,13 @@ std::string parent_beside(const std::filesystem::path& path, IsParent is_parent)
   const std::filesystem::path folder =
       path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
   Directory directory(folder.string());
-  int looked_at = 0;
+  int candidates = 0;
   while (const dirent* entry = directory.next()) {
     if (!std::string_view(entry->d_name).ends_with(".stet")) continue;
     if (::fstatat(directory.descriptor(), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) continue;
     if (!S_ISREG(info.st_mode) || info.st_uid != delta.st_uid || info.st_ino == delta.st_ino)
       continue;
-    if (++looked_at > kMostLookedAt) return "";
+    if (++candidates > kMostCandidates) return "";
     const auto id = id_of_file(directory.descriptor(), entry->d_name);
     if (id && is_parent(*id)) return (folder / entry->d_name).string();
   }
@@ -93,9 +93,11 @@ std::shared_ptr<const SnapshotFile> find_parent(const SnapshotFile& of,
   }
   const std::shared_ptr<const SnapshotFile> parent = found.empty() ? nullptr : open_file(found);
   if (parent == nullptr || !is_parent(of, parent->digests.id)) {
-    throw Error(ErrorKind::io, of.path, "parent",
-                "a snapshot of state " + printable(of.meta.parent) + " beside it, or by --parent",
-                parent == nullptr ? "none" : "one of " + sha256_text(parent->digests.id));
+    throw Error(
+        ErrorKind::io, of.path, "parent", "",
+        "the delta needs the snapshot of state " + printable(of.meta.parent) +
+            (parent == nullptr ? ", which is not beside it; name it with --parent"
+                               : "; the one named holds state " + sha256_text(parent->digests.id)));
   }
   if (!(parent->meta.kv == of.meta.kv))
     snapshot_damaged(of.path, "parent", "keys and values of the same shape", "others");
@@ -147,15 +149,15 @@ const SnapshotFile* SnapshotChain::holder(int64_t block) const {
     };
     if (!visible(*file_)) return nullptr;
     if (at->meta.form != SnapshotForm::delta || !visible(*at)) {
-      snapshot_damaged(at->path, "KV block " + std::to_string(block),
-                       "one that is visible, as in " + printable(file_->path), "none");
+      snapshot_damaged(at->path, "KV block " + std::to_string(block), "",
+                       "it is missing, and visible in " + printable(file_->path));
     }
     const SnapshotFile& from = *parents_[i];
     const bool there = block < blocks_of(from.meta.positions);
     if (!std::ranges::equal(file_->block_digests(block),
                             there ? from.block_digests(block) : std::span<const Digest>())) {
-      snapshot_damaged(at->path, "KV block " + std::to_string(block), "one that the parent has",
-                       "none");
+      snapshot_damaged(at->path, "KV block " + std::to_string(block), "",
+                       "the parent has no such block");
     }
     at = &from;
   }
@@ -177,10 +179,11 @@ bool Snapshot::is_file_at(const std::string& path) const {
   return opened.device == info.st_dev && opened.inode == info.st_ino;
 }
 
-void Snapshot::check_not_needed(const std::string& path) const {
+void Snapshot::check_may_overwrite(const std::string& path) const {
   const auto refuse = [&](const Snapshot& needed) {
-    throw Error(ErrorKind::argument, path, "", "a file that the delta does not need",
-                "its parent " + printable(needed.path()));
+    throw Error(
+        ErrorKind::argument, path, "", "",
+        "the delta needs its parent " + printable(needed.path()) + "; save to another file");
   };
   if (is_file_at(path)) refuse(*this);
   Snapshot whole = *this;

@@ -22,20 +22,35 @@ namespace {
 class Differences {
  public:
   void compare(const std::string& name, const std::string& there, const std::string& here) {
-    if (there == here) return;
-    add(field_, name);
-    add(expected_, there);
-    add(found_, here);
+    if (there != here) all_.push_back({name, shown(there), shown(here)});
   }
   void check(const std::string& path) const {
-    if (!field_.empty()) throw Error(ErrorKind::mismatch, path, field_, expected_, found_);
+    if (all_.empty()) return;
+    if (all_.size() == 1)
+      throw Error(ErrorKind::mismatch, path, all_[0].name, all_[0].there, all_[0].here);
+    constexpr size_t kMostNamed = 5;
+    std::string text;
+    for (size_t i = 0; i < std::min(all_.size(), kMostNamed); ++i) {
+      text += (i == 0 ? "" : ", ") + all_[i].name + " " + shortened(all_[i].here) + " instead of " +
+              shortened(all_[i].there);
+    }
+    if (all_.size() > kMostNamed)
+      text += " and " + std::to_string(all_.size() - kMostNamed) + " more differences";
+    throw Error(ErrorKind::mismatch, path, "model", "",
+                "the model does not fit the snapshot: " + text);
   }
 
  private:
-  static void add(std::string& list, const std::string& entry) {
-    list += (list.empty() ? "" : ", ") + (entry.empty() ? std::string("none") : entry);
+  struct Pair {
+    std::string name, there, here;
+  };
+  static std::string shown(const std::string& value) { return value.empty() ? "none" : value; }
+  // Several hashes would make the line unreadable, and their first digits tell them apart.
+  static std::string shortened(const std::string& value) {
+    return value.starts_with("sha256:") ? value.substr(0, 7 + 12) + "..." : value;
   }
-  std::string field_, expected_, found_;
+
+  std::vector<Pair> all_;
 };
 
 void compare_config(Differences& differences, const std::string& there, const std::string& here) {
@@ -186,7 +201,7 @@ std::pair<State, std::vector<int64_t>> load(const Snapshot& snapshot, const Rest
   const int64_t capacity = how.session.capacity;
   State state = file.recipe();
   state.kv = KvCache(file.meta.kv, capacity == 0 ? file.meta.capacity : capacity,
-                     how.session.window.only || snapshot.windowed_blocks() > 0);
+                     how.session.window.only || snapshot.count_window_only_blocks() > 0);
   if (file.meta.positions > state.kv.capacity()) {
     throw Error(ErrorKind::capacity, file.path, "tokens",
                 "at most " + std::to_string(state.kv.capacity()) + " positions (--ctx)",
@@ -200,16 +215,16 @@ std::pair<State, std::vector<int64_t>> load(const Snapshot& snapshot, const Rest
 
 void refuse_damage(const Snapshot& snapshot, const std::vector<int64_t>& damaged) {
   if (damaged.empty()) return;
-  snapshot_damaged(snapshot.path(), "KV block " + std::to_string(damaged[0]),
-                   "the bytes that were saved (--heal computes them again)", "others");
+  snapshot_damaged(snapshot.path(), "KV block " + std::to_string(damaged[0]), "",
+                   "its bytes are not those that were saved; --heal computes them again");
 }
 
 }  // namespace
 
 State Snapshot::state(const RestoreOptions& how) const {
   if (meta().form == SnapshotForm::recipe) {
-    throw Error(ErrorKind::argument, path(), "form", "full or delta: this needs keys and values",
-                "recipe");
+    throw Error(ErrorKind::argument, path(), "form", "",
+                "a recipe has no keys and values, and this needs keys and values");
   }
   auto [state, damaged] = load(*this, how);
   refuse_damage(*this, damaged);
@@ -228,11 +243,11 @@ bool is_mapped(const KvCache& kv) {
 }
 
 // Checks that a state recomputed from a recipe equals the saved one.
-void prove(const SnapshotFile& file, Session& session) {
+void check_recomputed(const SnapshotFile& file, Session& session) {
   for (size_t b = 0; b < file.visible.size(); ++b) {
     if (session.kv().visible(static_cast<int64_t>(b)) == file.visible[b]) continue;
-    snapshot_damaged(file.path, "VISIBLE[" + std::to_string(b) + "]", "what the prunes leave",
-                     "another mask");
+    snapshot_damaged(file.path, "VISIBLE[" + std::to_string(b) + "]", "",
+                     "the mask is not the one that the prunes leave");
   }
   const std::vector<Digest> found = all_block_digests(session.kv(), session.compute().threads);
   for (size_t i = 0; i < found.size() && i < file.blocks.size(); ++i) {
@@ -268,13 +283,13 @@ Session Snapshot::restore(std::shared_ptr<const Model> model, const RestoreOptio
   }
   if (how.replay || meta().form == SnapshotForm::recipe) {
     Session session = stet::replay(model, recipe(), o, nullptr, how.append);
-    if (!how.replay) prove(*file_, session);
+    if (!how.replay) check_recomputed(*file_, session);
     r = {0, session.size(), {}, true};
     return session;
   }
   auto [state, damaged] = load(*this, complete);
   if (!how.heal) refuse_damage(*this, damaged);
-  Recompute recompute(model, o.compute.contract, o.window);
+  Recomputer recompute(model, o.compute.contract, o.window);
   if (!damaged.empty()) recompute.heal({state, o.compute}, damaged);
   Session session(model, std::move(state), o);
   r = {session.size(), 0, {}, how.check || how.heal || !is_mapped(session.kv())};

@@ -28,26 +28,27 @@ void check_writable(const State& state, const SnapshotMeta& meta, const std::str
                 std::to_string(options.compress));
   }
   if (options.compress != 0 && !have_zlib()) {
-    throw Error(ErrorKind::unsupported, "", "compress", "none (built without zlib)", "zlib");
+    throw Error(ErrorKind::unsupported, "", "compress", "",
+                "compression is not available: this stet was built without zlib");
   }
   if (options.form == SnapshotForm::delta) {
     if (options.parent == nullptr)
-      throw Error(ErrorKind::argument, path, "parent", "a snapshot", "none");
+      throw Error(ErrorKind::argument, path, "parent", "", "a delta needs a parent");
     if (options.parent->meta().form == SnapshotForm::recipe) {
-      throw Error(ErrorKind::argument, options.parent->path(), "parent",
-                  "a snapshot with keys and values", "a recipe");
+      throw Error(ErrorKind::argument, options.parent->path(), "parent", "",
+                  "a recipe has no keys and values, so it cannot be the parent of a delta");
     }
     if (!(options.parent->meta().kv == meta.kv)) {
       throw Error(ErrorKind::mismatch, options.parent->path(), "parent",
                   "a snapshot with keys and values of the same shape", "another");
     }
-    options.parent->check_not_needed(path);
+    options.parent->check_may_overwrite(path);
   }
   if (const auto limit =
           options.form == SnapshotForm::recipe ? replay_limit(state) : std::nullopt) {
-    throw Error(ErrorKind::argument, path, "form",
-                "full or delta (its tokens do not give this state: " + limit->reason + ")",
-                "recipe");
+    throw Error(
+        ErrorKind::argument, path, "form", "",
+        "the state cannot be saved as a recipe, since its tokens do not give it: " + limit->reason);
   }
   check_generation(state.generation, meta_vocab(meta), state.size(), "");
   check_prune_log(state.prunes.size(), shifted_out(state.prunes));
@@ -132,7 +133,8 @@ class MemoryOutput : public Output {
     bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
   }
   void write(const ArchiveWriter&) override {
-    throw Error(ErrorKind::argument, "", "with weights", "a file to write them to", "none");
+    throw Error(ErrorKind::argument, "", "with weights", "",
+                "weights can be saved to a file only, not to memory");
   }
   void write_at(uint64_t offset, std::span<const std::byte> bytes) override {
     std::ranges::copy(bytes, bytes_.begin() + static_cast<std::ptrdiff_t>(offset));
@@ -199,7 +201,7 @@ class SnapshotWriter {
     payloads_.push_back({{}, &*archive});
   }
 
-  void add_those_of_like() {
+  void copy_other_sections() {
     if (like_ == nullptr) return;
     for (const SnapshotSection& s : like_->sections) {
       const bool replaced =
@@ -217,7 +219,7 @@ class SnapshotWriter {
     if (indexed_) add("KVINDEX", index_room_);
     add("WEIGHTS", weights_);
     add("TOKENIZR", tokenizer_);
-    add_those_of_like();
+    copy_other_sections();
     add("KV", std::span<const std::byte>());
     uint64_t end = front_bytes(sections_.size());
     for (SnapshotSection& s : sections_) {

@@ -212,8 +212,9 @@ void compare_logits(const Claim& claim, Session& again, VerifyReport& report) {
 void compare_within_tolerance(const Claim& claim, Session& again, VerifyReport& report) {
   report.tolerance = kBlasTolerance;
   if (claim.stored == nullptr)
-    throw Error(ErrorKind::argument, claim.file, "form",
-                "full or delta: BLAS does not give the same digests", "keys and values elsewhere");
+    throw Error(
+        ErrorKind::argument, claim.file, "form", "",
+        "BLAS does not give the same digests, and the file holds no keys and values to compare");
   report.difference = first_difference(again.state(), *claim.stored, kBlasTolerance);
   report.logits = !report.difference;
   report.blocks = report.difference ? 0 : report.of;

@@ -25,7 +25,7 @@ StoreBackend::~StoreBackend() = default;
 
 void StoreBackend::read_blocks(std::span<const Sha256> names, const std::atomic<bool>&,
                                const TakeBlock& take) {
-  std::vector<std::optional<StoredBytes>> found = read(Shelf::blocks, names);
+  std::vector<std::optional<StoredBytes>> found = read(RecordClass::blocks, names);
   for (size_t i = 0; i < found.size(); ++i) take(i, std::move(found[i]));
 }
 
@@ -63,13 +63,13 @@ void create_store(const std::string& url, uint64_t budget) {
   const StoreUrl u = parse_store_url(url);
   if (u.kind == StoreUrl::Kind::directory) return create_directory_store(u.path, budget);
   if (budget > 0)
-    throw Error(ErrorKind::argument, url, "budget", "none: a server has its own (maxmemory)",
-                std::to_string(budget));
+    throw Error(ErrorKind::argument, url, "budget", "",
+                "a server has a budget of its own (maxmemory)");
   create_redis_store(u);
 }
 
 std::unique_ptr<StoreBackend> open_store_backend(const std::string& url, StoreClock clock,
-                                                 StorePatience patience) {
+                                                 StoreTimeouts patience) {
   const StoreUrl u = parse_store_url(url);
   if (u.kind == StoreUrl::Kind::directory) return open_directory_store(u.path, std::move(clock));
   return open_redis_store(u, std::move(clock), patience);

@@ -14,28 +14,28 @@ constexpr size_t kPageBytes = 4096;
 std::shared_ptr<Memory> BlockMemory::take(size_t bytes) {
   Memory memory;
   {
-    const std::lock_guard lock(kept_->mutex);
+    const std::lock_guard lock(pool_->mutex);
     // At most the rest of a page larger than requested.
-    const auto found = std::ranges::find_if(kept_->idle, [&](const Memory& m) {
+    const auto found = std::ranges::find_if(pool_->idle, [&](const Memory& m) {
       return m.size() >= bytes && m.size() - bytes < kPageBytes;
     });
-    if (found != kept_->idle.end()) {
+    if (found != pool_->idle.end()) {
       memory = std::move(*found);
-      kept_->idle.erase(found);
-      kept_->bytes -= memory.size();
+      pool_->idle.erase(found);
+      pool_->bytes -= memory.size();
     }
   }
   if (memory.data() == nullptr) memory = Memory(bytes);
-  const std::weak_ptr<Kept> back = kept_;
+  const std::weak_ptr<Pool> back = pool_;
   return {new Memory(std::move(memory)), [back](Memory* m) {
             const std::unique_ptr<Memory> owned(m);
             if (const auto kept = back.lock()) kept->give(std::move(*owned));
           }};
 }
 
-void BlockMemory::Kept::give(Memory memory) {
+void BlockMemory::Pool::give(Memory memory) {
   ::madvise(memory.data(), memory.size(), MADV_FREE);  // private anonymous pages
-  std::list<Memory> one, gone;                         // unmapped after unlocking
+  std::list<Memory> one, evicted;                      // unmapped after unlocking
   try {
     one.push_back(std::move(memory));
   } catch (const std::bad_alloc&) {
@@ -46,7 +46,7 @@ void BlockMemory::Kept::give(Memory memory) {
   idle.splice(idle.end(), one);
   while (bytes > most) {
     bytes -= idle.front().size();
-    gone.splice(gone.end(), idle, idle.begin());
+    evicted.splice(evicted.end(), idle, idle.begin());
   }
 }
 

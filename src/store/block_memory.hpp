@@ -15,15 +15,15 @@ namespace stet {
 class BlockMemory {
  public:
   // `most` bytes are kept at most. The system may reclaim them under memory pressure.
-  explicit BlockMemory(size_t most) : kept_(std::make_shared<Kept>(most)) {}
+  explicit BlockMemory(size_t most) : pool_(std::make_shared<Pool>(most)) {}
 
   // Returns at least this many bytes of arbitrary content. They return to the pool with their last
   // owner.
   std::shared_ptr<Memory> take(size_t bytes);
 
  private:
-  struct Kept {
-    explicit Kept(size_t limit) : most(limit) {}
+  struct Pool {
+    explicit Pool(size_t limit) : most(limit) {}
     void give(Memory memory);
 
     const size_t most;
@@ -31,7 +31,7 @@ class BlockMemory {
     std::list<Memory> idle;  // least recently used first
     size_t bytes = 0;
   };
-  std::shared_ptr<Kept> kept_;
+  std::shared_ptr<Pool> pool_;
 };
 
 }  // namespace stet

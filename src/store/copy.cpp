@@ -8,7 +8,7 @@ namespace {
 constexpr size_t kCopiedAtOnce = 32;
 
 void copy_blocks(Store& from, Store& to, const std::vector<Sha256>& places, StoreCopy& report) {
-  const std::vector<bool> there = to.backend().touch(Shelf::blocks, places);
+  const std::vector<bool> there = to.backend().touch(RecordClass::blocks, places);
   std::vector<Sha256> wanted;
   for (size_t i = 0; i < places.size(); ++i) {
     if (!there[i]) wanted.push_back(places[i]);
@@ -33,7 +33,8 @@ void copy_blocks(Store& from, Store& to, const std::vector<Sha256>& places, Stor
 StoreCopy copy_state(Store& from, Store& to, const Sha256& place) {
   for (const Store* store : {&from, &to}) {
     if (store->place(place) != place)
-      throw Error(ErrorKind::argument, store->url(), "key", "one without a salt", "a tenant's");
+      throw Error(ErrorKind::argument, store->url(), "key", "",
+                  "a tenant's key cannot copy states; use the store's own");
   }
   StoreCopy report;
   std::vector<std::pair<Sha256, StateRecord>> line;  // latest first

@@ -35,7 +35,7 @@ constexpr uint64_t kSpare = 65536;              // most that a file takes beyond
 
 // Returns the final name of a temporary file (AtomicFile, DirectoryStore::share), or "" if it is
 // not one.
-std::string written_for(const std::string& file) {
+std::string final_name_of(const std::string& file) {
   const size_t temporary = file.rfind(kTemporary), shared = file.rfind(kShared);
   if (temporary != std::string::npos) {
     const std::string_view digits = std::string_view(file).substr(temporary + kTemporary.size());
@@ -60,7 +60,7 @@ class DirectoryLock {
       fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | kFlags, 0600);
       if (fd_ >= 0) ::fchmod(fd_, mode);
     }
-    if (fd_ < 0) system_failed(path, "a lock file that can be opened, and is no link");
+    if (fd_ < 0) system_failed(path, "the lock file cannot be opened, or is a link");
     struct stat info = {};
     if (::fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode)) {
       ::close(fd_);
@@ -69,7 +69,7 @@ class DirectoryLock {
     while (::flock(fd_, LOCK_EX) != 0) {
       if (errno == EINTR) continue;
       ::close(fd_);
-      system_failed(path, "a lock");
+      system_failed(path, "cannot be locked");
     }
   }
   DirectoryLock(const DirectoryLock&) = delete;
@@ -104,8 +104,9 @@ class DirectoryStore : public StoreBackend {
         clock_(std::move(clock)) {
     struct stat info = {};
     if (::stat((path_ + "/" + kStoreFile).c_str(), &info) != 0) {
-      throw Error(ErrorKind::io, path_, "store", "a store (stet store init makes one)",
-                  fs::exists(path_) ? "another directory" : "nothing");
+      throw Error(ErrorKind::io, path_, "store", "",
+                  fs::exists(path_) ? "the directory is no store; stet store init makes one"
+                                    : "there is no store; stet store init makes one");
     }
     std::istringstream lines(read_text_file(path_ + "/" + kStoreFile, kSmallFile));
     std::string head, budget;
@@ -126,15 +127,15 @@ class DirectoryStore : public StoreBackend {
     const DirectoryLock lock(path, mode_);
     struct stat info = {};
     if (::futimens(lock.descriptor(), nullptr) != 0 || ::fstat(lock.descriptor(), &info) != 0)
-      system_failed(path, "a file whose time can be set");
+      system_failed(path, "the time of the file cannot be set");
     return info.st_mtim.tv_sec;
   }
 
-  std::vector<std::optional<StoredBytes>> read(Shelf shelf,
+  std::vector<std::optional<StoredBytes>> read(RecordClass record_class,
                                                std::span<const Sha256> names) override {
     std::vector<std::optional<StoredBytes>> found(names.size());
     for (size_t i = 0; i < names.size(); ++i) {
-      const std::string path = path_of(shelf, names[i]);
+      const std::string path = path_of(record_class, names[i]);
       if (!stamp(path)) continue;
       try {
         auto file = MappedFile::open(path);
@@ -149,19 +150,19 @@ class DirectoryStore : public StoreBackend {
     return found;
   }
 
-  std::vector<bool> touch(Shelf shelf, std::span<const Sha256> names) override {
+  std::vector<bool> touch(RecordClass record_class, std::span<const Sha256> names) override {
     std::optional<DirectoryLock> lock;
     // Without permission to write, the record is found but cannot be marked as used.
     if (::access(path_.c_str(), W_OK) == 0) lock.emplace(path_ + "/lock", mode_);
     std::vector<bool> there;
-    for (const Sha256& name : names) there.push_back(stamp(path_of(shelf, name)));
+    for (const Sha256& name : names) there.push_back(stamp(path_of(record_class, name)));
     return there;
   }
 
-  size_t write(Shelf shelf, std::span<const NewRecord> records) override {
+  size_t write(RecordClass record_class, std::span<const NewRecord> records) override {
     std::optional<DirectoryLock> lock;
     uint64_t room = UINT64_MAX;
-    if (shelf == Shelf::blocks && budget_ > 0) {
+    if (record_class == RecordClass::blocks && budget_ > 0) {
       lock.emplace(path_ + "/lock", mode_);
       uint64_t wanted = 0;
       for (const NewRecord& r : records) wanted += r.front.size() + r.payload.size();
@@ -172,7 +173,7 @@ class DirectoryStore : public StoreBackend {
       const uint64_t bytes = r.front.size() + r.payload.size();
       if (bytes > room) break;
       room -= bytes;
-      const std::string path = path_of(shelf, r.name);
+      const std::string path = path_of(record_class, r.name);
       try {
         if (r.file == nullptr || !share(r.file->path(), bytes, path)) {
           AtomicFile file(path, mode_);
@@ -182,7 +183,7 @@ class DirectoryStore : public StoreBackend {
         }
       } catch (const Error&) {
         // A full disk takes no more blocks, but a state is small and may still fit.
-        if (shelf == Shelf::blocks && is_full(bytes)) break;
+        if (record_class == RecordClass::blocks && is_full(bytes)) break;
         throw;
       }
       stamp(path);
@@ -191,17 +192,17 @@ class DirectoryStore : public StoreBackend {
     return kept;
   }
 
-  void list(Shelf shelf, const std::function<void(const ShelfEntry&)>& each) override {
-    for (const std::string& file : files_in(folder_of(shelf))) {
+  void list(RecordClass record_class, const std::function<void(const RecordInfo&)>& each) override {
+    for (const std::string& file : files_in(folder_of(record_class))) {
       const auto name = hash_of_hex(file);
-      const auto info = name ? file_at(folder_of(shelf) + "/" + file) : std::nullopt;
+      const auto info = name ? file_at(folder_of(record_class) + "/" + file) : std::nullopt;
       if (info) each({*name, static_cast<uint64_t>(info->st_size), info->st_mtim.tv_sec});
     }
   }
 
-  bool remove(Shelf shelf, const Sha256& name, int64_t unused_since) override {
+  bool remove(RecordClass record_class, const Sha256& name, int64_t unused_since) override {
     const DirectoryLock lock(path_ + "/lock", mode_);
-    const std::string path = path_of(shelf, name);
+    const std::string path = path_of(record_class, name);
     const auto info = file_at(path);
     if (!info || info->st_mtim.tv_sec >= unused_since) return false;
     return ::unlink(path.c_str()) == 0;
@@ -233,7 +234,7 @@ class DirectoryStore : public StoreBackend {
       file.write(*next);
       file.commit();
     } else if (expected && ::unlink(path.c_str()) != 0) {
-      system_failed(path, "a file that can be removed");
+      system_failed(path, "cannot be removed");
     }
     return true;
   }
@@ -282,7 +283,7 @@ class DirectoryStore : public StoreBackend {
     for (const char* folder : kStoreFolders) {
       const bool names = folder == std::string_view("/names");
       for (const std::string& file : files_in(path_ + folder)) {
-        const std::string path = path_ + folder + "/" + file, of = written_for(file);
+        const std::string path = path_ + folder + "/" + file, of = final_name_of(file);
         const auto info = file_at(path);
         const bool ours = names ? is_store_name(of) : hash_of_hex(of).has_value();
         if (ours && info && info->st_mtim.tv_sec < before) ::unlink(path.c_str());
@@ -311,7 +312,8 @@ class DirectoryStore : public StoreBackend {
     if (source >= 0) ::close(source);
     done = done && ::rename(aside.c_str(), to.c_str()) == 0;
     ::unlink(aside.c_str());  // still there if both names were one file
-    const int folder = done ? ::open(folder_of(Shelf::blocks).c_str(), O_RDONLY | O_CLOEXEC) : -1;
+    const int folder =
+        done ? ::open(folder_of(RecordClass::blocks).c_str(), O_RDONLY | O_CLOEXEC) : -1;
     if (folder >= 0) {
       ::fsync(folder);
       ::close(folder);
@@ -332,11 +334,11 @@ class DirectoryStore : public StoreBackend {
     return ::statvfs(path_.c_str(), &info) == 0 && info.f_bavail * info.f_frsize < bytes + kSpare;
   }
 
-  std::string folder_of(Shelf shelf) const {
-    return path_ + (shelf == Shelf::blocks ? "/blocks" : "/states");
+  std::string folder_of(RecordClass record_class) const {
+    return path_ + (record_class == RecordClass::blocks ? "/blocks" : "/states");
   }
-  std::string path_of(Shelf shelf, const Sha256& name) const {
-    return folder_of(shelf) + "/" + hex_of_hash(name);
+  std::string path_of(RecordClass record_class, const Sha256& name) const {
+    return folder_of(record_class) + "/" + hex_of_hash(name);
   }
 
   // Marks a file as used now. Returns false if there is none. Only a file's owner may set a chosen
@@ -360,7 +362,9 @@ class DirectoryStore : public StoreBackend {
     std::error_code error;
     for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
       files.push_back(at->path().filename().string());
-    if (error) throw Error(ErrorKind::io, folder, "", "a readable directory", error.message());
+    if (error)
+      throw Error(ErrorKind::io, folder, "", "",
+                  "the directory cannot be read: " + error.message());
     return files;
   }
 

@@ -17,8 +17,8 @@ constexpr char kStoreFile[] = "stet-store", kStoreHead[] = "stet store 1";
 constexpr const char* kStoreFolders[] = {"/blocks", "/states", "/names", "/leases"};
 constexpr std::string_view kTemporary = ".tmp-";  // part of the names of AtomicFile's temporaries
 
-[[noreturn]] inline void system_failed(const std::string& path, const std::string& expected) {
-  throw Error(ErrorKind::io, path, "", expected, std::generic_category().message(errno));
+[[noreturn]] inline void system_failed(const std::string& path, const std::string& what) {
+  throw Error(ErrorKind::io, path, "", "", what + ": " + std::generic_category().message(errno));
 }
 
 // Returns the status of a regular file, or nothing for a link, a pipe or anything else, which

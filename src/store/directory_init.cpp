@@ -20,10 +20,11 @@ bool make_store_directory(const std::string& path) {
   std::error_code error;
   const fs::path above = fs::path(path).parent_path();
   if (!above.empty()) fs::create_directories(above, error);
-  if (error) throw Error(ErrorKind::io, path, "", "a directory that can be made", error.message());
+  if (error)
+    throw Error(ErrorKind::io, path, "", "", "the directory cannot be made: " + error.message());
   if (::mkdir(path.c_str(), 0700) == 0) return true;
   struct stat info = {};
-  if (errno != EEXIST) system_failed(path, "a directory that can be made");
+  if (errno != EEXIST) system_failed(path, "the directory cannot be made");
   if (::stat(path.c_str(), &info) != 0 || !S_ISDIR(info.st_mode))
     throw Error(ErrorKind::io, path, "", "a directory", "a file");
   return false;
@@ -40,17 +41,19 @@ void sync_store_directory(const std::string& path) {
 // are allowed. A folder of the user's is never taken over, whatever its name.
 void check_empty_directory(const std::string& path) {
   if (file_at(path + "/" + kStoreFile))
-    throw Error(ErrorKind::argument, path, "store", "a directory without one", "a store");
+    throw Error(ErrorKind::argument, path, "store", "", "the directory is a store already");
   std::error_code error;
   for (fs::directory_iterator at(path, error), end; !error && at != end; at.increment(error)) {
     const std::string name = at->path().filename().string();
     const bool folder = std::ranges::count(kStoreFolders, "/" + name) > 0 && at->is_directory() &&
                         !at->is_symlink() && fs::is_empty(at->path());
     if (folder || name == "lost+found" || name.find(kTemporary) != std::string::npos) continue;
-    throw Error(ErrorKind::argument, path, "store", "a new or empty directory",
-                "one with other files, as " + printable(name, 60));
+    throw Error(ErrorKind::argument, path, "store", "",
+                "the directory has other files, such as " + printable(name, 60) +
+                    "; name a new or empty one");
   }
-  if (error) throw Error(ErrorKind::io, path, "", "a readable directory", error.message());
+  if (error)
+    throw Error(ErrorKind::io, path, "", "", "the directory cannot be read: " + error.message());
 }
 
 }  // namespace
@@ -60,7 +63,7 @@ void create_directory_store(const std::string& where, uint64_t budget) {
   const bool made = make_store_directory(path);
   check_empty_directory(path);
   struct stat info = {};
-  if (::stat(path.c_str(), &info) != 0) system_failed(path, "a directory");
+  if (::stat(path.c_str(), &info) != 0) system_failed(path, "the directory cannot be opened");
   for (const char* folder : kStoreFolders) {
     if (make_store_directory(path + folder)) ::chmod((path + folder).c_str(), info.st_mode & 07777);
   }

@@ -18,7 +18,7 @@ constexpr double kLeastWait = 5;    // seconds, for callers that wait
 }  // namespace
 
 BlockFetch::BlockFetch(Store& store, std::vector<Wanted> wanted, uint64_t bytes,
-                       Meanwhile meanwhile)
+                       MissingBlocks meanwhile)
     : store_(store),
       bytes_(bytes),
       meanwhile_(meanwhile),
@@ -68,7 +68,7 @@ std::vector<size_t> BlockFetch::waiting() const {
 
 // Returns how many of the first waiting blocks the caller should compute.
 int64_t BlockFetch::to_compute(const std::vector<size_t>& waiting) const {
-  if (meanwhile_ == Meanwhile::wait || store_.fetch_choice() == FetchChoice::always) return 0;
+  if (meanwhile_ == MissingBlocks::wait || store_.fetch_choice() == FetchChoice::always) return 0;
   const FetchPolicy policy = store_.meter().policy();
   return policy.plan(items_[waiting[0]].wanted.index, static_cast<int64_t>(waiting.size()), bytes_)
       .computed;
@@ -89,7 +89,7 @@ std::vector<size_t> BlockFetch::choose() {
       probed_ = probed_ || probe;
       items_[some[0]].probe = probe;
       const FetchPolicy policy = store_.meter().policy();
-      const int64_t most = policy.knows_fetching()
+      const int64_t most = policy.has_fetch_cost()
                                ? policy.batch(items_[some[0]].wanted.index, kMostAtOnce, bytes_)
                                : 1;
       some.resize(std::min(some.size(), static_cast<size_t>(most)));
@@ -109,11 +109,11 @@ void BlockFetch::settle(const std::vector<size_t>& some, std::vector<StoredBlock
     Item& item = items_[some[k]];
     bytes += found[k].carried;
     if (item.stage != Stage::coming) continue;  // computed in the meantime
-    item.stage = found[k].bytes.empty() ? Stage::gone : Stage::here;
+    item.stage = found[k].bytes.empty() ? Stage::missing : Stage::here;
     item.block = std::move(found[k]);
   }
   settled_ = now;
-  doubted_ = false;
+  stalled_ = false;
   store_.meter().learn([&](FetchPolicy& p) {
     if (stop_) return;  // no caller waited for it
     bytes > 0 ? p.fetched(bytes, took) : p.answered(took);
@@ -140,18 +140,18 @@ BlockFetch::Found BlockFetch::next(size_t i) {
   changed_.notify_all();
   Item& item = items_[i];
   const bool always = store_.fetch_choice() == FetchChoice::always,
-             chooses = !always && meanwhile_ == Meanwhile::compute;
-  const double patience = store_.meter().policy().patience_seconds(item.wanted.index),
+             chooses = !always && meanwhile_ == MissingBlocks::compute;
+  const double patience = store_.meter().policy().max_wait_seconds(item.wanted.index),
                until = chooses ? seconds_now() + patience : until_;
   const auto give_up = [&](Found why) {
-    item.stage = Stage::given_up;
+    item.stage = Stage::abandoned;
     changed_.notify_all();
     return why;
   };
   for (;;) {
     if (fatal_) std::rethrow_exception(error_);
     if (item.stage == Stage::here) return Found::here;
-    if (item.stage == Stage::gone) return Found::gone;
+    if (item.stage == Stage::missing) return Found::missing;
     if (!fault_.empty()) return give_up(Found::failed);
     if (chooses && (item.probe || (item.stage == Stage::waiting && to_compute(waiting()) > 0)))
       return give_up(Found::faster);
@@ -159,8 +159,8 @@ BlockFetch::Found BlockFetch::next(size_t i) {
       changed_.wait(lock);
       continue;
     }
-    if ((chooses && doubted_) || seconds_now() >= until) {
-      doubted_ = true;
+    if ((chooses && stalled_) || seconds_now() >= until) {
+      stalled_ = true;
       return give_up(Found::late);
     }
     changed_.wait_for(lock, std::chrono::duration<double>(until - seconds_now()));

@@ -18,7 +18,7 @@ namespace stet {
 
 // Options for a missing block: compute it at once from those before it, or wait and compute all
 // missing ones later.
-enum class Meanwhile { compute, wait };
+enum class MissingBlocks { compute, wait };
 
 class BlockFetch {
  public:
@@ -27,17 +27,17 @@ class BlockFetch {
     int64_t index;  // index of the block in its state
   };
   // Fetches `wanted` in order. A block has `bytes` bytes.
-  BlockFetch(Store& store, std::vector<Wanted> wanted, uint64_t bytes, Meanwhile meanwhile);
+  BlockFetch(Store& store, std::vector<Wanted> wanted, uint64_t bytes, MissingBlocks meanwhile);
   ~BlockFetch();
   BlockFetch(const BlockFetch&) = delete;
   BlockFetch& operator=(const BlockFetch&) = delete;
 
   enum class Found {
-    here,    // fetched: take() returns it
-    gone,    // the store does not have it, or it is damaged
-    faster,  // computing is faster than fetching
-    late,    // did not arrive within the time of computing it
-    failed   // the store could not be reached; see fault()
+    here,     // fetched: take() returns it
+    missing,  // the store does not have it, or it is damaged
+    faster,   // computing is faster than fetching
+    late,     // did not arrive within the time of computing it
+    failed    // the store could not be reached; see fault()
   };
   // Waits for the outcome of block `i`. Call it once for each block, in order: blocks before `i`
   // must be present then. A block that is not here is no longer fetched. Rethrows what a request
@@ -48,7 +48,7 @@ class BlockFetch {
   void throw_fault();  // if there is one
 
  private:
-  enum class Stage { waiting, coming, here, gone, given_up };
+  enum class Stage { waiting, coming, here, missing, abandoned };
   struct Item {
     Wanted wanted;
     Stage stage = Stage::waiting;
@@ -65,7 +65,7 @@ class BlockFetch {
 
   Store& store_;
   const uint64_t bytes_;
-  const Meanwhile meanwhile_;
+  const MissingBlocks meanwhile_;
   const double until_;  // deadline for callers that wait
   std::atomic<bool> stop_{false};
   std::mutex mutex_;
@@ -73,7 +73,7 @@ class BlockFetch {
   std::vector<Item> items_;
   size_t front_ = 0;      // blocks before this one are present
   double settled_ = 0;    // time of the last answer
-  bool doubted_ = false;  // nothing has arrived since a block was late
+  bool stalled_ = false;  // nothing has arrived since a block was late
   bool probed_ = false;
   std::string fault_;
   std::exception_ptr error_;

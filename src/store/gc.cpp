@@ -43,17 +43,17 @@ GcReport Store::gc(const GcOptions& options) {
   const int64_t before = backend_->now() - options.grace;
   const Marks marks = mark(report.refused);
   if (options.between) options.between();
-  const auto sweep = [&](Shelf shelf, const std::set<Sha256>& marked, uint64_t& removed,
-                         uint64_t& kept) {
-    std::vector<ShelfEntry> idle;
-    backend_->list(shelf, [&](const ShelfEntry& e) {
+  const auto sweep = [&](RecordClass record_class, const std::set<Sha256>& marked,
+                         uint64_t& removed, uint64_t& kept) {
+    std::vector<RecordInfo> idle;
+    backend_->list(record_class, [&](const RecordInfo& e) {
       if (marked.contains(e.name) || e.used >= before)
         ++kept;
       else
         idle.push_back(e);
     });
-    for (const ShelfEntry& e : idle) {
-      if (options.dry_run || backend_->remove(shelf, e.name, before)) {
+    for (const RecordInfo& e : idle) {
+      if (options.dry_run || backend_->remove(record_class, e.name, before)) {
         ++removed;
         report.bytes += e.bytes;
       } else {
@@ -61,8 +61,8 @@ GcReport Store::gc(const GcOptions& options) {
       }
     }
   };
-  sweep(Shelf::states, marks.states, report.states, report.kept_states);
-  sweep(Shelf::blocks, marks.blocks, report.blocks, report.kept_blocks);
+  sweep(RecordClass::states, marks.states, report.states, report.kept_states);
+  sweep(RecordClass::blocks, marks.blocks, report.blocks, report.kept_blocks);
   if (!options.dry_run) backend_->tidy(before);
   return report;
 }

@@ -62,8 +62,7 @@ uint32_t payload_offset(RecordKind kind) {
 // Fills at most 256 bytes, a size that no signal can interrupt.
 void fill_randomly(std::span<std::byte> bytes) {
   if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
-    throw Error(ErrorKind::io, "", "random bytes", fmt::format("{} of the system", bytes.size()),
-                "fewer");
+    throw Error(ErrorKind::io, "", "random bytes", "", "the system did not provide them");
 }
 
 Poly1305Tag tag_of_payload(const StoreKey& key, const Record& record,
@@ -82,7 +81,7 @@ void check_payload(const StoreKey& key, const Record& record, std::span<const st
                    const std::string& where) {
   if (!equal_in_constant_time(tag_of_payload(key, record, content.first(kNonce)),
                               content.subspan(kNonce)))
-    record_damaged(where, "content", "what was sealed", "other bytes");
+    record_damaged(where, "content", "", "the bytes are not those that were sealed");
 }
 
 }  // namespace
@@ -96,8 +95,9 @@ StoreKey StoreKey::random() {
 StoreKey StoreKey::load(const std::string& path) {
   struct stat info = {};
   if (::stat(path.c_str(), &info) == 0 && (info.st_mode & 077) != 0) {
-    throw Error(ErrorKind::io, path, "permissions", "600: a key that its owner alone can read",
-                fmt::format("{:o}", info.st_mode & 0777));
+    throw Error(ErrorKind::io, path, "permissions", "",
+                fmt::format("others can read the key (mode {:o}); chmod 600 makes it private",
+                            info.st_mode & 0777));
   }
   std::istringstream lines(read_text_file(path, kKeyFileBytes));
   std::string head;
@@ -113,7 +113,7 @@ StoreKey StoreKey::load(const std::string& path) {
 void StoreKey::save(const std::string& path) const {
   std::error_code ignored;
   if (std::filesystem::exists(path, ignored))
-    throw Error(ErrorKind::argument, path, "key", "a file that is not there yet", "one");
+    throw Error(ErrorKind::argument, path, "key", "", "the file exists already");
   AtomicFile file(path, 0600);
   const std::string text =
       fmt::format("{}\nwriters {}\nsalt {}\n", kKeyFileHead, hex_of(writers), hex_of(salt.bytes));
@@ -168,7 +168,8 @@ Record open_record(const StoreKey& key, RecordKind kind, const Sha256& name,
   const uint32_t encoding = r.u32("encoding"), offset = r.u32("offset");
   const std::span<const std::byte> seal = r.bytes(32, "HMAC");
   if (!equal_in_constant_time(seal, hmac_sha256(key.writers, bytes.first(kSealed)).bytes))
-    throw Error(ErrorKind::mismatch, where, "HMAC", "one of the writers' key", "another");
+    throw Error(ErrorKind::mismatch, where, "HMAC", "",
+                "the record was not sealed with this store's key");
   if (found != static_cast<uint32_t>(kind) || offset != payload_offset(kind))
     throw Error(ErrorKind::mismatch, where, "kind", record_kind_name(kind), "another");
   if (found_name != name)

@@ -73,7 +73,7 @@ std::string text_of(std::span<const std::byte> bytes) {
 
 class RedisStore : public StoreBackend {
  public:
-  RedisStore(const StoreUrl& url, StoreClock clock, StorePatience patience)
+  RedisStore(const StoreUrl& url, StoreClock clock, StoreTimeouts patience)
       : url_(url), patience_(patience), servers_(url, patience), clock_(std::move(clock)) {}
 
   void check_server() { servers_.check(); }
@@ -82,13 +82,14 @@ class RedisStore : public StoreBackend {
     const std::string text = fmt::format("stet store 1 ttl {}", kBlockTtl);
     const RedisReply reply = servers_.one({{"SET", store_key(), text, "NX"}}, patience_.write);
     if (reply->type == REDIS_REPLY_NIL)
-      throw Error(ErrorKind::argument, url(), "store", "a server without one", "a store");
+      throw Error(ErrorKind::argument, url(), "store", "", "the server has a store already");
   }
 
   void open() {
     const RedisReply reply = servers_.one({{"GET", store_key()}}, patience_.read);
     if (reply->type == REDIS_REPLY_NIL)
-      throw Error(ErrorKind::io, url(), "store", "a store (stet store init makes one)", "nothing");
+      throw Error(ErrorKind::io, url(), "store", "",
+                  "there is no store; stet store init makes one");
     constexpr std::string_view kFront = "stet store 1 ttl ";
     const std::string text(string_of(reply));
     const char* const end = text.data() + text.size();
@@ -120,41 +121,42 @@ class RedisStore : public StoreBackend {
            std::chrono::duration_cast<std::chrono::seconds>(here - asked_).count();
   }
 
-  std::vector<std::optional<StoredBytes>> read(Shelf shelf,
+  std::vector<std::optional<StoredBytes>> read(RecordClass record_class,
                                                std::span<const Sha256> names) override {
     std::vector<std::optional<StoredBytes>> found(names.size());
-    receive(shelf, names, nullptr,
+    receive(record_class, names, nullptr,
             [&](size_t i, std::optional<StoredBytes> record) { found[i] = std::move(record); });
     return found;
   }
   void read_blocks(std::span<const Sha256> names, const std::atomic<bool>& stop,
                    const TakeBlock& take) override {
-    receive(Shelf::blocks, names, &stop, take);
+    receive(RecordClass::blocks, names, &stop, take);
   }
   // Leaves one processor to the other end of the connection: the system, and a server that may run
   // on this machine.
   int readers(int threads) const override { return std::clamp(threads - 1, 1, kMostConnections); }
 
-  std::vector<bool> touch(Shelf shelf, std::span<const Sha256> names) override {
+  std::vector<bool> touch(RecordClass record_class, std::span<const Sha256> names) override {
     std::vector<RedisCommand> commands;
-    for (const Sha256& name : names) commands.push_back(touching(shelf, name));
+    for (const Sha256& name : names) commands.push_back(touching(record_class, name));
     std::vector<bool> there;
     for (const RedisReply& r : servers_.run(commands, patience_.write))
       there.push_back(integer_of(r) == 1);
     return there;
   }
 
-  size_t write(Shelf shelf, std::span<const NewRecord> records) override {
+  size_t write(RecordClass record_class, std::span<const NewRecord> records) override {
     for (size_t i = 0; i < records.size(); ++i) {
-      if (write_record(shelf, records[i])) continue;
-      if (shelf == Shelf::blocks) return i;
-      throw Error(ErrorKind::io, url(), "state", "memory for it (maxmemory)", "none left");
+      if (write_record(record_class, records[i])) continue;
+      if (record_class == RecordClass::blocks) return i;
+      throw Error(ErrorKind::io, url(), "state", "",
+                  "the memory of the server is full (maxmemory)");
     }
     return records.size();
   }
 
-  void list(Shelf shelf, const std::function<void(const ShelfEntry&)>& each) override {
-    const std::string front = shelf_key(shelf) + "{", end = "}:0";
+  void list(RecordClass record_class, const std::function<void(const RecordInfo&)>& each) override {
+    const std::string front = shelf_key(record_class) + "{", end = "}:0";
     servers_.scan(front + "*" + end, [&](const std::vector<std::string>& keys) {
       std::vector<RedisCommand> commands;
       std::vector<Sha256> names;
@@ -165,14 +167,14 @@ class RedisStore : public StoreBackend {
         if (!name) continue;
         names.push_back(*name);
         commands.push_back({{"GETRANGE", key, "0", std::to_string(kRecordFront - 1)}});
-        commands.push_back(shelf == Shelf::blocks
+        commands.push_back(record_class == RecordClass::blocks
                                ? RedisCommand{{"TTL", key}}
-                               : RedisCommand{{"GET", record_key(shelf, *name) + ":used"}});
+                               : RedisCommand{{"GET", record_key(record_class, *name) + ":used"}});
       }
       const std::vector<RedisReply> replies = servers_.run(commands, patience_.write);
       for (size_t i = 0; i < names.size(); ++i) {
         const RedisReply& used = replies[2 * i + 1];
-        const int64_t when = shelf == Shelf::blocks
+        const int64_t when = record_class == RecordClass::blocks
                                  ? now() - (ttl_ - integer_of(used))
                                  : std::atoll(std::string(string_of(used)).c_str());
         each({names[i], claimed_bytes(std::as_bytes(std::span(string_of(replies[2 * i])))), when});
@@ -180,10 +182,10 @@ class RedisStore : public StoreBackend {
     });
   }
 
-  bool remove(Shelf shelf, const Sha256& name, int64_t unused_since) override {
-    const bool block = shelf == Shelf::blocks;
+  bool remove(RecordClass record_class, const Sha256& name, int64_t unused_since) override {
+    const bool block = record_class == RecordClass::blocks;
     const RedisCommand c = script(
-        kRemove, shelf, name,
+        kRemove, record_class, name,
         {std::to_string(unused_since), block ? std::to_string(ttl_) : "", std::to_string(now())});
     return integer_of(servers_.one(c, patience_.write)) == 1;
   }
@@ -255,41 +257,42 @@ class RedisStore : public StoreBackend {
 
  private:
   std::string store_key() const { return url_.prefix + ":store"; }
-  std::string shelf_key(Shelf shelf) const {
-    return url_.prefix + (shelf == Shelf::blocks ? ":b:" : ":s:");
+  std::string shelf_key(RecordClass record_class) const {
+    return url_.prefix + (record_class == RecordClass::blocks ? ":b:" : ":s:");
   }
-  std::string record_key(Shelf shelf, const Sha256& name) const {
-    return shelf_key(shelf) + "{" + hex_of_hash(name) + "}";
+  std::string record_key(RecordClass record_class, const Sha256& name) const {
+    return shelf_key(record_class) + "{" + hex_of_hash(name) + "}";
   }
-  std::string chunk_key(Shelf shelf, const Sha256& name, size_t chunk) const {
-    return record_key(shelf, name) + ":" + std::to_string(chunk);
+  std::string chunk_key(RecordClass record_class, const Sha256& name, size_t chunk) const {
+    return record_key(record_class, name) + ":" + std::to_string(chunk);
   }
   std::string name_key(const std::string& name) const { return url_.prefix + ":n:" + name; }
   std::string lease_key(const std::string& holder) const { return url_.prefix + ":l:" + holder; }
 
-  RedisCommand touching(Shelf shelf, const Sha256& name) {
-    return script(
-        kTouch, shelf, name,
-        {shelf == Shelf::blocks ? std::to_string(ttl_) : "",
-         shelf == Shelf::blocks ? "" : std::to_string(now()), std::to_string(kRedisChunk)});
+  RedisCommand touching(RecordClass record_class, const Sha256& name) {
+    return script(kTouch, record_class, name,
+                  {record_class == RecordClass::blocks ? std::to_string(ttl_) : "",
+                   record_class == RecordClass::blocks ? "" : std::to_string(now()),
+                   std::to_string(kRedisChunk)});
   }
-  RedisCommand script(const char* text, Shelf shelf, const Sha256& name,
+  RedisCommand script(const char* text, RecordClass record_class, const Sha256& name,
                       const std::vector<std::string>& arguments) const {
-    RedisCommand c{{"EVAL", text, "1", chunk_key(shelf, name, 0)}};
+    RedisCommand c{{"EVAL", text, "1", chunk_key(record_class, name, 0)}};
     c.key = 3;
-    if (shelf == Shelf::states) {
+    if (record_class == RecordClass::states) {
       c.words[2] = "2";
-      c.words.push_back(record_key(shelf, name) + ":used");
+      c.words.push_back(record_key(record_class, name) + ":used");
     }
     c.words.insert(c.words.end(), arguments.begin(), arguments.end());
     return c;
   }
 
-  void mark_used(Shelf shelf, std::span<const Sha256> names, const std::vector<bool>& found) {
+  void mark_used(RecordClass record_class, std::span<const Sha256> names,
+                 const std::vector<bool>& found) {
     try {
       std::vector<RedisCommand> commands;
       for (size_t i = 0; i < names.size(); ++i) {
-        if (found[i]) commands.push_back(touching(shelf, names[i]));
+        if (found[i]) commands.push_back(touching(record_class, names[i]));
       }
       servers_.run(commands, kMarkSeconds);
     } catch (const Error&) {
@@ -300,9 +303,9 @@ class RedisStore : public StoreBackend {
   // Receives records in place. The first chunk tells their number. Requests as many chunks as the
   // previous record had, and the missing ones in a second round. Each record is taken while the
   // server sends the next.
-  void receive(Shelf shelf, std::span<const Sha256> names, const std::atomic<bool>* stop,
-               const TakeBlock& take) {
-    std::atomic<size_t>& usual = usual_chunks_[shelf == Shelf::blocks ? 0 : 1];
+  void receive(RecordClass record_class, std::span<const Sha256> names,
+               const std::atomic<bool>* stop, const TakeBlock& take) {
+    std::atomic<size_t>& usual = usual_chunks_[record_class == RecordClass::blocks ? 0 : 1];
     std::vector<bool> found(names.size());
     std::vector<IncomingRecord> all;
     for (size_t i = 0; i < names.size(); ++i) {
@@ -316,18 +319,19 @@ class RedisStore : public StoreBackend {
     std::vector<Chunk> chunks;
     for (size_t i = 0; i < names.size(); ++i) {
       for (size_t n = 0; n < asked; ++n)
-        chunks.push_back({&all[i], chunk_key(shelf, names[i], n), n});
+        chunks.push_back({&all[i], chunk_key(record_class, names[i], n), n});
     }
     receive(chunks, stop);
     chunks.clear();
     for (size_t i = 0; i < names.size(); ++i) {
       for (size_t n = 0; n < all[i].chunks(); ++n) {
-        if (all[i].is_missing(n)) chunks.push_back({&all[i], chunk_key(shelf, names[i], n), n});
+        if (all[i].is_missing(n))
+          chunks.push_back({&all[i], chunk_key(record_class, names[i], n), n});
       }
     }
     receive(chunks, stop);
     for (IncomingRecord& record : all) record.end();
-    mark_used(shelf, names, found);
+    mark_used(record_class, names, found);
   }
 
   struct Chunk {
@@ -340,18 +344,18 @@ class RedisStore : public StoreBackend {
     for (const Chunk& c : chunks) {
       commands.push_back({{"GET", c.key}});
       commands.back().place = [&c](size_t size, auto head) { return c.of->place(c.n, size, head); };
-      commands.back().placed = [&c] { c.of->placed(c.n); };
+      commands.back().placed = [&c] { c.of->set_received(c.n); };
     }
     const std::vector<RedisReply> replies = servers_.run(commands, patience_.read, stop);
     for (size_t i = 0; i < chunks.size(); ++i) {
-      if (replies[i]->type == REDIS_REPLY_NIL) chunks[i].of->gone(chunks[i].n);
+      if (replies[i]->type == REDIS_REPLY_NIL) chunks[i].of->set_missing(chunks[i].n);
     }
   }
 
   // Writes a record's first chunk last, so that a killed writer leaves no record. Chunks of two
   // writers of one payload fit together, since only the front in the first chunk differs. Returns
   // false if the server is full.
-  bool write_record(Shelf shelf, const NewRecord& record) {
+  bool write_record(RecordClass record_class, const NewRecord& record) {
     std::vector<std::byte> edge(record.front.begin(), record.front.end());
     const size_t head = std::min(kRedisChunk - edge.size(), record.payload.size());
     edge.insert(edge.end(), record.payload.begin(),
@@ -359,32 +363,33 @@ class RedisStore : public StoreBackend {
     std::vector<RedisCommand> commands;
     for (size_t at = head, n = 1; at < record.payload.size(); at += kRedisChunk, ++n) {
       const size_t size = std::min(kRedisChunk, record.payload.size() - at);
-      commands.push_back(
-          setting(shelf, chunk_key(shelf, record.name, n), record.payload.subspan(at, size)));
+      commands.push_back(setting(record_class, chunk_key(record_class, record.name, n),
+                                 record.payload.subspan(at, size)));
     }
-    const std::string first = chunk_key(shelf, record.name, 0);
-    if (shelf == Shelf::states)
+    const std::string first = chunk_key(record_class, record.name, 0);
+    if (record_class == RecordClass::states)
       commands.push_back(
-          {{"SET", record_key(shelf, record.name) + ":used", std::to_string(now())}});
-    commands.push_back(setting(shelf, first, edge));
-    const std::vector<RedisReply> replies = shelf == Shelf::states
+          {{"SET", record_key(record_class, record.name) + ":used", std::to_string(now())}});
+    commands.push_back(setting(record_class, first, edge));
+    const std::vector<RedisReply> replies = record_class == RecordClass::states
                                                 ? servers_.run_acknowledged(first, commands)
                                                 : servers_.run(commands, patience_.write);
     return std::ranges::none_of(replies, is_full);
   }
 
-  RedisCommand setting(Shelf shelf, const std::string& key,
+  RedisCommand setting(RecordClass record_class, const std::string& key,
                        std::span<const std::byte> value) const {
     RedisCommand c;
-    c.words = shelf == Shelf::blocks ? std::vector<std::string>{"SETEX", key, std::to_string(ttl_)}
-                                     : std::vector<std::string>{"SET", key};
+    c.words = record_class == RecordClass::blocks
+                  ? std::vector<std::string>{"SETEX", key, std::to_string(ttl_)}
+                  : std::vector<std::string>{"SET", key};
     c.last = value;
     c.with_last = true;
     return c;
   }
 
   const StoreUrl url_;
-  const StorePatience patience_;
+  const StoreTimeouts patience_;
   RedisConnections servers_;
   StoreClock clock_;
   std::mutex clock_mutex_;
@@ -404,7 +409,7 @@ void create_redis_store(const StoreUrl& url) {
 }
 
 std::unique_ptr<StoreBackend> open_redis_store(const StoreUrl& url, StoreClock clock,
-                                               StorePatience patience) {
+                                               StoreTimeouts patience) {
   auto store = std::make_unique<RedisStore>(url, std::move(clock), patience);
   store->check_server();
   store->open();
@@ -418,9 +423,10 @@ std::unique_ptr<StoreBackend> open_redis_store(const StoreUrl& url, StoreClock c
 namespace stet {
 
 void create_redis_store(const StoreUrl&) {
-  throw Error(ErrorKind::unsupported, "", "store", "dir:PATH (built without hiredis)", "redis://");
+  throw Error(ErrorKind::unsupported, "", "store", "",
+              "redis:// is not available: this stet was built without hiredis; use dir:PATH");
 }
-std::unique_ptr<StoreBackend> open_redis_store(const StoreUrl& url, StoreClock, StorePatience) {
+std::unique_ptr<StoreBackend> open_redis_store(const StoreUrl& url, StoreClock, StoreTimeouts) {
   create_redis_store(url);
   return nullptr;
 }

@@ -18,6 +18,6 @@ namespace stet {
 
 void create_redis_store(const StoreUrl& url);
 std::unique_ptr<StoreBackend> open_redis_store(const StoreUrl& url, StoreClock clock,
-                                               StorePatience patience);
+                                               StoreTimeouts patience);
 
 }  // namespace stet

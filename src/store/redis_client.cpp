@@ -120,7 +120,7 @@ struct RedisClient::Pending {
 };
 
 void RedisClient::unreachable(const std::string& why) const {
-  throw Error(ErrorKind::io, "redis://" + seed(), "", "an answer in time", printable(why));
+  throw Error(ErrorKind::io, "redis://" + seed(), "", "", "no answer in time: " + printable(why));
 }
 
 RedisClient::Connection& RedisClient::connected(const std::string& node, double until) {

@@ -39,7 +39,7 @@ bool is_full(const RedisReply& r) {
           string_of(r).find("-OOM") != std::string_view::npos);
 }
 
-RedisConnections::RedisConnections(const StoreUrl& url, StorePatience patience)
+RedisConnections::RedisConnections(const StoreUrl& url, StoreTimeouts patience)
     : url_(url),
       patience_(patience),
       text_(fmt::format("redis://{}:{}/{}", url.host, url.port, url.prefix)) {}
@@ -86,8 +86,8 @@ void RedisConnections::with_client(const std::function<void(RedisClient&)>& work
 RedisReply RedisConnections::checked(RedisReply reply) const {
   if (reply->type == REDIS_REPLY_ERROR && !is_full(reply) &&
       string_of(reply).find("WRONGTYPE") == std::string_view::npos)
-    throw Error(ErrorKind::io, text_, "", "a server that does what it is asked",
-                printable(std::string(string_of(reply))));
+    throw Error(ErrorKind::io, text_, "", "",
+                "the server refused a command: " + printable(std::string(string_of(reply))));
   return reply;
 }
 
@@ -129,7 +129,7 @@ std::vector<RedisReply> RedisConnections::run_acknowledged(const std::string& ke
     for (RedisReply& r : replies) r = checked(std::move(r));
     return replies;
   }
-  throw Error(ErrorKind::io, text_, "", "a connection that lasts for a write", "none");
+  throw Error(ErrorKind::io, text_, "", "", "every connection was lost during the write");
 }
 
 bool RedisConnections::is_held(RedisClient& client, const std::string& key) const {
@@ -144,7 +144,7 @@ bool RedisConnections::is_held(RedisClient& client, const std::string& key) cons
   if (alone && info_field(string_of(info), "min_slaves_good_slaves").empty()) return true;
   const std::optional<int64_t> replicas = client.wait(key, patience_.read);
   if (!replicas || *replicas >= 1) return replicas.has_value();
-  throw Error(ErrorKind::io, text_, "replicas", "one that has what was written", "none in time");
+  throw Error(ErrorKind::io, text_, "replicas", "", "no replica confirmed the write in time");
 }
 
 void RedisConnections::scan(const std::string& pattern,

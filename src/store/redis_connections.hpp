@@ -26,7 +26,7 @@ bool is_full(const RedisReply& reply);
 // handle. Callers handle two: full memory, and a key with a value that no store wrote.
 class RedisConnections {
  public:
-  RedisConnections(const StoreUrl& url, StorePatience patience);
+  RedisConnections(const StoreUrl& url, StoreTimeouts patience);
 
   const std::string& url() const { return text_; }  // without user name and password
   // Throws an unsupported Error if a server is not suitable for a store.
@@ -52,7 +52,7 @@ class RedisConnections {
   bool is_held(RedisClient& client, const std::string& key) const;
 
   const StoreUrl url_;
-  const StorePatience patience_;
+  const StoreTimeouts patience_;
   const std::string text_;
   bool replicated_ = false;
   std::mutex mutex_;

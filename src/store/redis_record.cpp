@@ -49,14 +49,14 @@ std::span<std::byte> IncomingRecord::place(size_t n, size_t size, std::span<cons
   return {};
 }
 
-void IncomingRecord::placed(size_t n) {
+void IncomingRecord::set_received(size_t n) {
   if (taken_ || n >= chunks()) return;
   there_[n] = true;
   if (std::ranges::find(there_, false) == there_.end())
     give(StoredBytes{{memory_->data(), static_cast<size_t>(bytes_)}, memory_, nullptr});
 }
 
-void IncomingRecord::gone(size_t n) {
+void IncomingRecord::set_missing(size_t n) {
   if (n == 0 || n < chunks()) give(std::nullopt);
 }
 

@@ -34,8 +34,8 @@ class IncomingRecord {
   // chunk must come before the others, since it tells their number.
   std::span<std::byte> place(size_t n, size_t size, std::span<const std::byte> head);
   // Report that chunk `n` was received, and that it is missing on the server.
-  void placed(size_t n);
-  void gone(size_t n);
+  void set_received(size_t n);
+  void set_missing(size_t n);
   size_t chunks() const { return there_.size(); }  // 0 before the first one
   bool is_missing(size_t n) const { return !taken_ && !there_[n]; }
   // Reports that no more chunks come.

@@ -62,7 +62,7 @@ std::vector<int64_t> stored_blocks(int64_t size, Visible visible) {
 // over `positions` positions takes as many operations as all matrices.
 constexpr double kAssumedOperations = 1e11;
 
-void assume_costs(FetchMeter& meter, const ModelConfig& c) {
+void assume_costs(SharedFetchPolicy& meter, const ModelConfig& c) {
   const auto product = [](int64_t a, int64_t b) {
     return static_cast<double>(a) * static_cast<double>(b);
   };
@@ -76,8 +76,8 @@ void assume_costs(FetchMeter& meter, const ModelConfig& c) {
 }
 
 // Returns a state of the first full blocks, without anything that belongs to later positions.
-State front_of(const State& state, const KvShape& shape, int64_t capacity,
-               std::span<const std::shared_ptr<KvBlock>> blocks) {
+State prefix_of(const State& state, const KvShape& shape, int64_t capacity,
+                std::span<const std::shared_ptr<KvBlock>> blocks) {
   State front;
   front.origin = state.origin;
   const auto size = static_cast<std::ptrdiff_t>(blocks.size()) * kBlockPositions;
@@ -92,7 +92,7 @@ State front_of(const State& state, const KvShape& shape, int64_t capacity,
 class Restorer {
  public:
   Restorer(Store& store, const Snapshot& snapshot, std::shared_ptr<const Model> model,
-           const RestoreOptions& how, const SessionOptions& options, StoreRestore& report)
+           const RestoreOptions& how, const SessionOptions& options, StoreRestoreReport& report)
       : store_(store),
         snapshot_(snapshot),
         model_(std::move(model)),
@@ -143,10 +143,10 @@ class Restorer {
     report_.restored.reused =
         session.size() - std::min(session.size(), report_.restored.recomputed);
     report_.restored.checked = true;
-    tell_reasons();
+    report_reasons();
   }
 
-  void tell_reasons() {
+  void report_reasons() {
     for (const auto& [reason, n] : reasons_) report_.reasons.push_back(reason);
   }
 
@@ -185,7 +185,7 @@ class Restorer {
       ++late_;
     else if (!found.refused.empty())
       ++refused_[found.refused];
-    else if (why == BlockFetch::Found::gone)
+    else if (why == BlockFetch::Found::missing)
       ++absent_;
     else if (why == BlockFetch::Found::here)
       ++refused_[fmt::format("expected {} bytes, found {}", bytes, found.bytes.size())];
@@ -196,8 +196,8 @@ class Restorer {
     const int64_t first = block * kBlockPositions;
     if (!running_ || running_->size() != first) {
       running_.emplace(model_,
-                       front_of(state, state.kv.shape(), options_.capacity,
-                                std::span(blocks_).first(static_cast<size_t>(block))),
+                       prefix_of(state, state.kv.shape(), options_.capacity,
+                                 std::span(blocks_).first(static_cast<size_t>(block))),
                        options_);
     }
     const double start = seconds_now();
@@ -207,8 +207,8 @@ class Restorer {
     State now = running_->state();
     const std::shared_ptr<KvBlock> own = KvWriter(now.kv).share(block);
     if (layer_digests(state.kv.shape(), own->data()) != saved(block).digests)
-      throw Error(ErrorKind::format, snapshot_.path(), "KV block " + std::to_string(block),
-                  "a block that its tokens give", "another, after it was computed again");
+      throw Error(ErrorKind::format, snapshot_.path(), "KV block " + std::to_string(block), "",
+                  "its tokens do not give the block that was saved");
     ++computed_;
     return own;
   }
@@ -225,7 +225,7 @@ class Restorer {
     if (tail)
       wanted.push_back({tail_identity(snapshot_.digests().id), state.size() / kBlockPositions});
     const bool plain = state.prunes.empty() && state.interventions.empty();
-    BlockFetch fetch(store_, wanted, size, plain ? Meanwhile::compute : Meanwhile::wait);
+    BlockFetch fetch(store_, wanted, size, plain ? MissingBlocks::compute : MissingBlocks::wait);
     for (size_t i = 0; i < wanted_; ++i) {
       const int64_t b = wanted[i].index;
       const BlockFetch::Found why = fetch.next(i);
@@ -273,7 +273,7 @@ class Restorer {
   const std::shared_ptr<const Model> model_;
   const RestoreOptions& how_;
   const SessionOptions& options_;
-  StoreRestore& report_;
+  StoreRestoreReport& report_;
   std::optional<Session> running_;  // computes blocks that are not fetched
   std::shared_ptr<KvBlock> zeros_;
   std::vector<std::shared_ptr<KvBlock>> blocks_;
@@ -282,7 +282,7 @@ class Restorer {
   std::map<std::string, size_t> refused_, reasons_;
 };
 
-void prove_logits(const Snapshot& snapshot, Session& session) {
+void check_logits(const Snapshot& snapshot, Session& session) {
   const Digest found = digest_of(std::as_bytes(session.logits()));
   if (found == snapshot.digests().logits) return;
   throw Error(ErrorKind::mismatch, snapshot.path(), "logits",
@@ -295,7 +295,7 @@ std::string counted(size_t n, const char* what) {
 
 }  // namespace
 
-StorePutReport put_session(Store& store, Session& session, const StorePut& how) {
+StorePutReport put_session(Store& store, Session& session, const StorePutOptions& how) {
   StorePutReport report;
   SaveOptions o;
   o.tokenizer = how.tokenizer;
@@ -341,9 +341,9 @@ StoreSnapshot open_snapshot(Store& store, const Sha256& place) {
 }
 
 Session restore_session(Store& store, const Snapshot& snapshot, std::shared_ptr<const Model> model,
-                        const RestoreOptions& how, StoreRestore* report) {
-  StoreRestore ignored;
-  StoreRestore& r = report != nullptr ? *report : ignored;
+                        const RestoreOptions& how, StoreRestoreReport* report) {
+  StoreRestoreReport ignored;
+  StoreRestoreReport& r = report != nullptr ? *report : ignored;
   r = {};
   if (how.replay || snapshot.meta().form != SnapshotForm::recipe)
     return snapshot.restore(model, how, &r.restored);
@@ -365,7 +365,7 @@ Session restore_session(Store& store, const Snapshot& snapshot, std::shared_ptr<
     RestoreOptions recipe = how;
     Session session = snapshot.restore(model, recipe, &r.restored);
     r.computed = static_cast<size_t>(session.size() / kBlockPositions);
-    restorer.tell_reasons();
+    restorer.report_reasons();
     r.reasons.push_back("its last tokens saw what was pruned since, and are not in the store");
     return session;
   }
@@ -373,7 +373,7 @@ Session restore_session(Store& store, const Snapshot& snapshot, std::shared_ptr<
   const double start = seconds_now();
   session.state();  // computes missing blocks
   restorer.learn_tail(session, seconds_now() - start);
-  prove_logits(snapshot, session);
+  check_logits(snapshot, session);
   restorer.finish(session);
   return session;
 }
@@ -413,7 +413,7 @@ std::optional<Session> fetch_prefix(Store& store, std::shared_ptr<const Model> m
   std::vector<BlockFetch::Wanted> wanted;
   for (const BlockIdentity& b : block_identities(state))
     wanted.push_back({b.id, static_cast<int64_t>(wanted.size())});
-  BlockFetch fetch(store, wanted, shape.block_bytes(), Meanwhile::wait);
+  BlockFetch fetch(store, wanted, shape.block_bytes(), MissingBlocks::wait);
   std::vector<std::shared_ptr<KvBlock>> blocks;
   for (size_t i = 0; i < wanted.size() && fetch.next(i) == BlockFetch::Found::here; ++i) {
     const StoredBlock b = fetch.take(i);
@@ -432,7 +432,7 @@ std::optional<Session> fetch_prefix(Store& store, std::shared_ptr<const Model> m
   return Session(model, std::move(state), options);
 }
 
-std::string StoreRestore::text() const {
+std::string StoreRestoreReport::text() const {
   std::string why;
   for (const std::string& reason : reasons) why += (why.empty() ? "" : "; ") + reason;
   const std::string text = counted(fetched, "fetched") + fmt::format(", {} computed", computed);

@@ -28,12 +28,12 @@ Sha256 identity_of_name(const std::string& name) {
   return sha256_of(std::as_bytes(std::span(text)));
 }
 
-std::string where_of(const std::string& url, const char* shelf, const Sha256& place) {
-  return url + " " + shelf + " " + hex_of_hash(place).substr(0, 16);
+std::string where_of(const std::string& url, const char* record_class, const Sha256& place) {
+  return url + " " + record_class + " " + hex_of_hash(place).substr(0, 16);
 }
 
 [[noreturn]] void not_there(const std::string& url, const std::string& what) {
-  throw Error(ErrorKind::io, url, what, "a state that is in the store", "none");
+  throw Error(ErrorKind::io, url, what, "", "no such state is in the store");
 }
 
 void check_store_name(const std::string& name) {
@@ -154,7 +154,7 @@ size_t Store::write_blocks(std::span<const NewBlock* const> blocks) {
     records[i] = {record.name, fronts[i], bytes[i]};
   });
   const double start = seconds_now();
-  const size_t kept = backend_->write(Shelf::blocks, records);
+  const size_t kept = backend_->write(RecordClass::blocks, records);
   StoreTraffic t;
   for (size_t i = 0; i < kept; ++i) t.written_bytes += kBlockFront + bytes[i].size();
   t.write_seconds = seconds_now() - start;
@@ -167,7 +167,7 @@ size_t Store::write_blocks(std::span<const NewBlock* const> blocks) {
 Store::PutReport Store::put_blocks(std::span<const NewBlock> blocks) {
   std::vector<Sha256> places;
   for (const NewBlock& b : blocks) places.push_back(place(b.identity));
-  std::vector<bool> there = backend_->touch(Shelf::blocks, places);
+  std::vector<bool> there = backend_->touch(RecordClass::blocks, places);
   {
     const std::lock_guard lock(mutex_);
     for (size_t i = 0; i < places.size(); ++i)
@@ -258,15 +258,15 @@ std::vector<StoredBlock> Store::request(std::span<const Sha256> places,
 
 Sha256 Store::put_state(const Sha256& id, const StateRecord& state) {
   const Sha256 name = place(id);
-  if (is_sound_state(name)) return name;
+  if (is_undamaged_state(name)) return name;
   const std::vector<std::byte> payload = encode_state_payload(state);
   const std::vector<std::byte> front = seal_record(key_, {RecordKind::state, name, 0, payload});
   const NewRecord record{name, front, payload};
-  backend_->write(Shelf::states, {&record, 1});
+  backend_->write(RecordClass::states, {&record, 1});
   return name;
 }
 
-bool Store::is_sound_state(const Sha256& name) {
+bool Store::is_undamaged_state(const Sha256& name) {
   try {
     return find_state(name).has_value();
   } catch (const Error& e) {
@@ -275,7 +275,9 @@ bool Store::is_sound_state(const Sha256& name) {
   }
 }
 
-bool Store::has_state(const Sha256& name) { return backend_->touch(Shelf::states, {&name, 1})[0]; }
+bool Store::has_state(const Sha256& name) {
+  return backend_->touch(RecordClass::states, {&name, 1})[0];
+}
 
 StateRecord Store::state(const Sha256& name) {
   std::optional<StateRecord> found = find_state(name);
@@ -285,7 +287,7 @@ StateRecord Store::state(const Sha256& name) {
 
 std::optional<StateRecord> Store::find_state(const Sha256& name) {
   const double start = seconds_now();
-  const std::optional<StoredBytes> found = backend_->read(Shelf::states, {&name, 1})[0];
+  const std::optional<StoredBytes> found = backend_->read(RecordClass::states, {&name, 1})[0];
   if (!found) return std::nullopt;
   if (found->bytes.size() <= kSmall)
     meter().learn([&](FetchPolicy& p) { p.answered(seconds_now() - start); });
@@ -294,11 +296,11 @@ std::optional<StateRecord> Store::find_state(const Sha256& name) {
       open_record(key_, RecordKind::state, name, found->bytes, where).payload, where);
 }
 
-std::vector<ShelfEntry> Store::states() {
-  std::vector<ShelfEntry> all;
-  backend_->list(Shelf::states, [&](const ShelfEntry& e) { all.push_back(e); });
+std::vector<RecordInfo> Store::states() {
+  std::vector<RecordInfo> all;
+  backend_->list(RecordClass::states, [&](const RecordInfo& e) { all.push_back(e); });
   std::sort(all.begin(), all.end(),
-            [](const ShelfEntry& a, const ShelfEntry& b) { return a.name < b.name; });
+            [](const RecordInfo& a, const RecordInfo& b) { return a.name < b.name; });
   return all;
 }
 
@@ -312,11 +314,11 @@ Sha256 Store::resolve(const std::string& reference) {
   const std::string hex = reference.starts_with("sha256:") ? reference.substr(7) : reference;
   std::optional<Sha256> found;
   if (hex.size() < 6) check_store_name(reference);
-  for (const ShelfEntry& e : states()) {
+  for (const RecordInfo& e : states()) {
     if (!hex_of_hash(e.name).starts_with(hex)) continue;
     if (found)
-      throw Error(ErrorKind::argument, url(), reference, "the first digits of one state",
-                  "those of several");
+      throw Error(ErrorKind::argument, url(), reference, "",
+                  "several states begin with these digits; give more of them");
     found = e.name;
   }
   if (!found) not_there(url(), printable(reference, 130));
@@ -355,7 +357,7 @@ void Store::refresh(Sha256 name, const std::optional<Sha256>& known) {
       return;  // the ancestors were not kept
     }
     const StateRecord record = state(name);
-    backend_->touch(Shelf::blocks, record.blocks);
+    backend_->touch(RecordClass::blocks, record.blocks);
     name = record.parent;
   }
 }
@@ -374,7 +376,7 @@ void Store::set_name(const std::string& name, const std::optional<Sha256>& expec
         return s ? "state " + hex_of_hash(*s).substr(0, 16) : std::string("no state");
       };
       throw Error(ErrorKind::mismatch, url(), "name " + name, text(expected),
-                  text(found) + ", which somebody has set meanwhile");
+                  text(found) + ", which another writer has set in the meantime");
     }
     if (next && found == next) return;
     if (next) entries.push_back({*next, now()});
@@ -383,8 +385,7 @@ void Store::set_name(const std::string& name, const std::optional<Sha256>& expec
     if (next) after = sealed_name(name, std::span(entries).subspan(drop));
     if (backend_->replace_name(name, before, after)) return;
   }
-  throw Error(ErrorKind::io, url(), "name " + name, "a name that is left alone for a moment",
-              "one that others keep setting");
+  throw Error(ErrorKind::io, url(), "name " + name, "", "other writers keep setting it; try again");
 }
 
 Store::Lease Store::lease(std::span<const Sha256> states, int64_t seconds) {

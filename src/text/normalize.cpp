@@ -104,9 +104,10 @@ std::string lowercase(std::string_view text) { return std::string(text); }
 // Always throws. Callers ask only for NFC, and only for text that NFC may change.
 std::string normal_form(std::string_view text, bool, bool, const std::string& file,
                         const std::string& field) {
-  throw Error(ErrorKind::unsupported, file, field,
-              "text that is in NFC for certain: this build has no utf8proc to bring it there",
-              fmt::format("U+{:04X}", utf8_at(text, nfc_prefix(text)).code));
+  throw Error(
+      ErrorKind::unsupported, file, field, "",
+      fmt::format("U+{:04X} cannot be normalized to NFC: this stet was built without utf8proc",
+                  utf8_at(text, nfc_prefix(text)).code));
 }
 
 void need_tables(const JsonNode& node) {

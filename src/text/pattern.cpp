@@ -254,14 +254,16 @@ struct Pattern::Finder::Regex {};
 
 Pattern Pattern::compile(const std::string& source, const std::string& file,
                          const std::string& what) {
-  throw Error(ErrorKind::unsupported, file, what,
-              "a pattern of GPT-2, Llama 3 or Qwen: this build has no PCRE2 for others", source);
+  throw Error(ErrorKind::unsupported, file, what, "",
+              "only the patterns of GPT-2, Llama 3 and Qwen are known: this stet was built without "
+              "PCRE2, which " +
+                  source + " needs");
 }
 
 Pattern::Finder::Finder(const Pattern& pattern, std::string_view text, TextBudget& budget)
     : pattern_(pattern), text_(text), budget_(budget) {}
 
-bool Pattern::Finder::next_of_regex(Match&) { return false; }  // never called
+bool Pattern::Finder::next_of_regex(Match&) { return false; }  // without PCRE2 there is none
 
 #endif
 

@@ -18,7 +18,7 @@ Program parse_own(const Tokenizer& tokenizer, std::string_view name) {
   const std::string_view named = tokenizer.chat_template(name);
   const std::string_view source = named.empty() ? tokenizer.chat_template() : named;
   if (source.empty())
-    throw Error(ErrorKind::argument, "", kName, "a tokenizer with a chat template", "one without");
+    throw Error(ErrorKind::argument, "", kName, "", "the tokenizer has no chat template");
   return Program::parse(source, kName);
 }
 

@@ -21,23 +21,22 @@ class TextBudget {
   // Throws a capacity Error if the text has grown beyond the limit.
   void check_size(size_t bytes) const {
     if (bytes > bytes_)
-      throw Error(ErrorKind::capacity, "", "text",
-                  "normalizers that make it at most " + std::to_string(bytes_) + " bytes", "more");
+      throw Error(ErrorKind::capacity, "", "text", "",
+                  "normalizers would make it longer than " + std::to_string(bytes_) + " bytes");
   }
   // Counts a string that lives until the text is done. Throws a capacity Error beyond the limit.
   void keep(size_t bytes) {
     bytes += sizeof(std::string);
     if (bytes > kept_)
-      throw Error(ErrorKind::capacity, "", "text", "pre-tokenizers that make fewer words anew",
-                  "more");
+      throw Error(ErrorKind::capacity, "", "text", "",
+                  "pre-tokenizers would make too many words of it");
     kept_ -= bytes;
   }
   // Throws a capacity Error if matching has taken too long. Checks the time after every miss and
   // after some matches.
   void check_time(bool missed, const std::string& file, const std::string& what) {
     if ((!missed && ++calls_ % 64 != 0) || now() < end_) return;
-    throw Error(ErrorKind::capacity, file, what, "a pattern that can be matched in some seconds",
-                "one that cannot");
+    throw Error(ErrorKind::capacity, file, what, "", "matching the pattern takes too long");
   }
 
  private:

@@ -272,20 +272,20 @@ bool Tokenizer::is_special(int32_t id) const {
 namespace {
 
 // Replaces invalid UTF-8 in each range separately, so that no range absorbs bytes of its neighbour.
-std::string mend(std::string_view text, std::vector<TextRange>& plain) {
-  std::string mended;
+std::string replace_invalid(std::string_view text, std::vector<TextRange>& plain) {
+  std::string replaced;
   size_t done = 0;
   const auto take = [&](size_t end) {
-    mended += utf8_lossy(text.substr(done, end - done));
+    replaced += utf8_lossy(text.substr(done, end - done));
     done = end;
-    return mended.size();
+    return replaced.size();
   };
   for (TextRange& range : plain) {
     const size_t begin = take(range.begin);
     range = {begin, take(range.end)};
   }
   take(text.size());
-  return mended;
+  return replaced;
 }
 
 }  // namespace
@@ -307,17 +307,17 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, Bos bos,
     }
     end = range.end;
   }
-  std::string mended;
+  std::string replaced;
   if (!utf8_valid(text)) {
-    mended = mend(text, plain);
-    text = mended;
+    replaced = replace_invalid(text, plain);
+    text = replaced;
   }
   std::vector<int32_t> ids;
   if (bos != Bos::off) {
     ids = impl_->before;
     if (bos == Bos::on) {
       if (!impl_->bos)
-        throw Error(ErrorKind::argument, "", "bos", "a tokenizer with a bos token", "none");
+        throw Error(ErrorKind::argument, "", "bos", "", "the tokenizer has no bos token");
       if (ids.empty() || ids.front() != *impl_->bos) ids.insert(ids.begin(), *impl_->bos);
     }
   }

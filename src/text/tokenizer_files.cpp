@@ -18,7 +18,7 @@ std::string read_file(const FileSource& source, const std::string& name) {
                                                          : kMaxTokenizerConfig);
   } catch (const Error& e) {
     if (e.kind != ErrorKind::io) throw;
-    throw Error(ErrorKind::io, e.file, "", "a readable file", "one that is not");
+    throw Error(ErrorKind::io, e.file, "", "", "cannot be read");
   }
 }
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """unicode_tables.py: writes src/text/unicode_tables.inc from Python's unicodedata.
 
-It wants the Python whose unicodedata has the VERSION below, 3.11, so that the ids of a text do not depend on which one
-was there. Another version of Unicode means other ids for some texts.
+It requires the Python whose unicodedata has the VERSION below, which is 3.11. Another version of Unicode would mean
+other ids for some texts.
 """
 import os
 import sys
@@ -22,7 +22,7 @@ def character_class(char):
 
 
 def later_parts():
-    """Code points that canonical compositions have anywhere but at their beginning."""
+    """Returns the code points that canonical compositions have anywhere but at their beginning."""
     parts = set()
     for code in range(0x110000):
         if code not in SURROGATES:
@@ -37,8 +37,8 @@ def main():
 
     def entry(code):
         char = chr(code)
-        # NFC leaves a text alone that has only assigned characters of combining class 0 that are their own NFC and end
-        # no composition; no later version of Unicode may change that (UAX #15, stability).
+        # NFC leaves a text unchanged under these conditions, and no later version of Unicode may change that (UAX #15,
+        # stability). Each character is assigned, has combining class 0, is its own NFC and ends no composition.
         nfc_may_change = (code in SURROGATES or unicodedata.category(char) == "Cn" or unicodedata.combining(char) != 0
                           or char in composed or unicodedata.normalize("NFC", char) != char)
         return character_class(char) | (4 if nfc_may_change else 0)

@@ -13,7 +13,7 @@ namespace stet {
 // for many times its length. So the time that helpers saved is weighed against the time lost by
 // waiting for them. While the balance is negative, runs use no helpers, except occasionally to try
 // again.
-class HelperWorth {
+class HelperBalance {
  public:
   using Clock = std::chrono::steady_clock;
   // A run as seen by its calling thread, which waited from `done` on, when all operations were
@@ -21,7 +21,7 @@ class HelperWorth {
   struct Run {
     int helpers;
     Clock::time_point start, done = {};
-    Tally tally = {};  // the calling thread's own
+    TeamProgress tally = {};  // the calling thread's own
   };
 
   // Returns whether the next run should use helpers. Call it before each run. Reads a clock only

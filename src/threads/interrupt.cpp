@@ -15,8 +15,8 @@ class Interruption {
   explicit Interruption(const Interrupt& what) : what_(what) {}
 
   bool stopped() const { return stopped_.load(std::memory_order_relaxed); }
-  bool asked() {
-    if (stopped() || std::this_thread::get_id() != asker_) return stopped();
+  bool poll() {
+    if (stopped() || std::this_thread::get_id() != owner_) return stopped();
     const auto now = std::chrono::steady_clock::now();
     if (now < next_) return false;
     if (what_.ask(what_.context) != 0) stopped_.store(true, std::memory_order_relaxed);
@@ -26,7 +26,7 @@ class Interruption {
 
  private:
   Interrupt what_;
-  std::thread::id asker_ = std::this_thread::get_id();
+  std::thread::id owner_ = std::this_thread::get_id();
   std::chrono::steady_clock::time_point next_ = {};
   std::atomic<bool> stopped_{false};
 };
@@ -43,12 +43,12 @@ Interrupt set_interrupt(const Interrupt& interrupt) noexcept {
 
 const char* Interrupted::what() const noexcept { return "interrupted"; }
 
-bool interrupted(Interruption& interruption) { return interruption.asked(); }
+bool interrupted(Interruption& interruption) { return interruption.poll(); }
 
 void run_interruptible(const TeamOptions& options, const std::function<void(Team)>& work) {
   if (interrupt_of_thread.ask == nullptr) return run_operations(options, work);
   Interruption interruption(interrupt_of_thread);
-  if (interruption.asked()) throw Interrupted();
+  if (interruption.poll()) throw Interrupted();
   run_operations(options, [&](Team team) {
     team.interruption = &interruption;
     work(team);

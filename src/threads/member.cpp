@@ -13,9 +13,10 @@ thread_local bool member = false;
 
 bool is_member() { return member; }
 
-Tally run_member(int rank, int size, WorkQueue& queue, const std::function<void(Team)>& work) {
+TeamProgress run_member(int rank, int size, WorkQueue& queue,
+                        const std::function<void(Team)>& work) {
   const bool before = std::exchange(member, true);
-  Tally tally;
+  TeamProgress tally;
   {
     const FloatEnvironment contract;
     work({rank, size, &queue, &tally});

@@ -12,7 +12,8 @@ namespace stet {
 bool is_member();
 
 // Calls work(Team) under the contract's floating-point environment. `queue` belongs to the run.
-Tally run_member(int rank, int size, WorkQueue& queue, const std::function<void(Team)>& work);
+TeamProgress run_member(int rank, int size, WorkQueue& queue,
+                        const std::function<void(Team)>& work);
 // Calls work(Team) for a team of one, which needs no queue.
 void run_alone(const std::function<void(Team)>& work);
 

@@ -117,7 +117,7 @@ bool has_room_for(int count) {
 
 // Returns whether the calling thread may use that many helpers. The runtime starts threads when a
 // caller first wants them, and ends the process if the system refuses one.
-bool may_have(int helpers) {
+bool can_start(int helpers) {
   thread_local int had = 0;
   if (helpers <= had) return true;
   if (!has_room_for(helpers - had)) return false;
@@ -137,10 +137,10 @@ bool is_thread_count(std::string_view text) {
   while (text.ends_with(' ')) text.remove_suffix(1);
   int n = 0;
   for (const char c : text) {
-    if (c < '0' || c > '9' || n > kMostThreads) return false;
+    if (c < '0' || c > '9' || n > kMaxThreads) return false;
     n = n * 10 + (c - '0');
   }
-  return n >= 1 && n <= kMostThreads;
+  return n >= 1 && n <= kMaxThreads;
 }
 
 }  // namespace
@@ -161,35 +161,35 @@ void check_openmp_environment() {
   for (size_t comma = 0; comma != std::string_view::npos; rest.remove_prefix(comma + 1)) {
     comma = rest.find(',');
     if (!is_thread_count(rest.substr(0, comma))) {
-      throw Error(ErrorKind::argument, "", "OMP_NUM_THREADS",
-                  "1 .. " + std::to_string(kMostThreads), *value == '\0' ? "nothing" : value);
+      throw Error(ErrorKind::argument, "", "OMP_NUM_THREADS", "1 .. " + std::to_string(kMaxThreads),
+                  *value == '\0' ? "nothing" : value);
     }
     if (comma == std::string_view::npos) return;
   }
 }
 
-int openmp_threads() { return std::clamp(omp_get_max_threads(), 1, kMostThreads); }
+int openmp_threads() { return std::clamp(omp_get_max_threads(), 1, kMaxThreads); }
 
 bool run_openmp(int size, bool operations, const std::function<void(Team)>& work) {
   if (!survived_fork()) return false;
-  thread_local HelperWorth worth;
-  if (operations && !worth.are_worth_it(HelperWorth::Clock::now)) return run_alone(work), true;
+  thread_local HelperBalance worth;
+  if (operations && !worth.are_worth_it(HelperBalance::Clock::now)) return run_alone(work), true;
   const HelperBudget helpers(size - 1);
   if (helpers.count() == 0) return run_alone(work), true;
-  if (!may_have(helpers.count())) return false;
+  if (!can_start(helpers.count())) return false;
   const BlockTime ours;
   WorkQueue queue;
-  HelperWorth::Run seen{.helpers = helpers.count(), .start = HelperWorth::Clock::now()};
+  HelperBalance::Run seen{.helpers = helpers.count(), .start = HelperBalance::Clock::now()};
 #pragma omp parallel num_threads(helpers.count() + 1) default(none) shared(queue, work, seen)
   {
     const int rank = omp_get_thread_num();
-    const Tally tally = run_member(rank, omp_get_num_threads(), queue, work);
+    const TeamProgress tally = run_member(rank, omp_get_num_threads(), queue, work);
     if (rank == 0) {
       seen.tally = tally;
-      seen.done = HelperWorth::Clock::now();
+      seen.done = HelperBalance::Clock::now();
     }
   }
-  if (operations) worth.note(seen, HelperWorth::Clock::now());
+  if (operations) worth.note(seen, HelperBalance::Clock::now());
   return true;
 }
 

@@ -14,7 +14,7 @@ int count_processors(const std::function<int(size_t, cpu_set_t*)>& get_affinity)
                                                                [](cpu_set_t* s) { CPU_FREE(s); });
     const size_t bytes = CPU_ALLOC_SIZE(most);
     if (get_affinity(bytes, set.get()) == 0)
-      return std::clamp(CPU_COUNT_S(bytes, set.get()), 1, kMostThreads);
+      return std::clamp(CPU_COUNT_S(bytes, set.get()), 1, kMaxThreads);
     if (errno != EINVAL) break;  // EINVAL: the set is too small
   }
   return 1;

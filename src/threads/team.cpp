@@ -52,11 +52,11 @@ void run_by(Executor& executor, int size, const std::function<void(Team)>& work)
 }
 
 void run(const TeamOptions& options, ThreadPool::Wait wait, const std::function<void(Team)>& work) {
-  const int size = std::min(options.threads, kMostThreads);
+  const int size = std::min(options.threads, kMaxThreads);
   if (size <= 1 || is_member()) return run_alone(work);
   if (Executor* const executor = executor_of(options)) return run_by(*executor, size, work);
   if (resolved(options.backend) == TeamBackend::openmp &&
-      run_openmp(size, wait == ThreadPool::Wait::for_comers, work)) {
+      run_openmp(size, wait == ThreadPool::Wait::for_started, work)) {
     return;
   }
   ThreadPool::of_process().run(size, wait, work);
@@ -87,7 +87,7 @@ void run_team(const TeamOptions& options, const std::function<void(Team)>& work)
 }
 
 void run_operations(const TeamOptions& options, const std::function<void(Team)>& work) {
-  run(options, ThreadPool::Wait::for_comers, work);
+  run(options, ThreadPool::Wait::for_started, work);
 }
 
 void run_each(const TeamOptions& options, size_t n, const std::function<void(size_t)>& work) {
@@ -131,7 +131,8 @@ std::vector<std::string> team_backends() {
 void check_team_backend(TeamBackend backend) {
   if (backend != TeamBackend::openmp) return;
   if (!openmp_built())
-    throw Error(ErrorKind::unsupported, "", "team", "own (built without OpenMP)", "openmp");
+    throw Error(ErrorKind::unsupported, "", "team", "",
+                "openmp is not available: this stet was built without OpenMP");
   check_openmp_environment();
 }
 

@@ -17,7 +17,7 @@ namespace {
 // within a piece of work, the team waits as long. So a helper yields shortly before, between two
 // runs, when no caller waits for it.
 using Clock = std::chrono::steady_clock;
-constexpr std::chrono::microseconds kGivesWay(2500);
+constexpr std::chrono::microseconds kYieldAfter(2500);
 
 // State of a helper. A caller claims an idle one, posts a run and frees it afterwards. A helper
 // that has not started by then is freed at once and skips the run; otherwise the caller waits until
@@ -121,7 +121,7 @@ void ThreadPool::run(int size, Wait wait, const std::function<void(Team)>& work)
   run_member(0, run.size, run.queue, work);
   for (Helper *h = helpers, *next; h != nullptr; h = next) {
     next = h->next;  // once idle, another caller may claim it
-    if (wait == Wait::for_comers && h->state.replace(kPosted, kIdle)) continue;
+    if (wait == Wait::for_started && h->state.replace(kPosted, kIdle)) continue;
     for (uint32_t now = h->state.load(); now != kDone;) now = h->state.wait_while(now);
     h->state.store(kIdle);
   }
@@ -138,7 +138,7 @@ void ThreadPool::serve(Helper& me) {
       run_member(me.rank, me.run->size, me.run->queue, me.run->work);
       me.state.store(kDone);
       me.state.wake();
-      if (Clock::now() - gave_way > kGivesWay) {
+      if (Clock::now() - gave_way > kYieldAfter) {
         sched_yield();
         gave_way = Clock::now();
       }

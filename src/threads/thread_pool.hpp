@@ -14,7 +14,7 @@ namespace stet {
 
 class ThreadPool {
  public:
-  enum class Wait { for_all, for_comers };  // for_comers: for helpers that have started
+  enum class Wait { for_all, for_started };  // for_started: for helpers that have started
 
   // Returns the pool of this process. A forked process makes a pool of its own, since it has none
   // of its parent's threads. The threads end with the process if it exits normally.

@@ -151,7 +151,7 @@ TEST(ArchivedTokenizer, IsTheTokenizerOfTheDirectory) {
   if (checked == 0) GTEST_SKIP() << "built without the libraries of both tokenizers";
 }
 
-TEST(Archive, ListsWhatATokenizerReads) {
+TEST(Archive, ListsTheFilesThatATokenizerReads) {
   const Files all = {{"chat_template.jinja", "t"},
                      {"tokenizer.json", "{}"},
                      {"tokenizer.model", "m"},
@@ -209,7 +209,7 @@ TEST(Archive, HoldsAShardedModel) {
                 ": expected a file of that name, found none");
 }
 
-TEST(Archive, SaysWhatAModelLacks) {
+TEST(Archive, NamesTheMissingFileOfAModel) {
   EXPECT_EQ(error_of([] {
               Model::load(open_archive(archive_of({{"a", "b"}})), 1);
             }),
@@ -304,7 +304,7 @@ size_t resident_pages(std::span<const std::byte> bytes) {
   return SIZE_MAX;
 }
 
-TEST(Archive, DropsWhatWasConsumedOfAMappedFile) {
+TEST(Archive, DropsReadPagesOfAMappedFile) {
   const TemporaryDirectory dir;
   write_archive(*memory_source({{"a", std::string(3 << 20, 'a')}}, "memory"), {"a"},
                 dir / "archive");
@@ -356,7 +356,7 @@ TEST(ArchiveWriter, StartsAtAMultipleOf4096Only) {
   EXPECT_EQ(dir.names(), std::vector<std::string>{});
 }
 
-TEST(ArchiveWriter, NoticesAFileThatChangedMeanwhile) {
+TEST(ArchiveWriter, DetectsAFileThatChangedMeanwhile) {
   const TemporaryDirectory dir;
   { std::ofstream(dir / "a") << "before"; }
   const ArchiveWriter archive(*directory_source(dir.path()), {"a"});

@@ -162,12 +162,12 @@ TEST(ReadFile, ReadsUpToItsLimit) {
   EXPECT_EQ(stet::read_text_file(dir / "empty", 0), "");
 }
 
-TEST(ReadFile, NamesWhatCannotBeRead) {
+TEST(ReadFile, NamesAFileThatCannotBeRead) {
   const TemporaryDirectory dir;
   EXPECT_EQ(error_of([&] { stet::read_file(dir / "none", 10); }),
-            "io: " + dir / "none" + ": expected a readable file, found No such file or directory");
+            "io: " + dir / "none" + ": cannot be read: No such file or directory");
   EXPECT_EQ(error_of([&] { stet::read_text_file(dir.path(), 10); }),
-            "io: " + dir.path() + ": expected a readable file, found Is a directory");
+            "io: " + dir.path() + ": cannot be read: Is a directory");
   EXPECT_EQ(error_of([&] { stet::read_file("/dev/zero", 1'000'000); }),
             "io: /dev/zero: expected a regular file, found a device or pipe");
 }
@@ -205,12 +205,12 @@ TEST(MappedFile, ShowsTheBytes) {
   EXPECT_EQ(file->bytes()[10'000], static_cast<std::byte>(content[10'000]));
 }
 
-TEST(MappedFile, NamesWhatCannotBeMapped) {
+TEST(MappedFile, NamesAFileThatCannotBeMapped) {
   const TemporaryDirectory dir;
   EXPECT_EQ(error_of([&] { stet::MappedFile::open(dir / "none"); }),
-            "io: " + dir / "none" + ": expected a readable file, found No such file or directory");
+            "io: " + dir / "none" + ": cannot be read: No such file or directory");
   EXPECT_EQ(error_of([&] { stet::MappedFile::open(dir.path()); }),
-            "io: " + dir.path() + ": expected a readable file, found Is a directory");
+            "io: " + dir.path() + ": cannot be read: Is a directory");
   write_file(dir / "empty", "");
   EXPECT_EQ(error_of([&] { stet::MappedFile::open(dir / "empty"); }),
             "format: " + dir / "empty" + ": expected a file with content, found 0 bytes");
@@ -264,9 +264,8 @@ TEST(AtomicFile, AppearsWhole) {
   file.commit();
   EXPECT_EQ(read_text(dir / "a"), "head" + big + "tail");
   EXPECT_EQ(dir.names(), std::vector<std::string>{"a"});
-  EXPECT_EQ(
-      error_of([&] { file.write(as_bytes("x")); }),
-      "io: " + dir / "a" + ": expected a file open for writing, found one committed or failed");
+  EXPECT_EQ(error_of([&] { file.write(as_bytes("x")); }),
+            "io: " + dir / "a" + ": the file has been committed or has failed before");
 }
 
 TEST(AtomicFile, WithoutCommitLeavesTheOldFile) {
@@ -314,39 +313,38 @@ TEST(AtomicFile, FullDiskLeavesTheOldFileAndNoTemporary) {
       file.commit();
     };
     with({.space = space}, [&] {
-      EXPECT_NE(error_of(save).find("io: " + dir / "a" + ": expected to write "),
-                std::string::npos);
+      EXPECT_NE(error_of(save).find("io: " + dir / "a" + ": cannot write "), std::string::npos);
     });
     EXPECT_EQ(read_text(dir / "a"), "old");
     EXPECT_EQ(dir.names(), std::vector<std::string>{"a"});
   }
 }
 
-TEST(AtomicFile, SaysWhyItFailed) {
+TEST(AtomicFile, ErrorsNameTheReason) {
   const TemporaryDirectory dir;
   write_file(dir / "a", "old");
-  const std::string prefix = "io: " + dir / "a" + ": expected ";
+  const std::string prefix = "io: " + dir / "a" + ": ";
   const auto save = [&] { write_file(dir / "a", "new"); };
   const auto expect = [&](const Faults& wanted, const std::string& text) {
     with(wanted, [&] { EXPECT_EQ(error_of(save), prefix + text); });
     EXPECT_EQ(read_text(dir / "a"), "old");
     EXPECT_EQ(dir.names(), std::vector<std::string>{"a"});
   };
-  expect({.space = 0}, "to write 3 bytes, found No space left on device");
-  expect({.space = 2, .write_error = EIO}, "to write 3 bytes, found Input/output error");
-  expect({.fsync_error = EIO}, "its bytes to reach the disk, found Input/output error");
-  expect({.rename_error = EACCES}, "to rename the finished file to it, found Permission denied");
+  expect({.space = 0}, "cannot write 3 bytes: No space left on device");
+  expect({.space = 2, .write_error = EIO}, "cannot write 3 bytes: Input/output error");
+  expect({.fsync_error = EIO}, "its bytes did not reach the disk: Input/output error");
+  expect({.rename_error = EACCES}, "the finished file cannot be renamed to it: Permission denied");
 
   with({.fsync_error = EIO, .fsyncs_before = 1}, [&] {  // the directory's fsync
-    EXPECT_EQ(error_of(save), "io: " + dir / "a" +
-                                  ": durability: expected its name on the disk (the new file is in "
-                                  "place, whole, but a loss of power may undo that), "
-                                  "found Input/output error");
+    EXPECT_EQ(error_of(save),
+              "io: " + dir / "a" +
+                  ": durability: the new file is in place, but a loss of power may undo "
+                  "that: Input/output error");
   });
   EXPECT_EQ(read_text(dir / "a"), "new");
 }
 
-TEST(AtomicFile, RefusesWhatIsNoPlaceForAFile) {
+TEST(AtomicFile, RefusesAPathThatCannotHoldAFile) {
   const TemporaryDirectory dir;
   const auto open = [](const std::string& path) {
     return error_of([&] { stet::AtomicFile file(path); });
@@ -354,19 +352,16 @@ TEST(AtomicFile, RefusesWhatIsNoPlaceForAFile) {
   write_file(dir / "a", "old");
   EXPECT_EQ(open(dir / "none/b"),
             "io: " + dir / "none/b" +
-                ": expected to create a file in its directory, found No such file or directory");
-  EXPECT_EQ(
-      open(dir / "a/b"),
-      "io: " + dir / "a/b" + ": expected to create a file in its directory, found Not a directory");
+                ": no file can be made in its directory: No such file or directory");
+  EXPECT_EQ(open(dir / "a/b"),
+            "io: " + dir / "a/b" + ": no file can be made in its directory: Not a directory");
   EXPECT_EQ(open(dir.path()),
             "io: " + dir.path() + ": expected a regular file to write, found a directory");
-  EXPECT_EQ(open(dir / ""),
-            "io: " + dir / "" + ": expected the name of a file, found the name of a directory");
+  EXPECT_EQ(open(dir / ""), "io: " + dir / "" + ": this is the name of a directory; name a file");
   EXPECT_EQ(open("/dev/null"),
             "io: /dev/null: expected a regular file to write, found a device or pipe");
-  EXPECT_EQ(
-      open("/proc/x"),
-      "io: /proc/x: expected to create a file in its directory, found No such file or directory");
+  EXPECT_EQ(open("/proc/x"),
+            "io: /proc/x: no file can be made in its directory: No such file or directory");
   EXPECT_EQ(dir.names(), std::vector<std::string>{"a"});
 }
 
@@ -407,18 +402,17 @@ TEST(AtomicFile, RefusesLinksThatLeadNowhere) {
   const auto refusal = [](const std::string& path) {
     return error_of([&] { stet::AtomicFile file(path); });
   };
+  EXPECT_EQ(refusal(dir / "a"),
+            "io: " + dir / "a" + ": cannot be written: Too many levels of symbolic links");
   EXPECT_EQ(
-      refusal(dir / "a"),
-      "io: " + dir / "a" + ": expected a file to write, found Too many levels of symbolic links");
-  EXPECT_EQ(refusal(dir / "c"),
-            "io: " + dir / "c" +
-                ": expected to create a file in its directory, found No such file or directory");
+      refusal(dir / "c"),
+      "io: " + dir / "c" + ": no file can be made in its directory: No such file or directory");
   EXPECT_EQ(refusal(dir / "d"),
             "io: " + dir / "d" + ": expected a regular file to write, found a directory");
   EXPECT_EQ(dir.names(), (std::vector<std::string>{"a", "b", "c", "d"}));
 }
 
-TEST(AtomicFile, NextWriterRemovesWhatAKilledOneLeft) {
+TEST(AtomicFile, NextWriterRemovesTheTemporaryOfAKilledOne) {
   const TemporaryDirectory dir;
   write_file(dir / "a", "old");
   write_file(dir / "a.tmp-notes", "somebody's own");

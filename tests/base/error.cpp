@@ -18,7 +18,7 @@ TEST(Error, EscapesControlCharactersAndBrokenUtf8) {
 
 // Escapes category Cc including C1, line and paragraph separators, and direction marks.
 // Neighbouring code points stay as they are.
-TEST(Error, WhatDrivesATerminalIsEscaped) {
+TEST(Error, ControlCharactersAreEscaped) {
   const std::string controls =
       "\x01\r\x1b\x7f\u0080\u009b\u009f\u061c\u200e\u200f\u2028\u2029\u202a\u202e\u2066\u2069";
   EXPECT_EQ(stet::printable(controls + "\n\t"),

@@ -73,7 +73,7 @@ TEST(ParseJson, ReadsThePythonNumbers) {
     EXPECT_NE(error_of([&] { stet::parse_python_json_value(text, "f"); }), kNoError) << text;
 }
 
-TEST(ParseJson, RefusesWhatTheLibraryLetsPass) {
+TEST(ParseJson, RefusesInvalidJsonThatTheLibraryAccepts) {
   EXPECT_EQ(refusal("{\"a\": 1e999}"),
             "line 1, column 11: expected a number that fits a double, found '1e999'");
   EXPECT_EQ(refusal("{\"a\":{\"b\":1,\"b\":2}}"),

@@ -83,7 +83,7 @@ TEST(Poly1305, GivesTheTagsOfTheRfcWhereSumsWrapAround) {
   expect_tag(r, "", bytes_of_hex(text), "13");
 }
 
-TEST(Poly1305, OursAgreesWithTheLibraryWhateverTheLengthAndTheAlignment) {
+TEST(Poly1305, OursAgreesWithTheLibraryForAnyLengthAndAlignment) {
   std::mt19937 random(1);
   std::vector<std::byte> bytes((size_t{1} << 20) + 64);
   const auto draw = [&](std::span<std::byte> to) {

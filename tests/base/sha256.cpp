@@ -39,7 +39,7 @@ TEST(Sha256, GivesThePublishedHashes) {
   }
 }
 
-TEST(Sha256, OursAgreesWithTheLibraryWhateverTheLengthAndThePieces) {
+TEST(Sha256, OursAgreesWithTheLibraryForAnyLengthAndPieces) {
   std::mt19937 random(1);
   std::string text;
   for (size_t length = 0; length < 300; ++length, text += static_cast<char>(random())) {

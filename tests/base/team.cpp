@@ -69,7 +69,7 @@ class Teams : public testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(Backends, Teams, testing::ValuesIn(team_backends()),
                          [](const auto& info) { return info.param; });
 
-TEST_P(Teams, OperationsFollowEachOtherWhoeverComes) {
+TEST_P(Teams, OperationsFollowEachOtherForAnyHelpers) {
   for (const size_t rows : {size_t{1}, size_t{2}, size_t{7}, size_t{100}}) {
     for (const unsigned one_in : {0u, 50u}) {
       const Chain chain(rows, 101, one_in);
@@ -145,7 +145,7 @@ void stand_aside(int) {
 
 // A run that waited for the helper, as an OpenMP parallel region does, would last until the alarm
 // ends the process.
-TEST(Team, APassDoesNotWaitForAHelperThatHasNotCome) {
+TEST(Team, APassDoesNotWaitForAHelperThatHasNotJoined) {
 #if defined(STET_THREAD_SANITIZER)
   GTEST_SKIP() << "ThreadSanitizer holds signals back from a thread that sleeps";
 #endif
@@ -185,10 +185,9 @@ bool sleeps(pid_t thread) {
   return name_ends != std::string::npos && text[name_ends + 2] == 'S';
 }
 
-// An operation's end and the next one's beginning are one write. A member that sleeps until the
-// first is over and then asks for the second gets its piece, and never hears that the second is
-// over.
-TEST(Team, WhoSleepsUntilAnOperationIsOverFindsTheNextOneOpen) {
+// An operation's end and the next one's beginning are one write. A member sleeps until the first is
+// over, then asks for the second. It must get its piece, and never hear that the second is over.
+TEST(Team, AMemberThatWakesAfterAnOperationFindsTheNextOneOpen) {
   WorkQueue queue;
   constexpr uint32_t kEnd = 400;
   std::atomic<pid_t> waiter{0};
@@ -333,7 +332,7 @@ class NewThreads : public Executor {
   std::atomic<int> runs{0};
 };
 
-TEST(Executors, OneThatHasNoThreadsRunsAllMembers) {
+TEST(Executors, AnExecutorWithoutThreadsRunsAllMembers) {
   const Chain chain(40, 60, 0);
   Backwards executor;
   EXPECT_EQ(chain.run({3, TeamBackend::automatic, &executor}), chain.run(1));
@@ -381,7 +380,7 @@ TEST(Backends, TheProcessHasADefault) {
   EXPECT_TRUE(team_runtime(TeamBackend::openmp).starts_with("OpenMP (lib"));
 #else
   EXPECT_EQ(error_of([] { set_team_backend(TeamBackend::openmp); }),
-            "unsupported: team: expected own (built without OpenMP), found openmp");
+            "unsupported: team: openmp is not available: this stet was built without OpenMP");
 #endif
   EXPECT_EQ(set_team_backend(before), TeamBackend::own);
   EXPECT_EQ(team_runtime(), runtime);
@@ -392,9 +391,9 @@ class Worth : public testing::Test {
  protected:
   using us = std::chrono::microseconds;
   void run(us waited, us length = us(100), uint64_t done = 20) {
-    const HelperWorth::Clock::time_point start = now;
+    const HelperBalance::Clock::time_point start = now;
     now += length;
-    HelperWorth::Run r{.helpers = 1, .start = start};
+    HelperBalance::Run r{.helpers = 1, .start = start};
     r.done = now;
     r.tally = {.operations = 10, .pieces = 40, .done = done};
     now += waited;
@@ -403,8 +402,8 @@ class Worth : public testing::Test {
   bool asked() {
     return worth.are_worth_it([&] { return now; });
   }
-  HelperWorth worth;
-  HelperWorth::Clock::time_point now{};
+  HelperBalance worth;
+  HelperBalance::Clock::time_point now{};
 };
 
 TEST_F(Worth, HelpersThatSaveMoreThanTheyCostStay) {

@@ -18,8 +18,8 @@ PATH = re.compile(rf"(?:(?:{'|'.join(TOP)})(?:/[\w.+*-]+)*/?|README\.md|LICENSE|
 
 
 def documents(root):
-    listed = subprocess.run(["git", "-C", root, "ls-files", "-co", "--exclude-standard", "*.md", "*.svg"], capture_output=True,
-                            text=True, check=False)
+    listed = subprocess.run(["git", "-C", root, "ls-files", "-co", "--exclude-standard", "*.md", "*.svg"],
+                            capture_output=True, text=True, check=False)
     if listed.returncode == 0:
         return [name for name in listed.stdout.splitlines() if os.path.exists(os.path.join(root, name))]
     found = []

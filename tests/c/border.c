@@ -1,8 +1,9 @@
-/* The border itself: versions, NULL where something is needed, sizes of structs, memory. */
+/* The boundary of the C interface: versions, NULL for required arguments, sizes of structs,
+ * memory. */
 #include "check.h"
 #include "oracle.h"
 
-/* A call without its arguments is refused, and says which of them it misses first. */
+/* A call without its arguments is refused, and names the first missing one. */
 #define MISSES(call, field) \
   FAILS(call, STET_ERROR_ARGUMENT, field ": expected not NULL, found NULL")
 
@@ -38,7 +39,7 @@ static void null_is_freed(void) {
   stet_chat_free(NULL);
 }
 
-/* First without anything, then with outputs alone. */
+/* Calls without any arguments, then with outputs only. */
 static void models_and_text_need_arguments(void) {
   stet_model* model = NULL;
   stet_model_info info = {.struct_size = sizeof info};
@@ -221,7 +222,7 @@ static void an_error_has_parts(void) {
   error = NULL;
   CHECK(stet_model_load("no/such/place", NULL, &model, NULL) == STET_ERROR_IO);
 
-  /* A NUL in what was found does not cut it short. */
+  /* A NUL in `found` does not truncate it. */
   stet_tokenizer* tokenizer = NULL;
   stet_session* session = NULL;
   OK(stet_model_load(TINY, NULL, &model, &error));
@@ -237,7 +238,7 @@ static void an_error_has_parts(void) {
   CHECK(tokenizer == NULL);
 }
 
-/* Structs of older and of newer versions. */
+/* Structs of older and of newer versions are accepted. */
 static void structs_may_grow(void) {
   stet_model* model = NULL;
   stet_session* session = NULL;
@@ -248,7 +249,7 @@ static void structs_may_grow(void) {
   options.struct_size = (size_t)-1;
   CHECK(stet_session_new(model, &options, &session, NULL) == STET_ERROR_ARGUMENT);
 
-  options.struct_size = offsetof(stet_session_options, threads); /* it ends behind the capacity */
+  options.struct_size = offsetof(stet_session_options, threads); /* it ends after the capacity */
   OK(stet_session_new(model, &options, &session, &error));
   struct {
     size_t struct_size;
@@ -278,38 +279,40 @@ static void structs_may_grow(void) {
   OK(stet_session_new(model, (const stet_session_options*)(const void*)&newer, &session, &error));
   stet_session_free(session);
   newer.later = 1;
-  FAILS(stet_session_new(model, (const stet_session_options*)(const void*)&newer, &session, &error),
-        STET_ERROR_UNSUPPORTED,
-        "options: expected nothing set beyond the 64 bytes that are known here, found a struct of "
-        "72");
+  FAILS(
+      stet_session_new(model, (const stet_session_options*)(const void*)&newer, &session, &error),
+      STET_ERROR_UNSUPPORTED,
+      "options: the caller's struct of 72 bytes sets members beyond the 64 bytes that this library "
+      "knows");
   CHECK(session == NULL);
   stet_model_free(model);
 }
 
-/* How often the call failed, each time with one error and nothing given, until it needed no
- * allocation more than it got. A cache says itself that it is too large. */
-#define REFUSALS(call, count)                                           \
-  do {                                                                  \
-    stet_status status = STET_ERROR_MEMORY;                             \
-    for (count = 0;; ++count) {                                         \
-      refuse_memory(count);                                             \
-      status = (call);                                                  \
-      refuse_memory(-1);                                                \
-      if (status == STET_OK) break;                                     \
-      CHECK(error != NULL && error->kind == status);                    \
-      if (status == STET_ERROR_MEMORY)                                  \
-        CHECK_TEXT(error->message, "expected memory, found none left"); \
-      else                                                              \
-        CHECK(status == STET_ERROR_CAPACITY);                           \
-      stet_error_free(error);                                           \
-      error = NULL;                                                     \
-    }                                                                   \
-    CHECK(error == NULL);                                               \
+/* Lets the n-th allocation of the call fail, for n = 0, 1, ..., until the call succeeds. Each
+ * failure must give one error and no output. Counts the failures. A cache reports itself if it
+ * is too large. */
+#define REFUSALS(call, count)                        \
+  do {                                               \
+    stet_status status = STET_ERROR_MEMORY;          \
+    for (count = 0;; ++count) {                      \
+      refuse_memory(count);                          \
+      status = (call);                               \
+      refuse_memory(-1);                             \
+      if (status == STET_OK) break;                  \
+      CHECK(error != NULL && error->kind == status); \
+      if (status == STET_ERROR_MEMORY)               \
+        CHECK_TEXT(error->message, "out of memory"); \
+      else                                           \
+        CHECK(status == STET_ERROR_CAPACITY);        \
+      stet_error_free(error);                        \
+      error = NULL;                                  \
+    }                                                \
+    CHECK(error == NULL);                            \
   } while (0)
 
-/* Not of what two libraries do, which end the process when memory is refused to them: reading and
- * writing JSON (nlohmann's destructor allocates) and sentencepiece's encoding (its unwinding frees
- * what it never made). So the tokenizer here is a byte-level BPE. */
+/* Leaves out two libraries that end the process when they get no memory: JSON (nlohmann's
+ * destructor allocates), and sentencepiece's encoder, whose unwinding frees unallocated memory.
+ * The tokenizer here is therefore a byte-level BPE. */
 static void memory_runs_out(void) {
   stet_model* model = NULL;
   stet_tokenizer* tokenizer = NULL;
@@ -327,7 +330,7 @@ static void memory_runs_out(void) {
   CHECK(count > 1);
   REFUSALS(stet_session_append(session, ids, 5, &error), count);
   CHECK(count > 1);
-  stet_session* whole = NULL; /* refusals on the way change no bit */
+  stet_session* whole = NULL; /* failures on the way change no bit */
   OK(stet_session_new(model, NULL, &whole, &error));
   OK(stet_session_append(whole, ids, 5, &error));
   stet_difference* difference = NULL;

@@ -1,5 +1,4 @@
-/* The tests of the C interface, as main.c runs them by their names: each returns 0, or ends the
- * program. */
+/* The tests of the C interface, which main.c runs by name. Each returns 0, or ends the program. */
 #ifndef STET_TESTS_C_CASES_H
 #define STET_TESTS_C_CASES_H
 

@@ -1,4 +1,4 @@
-/* Conversations through the C interface: the state is that of the C++ one. */
+/* Conversations through the C interface give the states of the C++ interface. */
 #include "check.h"
 #include "oracle.h"
 
@@ -20,7 +20,7 @@ static void say(stet_chat* chat, const char* text) {
   OK(stet_chat_say(chat, text, strlen(text), NULL, &error));
 }
 
-/* The text of a reply, to be freed. */
+/* Returns the text of a reply. The caller frees it. */
 static char* reply_of(stet_chat* chat, const stet_generate_options* options) {
   stet_reply* reply = NULL;
   OK(stet_chat_reply(chat, options, &reply, &error));
@@ -102,7 +102,7 @@ static void forks_go_their_own_way_and_back(void) {
   CHECK_TEXT(digests_of(fork).id, digests_of(first).id);
   FAILS(stet_chat_rewind(fork, 2, &error), STET_ERROR_ARGUMENT, "turns: expected 1 .. 1, found 2");
 
-  /* A greedy reply that is drawn again is the same. */
+  /* Drawing a greedy reply again gives the same reply. */
   OK(stet_chat_retry(chat, &error));
   CHECK(count_of(chat) == 3);
   free(reply_of(chat, NULL));
@@ -164,7 +164,7 @@ static void messages_are_edited(void) {
 
   int64_t done = 0;
   FAILS(stet_chat_prompt(chat, messages, 3, refuse, &done, &report, &error), STET_ERROR_CANCELED,
-        "callback: expected 0, to go on, found another value");
+        "callback: the caller cancelled the call: its callback did not return 0");
   CHECK(done == plan.added);
   stet_digests now = digests_of(chat);
   CHECK(memcmp(&before, &now, sizeof now) == 0 && count_of(chat) == 2);
@@ -178,7 +178,7 @@ static void messages_are_edited(void) {
   CHECK_TEXT(digests_of(chat).id, digests_of(said).id);
   free(reply_of(said, NULL));
 
-  /* An edit of the first message computes what follows anew. */
+  /* After an edit of the first message everything that follows is computed again. */
   for (size_t i = 0; i < 2; ++i) messages[i] = message_of(chat, i);
   messages[0].content = (stet_text){"My name is Bo.", 14};
   OK(stet_chat_plan(chat, messages, 3, &plan, &error));
@@ -208,7 +208,7 @@ static void a_system_message_is_put_and_removed(void) {
 static void it_goes_on_from_a_snapshot(void) {
   stet_chat *chat = scripted(2), *whole = scripted(3);
   OK(stet_session_save(session_of(chat), tokenizer, "chat.stet", NULL, NULL, &error));
-  stet_session_free(session_of(chat)); /* it is the chat's: nothing happens */
+  stet_session_free(session_of(chat)); /* the chat owns it: no effect */
   stet_snapshot* snapshot = NULL;
   stet_session* session = NULL;
   OK(stet_snapshot_open("chat.stet", NULL, &snapshot, &error));
@@ -257,7 +257,7 @@ static void options_choose_the_template(void) {
   stet_chat_free(chat);
   stet_session_info info = {.struct_size = sizeof info};
   OK(stet_session_get_info(session, &info, &error));
-  CHECK(info.size == 0 && info.messages == 0); /* the session stays as it is */
+  CHECK(info.size == 0 && info.messages == 0); /* the session is unchanged */
 
   options.chat_template = (stet_text){"{% if", 5};
   FAILS_WITH(stet_chat_new(session, tokenizer, &options, &chat, &error), STET_ERROR_FORMAT, "");

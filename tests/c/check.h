@@ -1,4 +1,4 @@
-/* What the tests of the C interface need: a failed check says where it stands and ends the
+/* Macros for the tests of the C interface. A failed check prints its position and ends the
  * program. */
 #ifndef STET_TESTS_C_CHECK_H
 #define STET_TESTS_C_CHECK_H
@@ -30,7 +30,7 @@ static void fail_at(const char* file, int line, const char* what, const char* fo
 /* The error of the last call. */
 static stet_error* error;
 
-/* The call succeeds. */
+/* Expects the call to succeed. */
 #define OK(call)                                                               \
   do {                                                                         \
     if ((call) != STET_OK)                                                     \
@@ -38,7 +38,7 @@ static stet_error* error;
     CHECK(error == NULL);                                                      \
   } while (0)
 
-/* The call fails with this kind and this one line. */
+/* Expects the call to fail with this kind and this one-line error. */
 #define FAILS(call, expected_kind, text)                                               \
   do {                                                                                 \
     if ((call) != (expected_kind))                                                     \
@@ -49,7 +49,7 @@ static stet_error* error;
     error = NULL;                                                                      \
   } while (0)
 
-/* The same where the text holds a path, or the system's reason: only its end is compared. */
+/* Like FAILS, but compares only the end, for errors with a path or the system's reason. */
 #define FAILS_WITH(call, expected_kind, end)                                           \
   do {                                                                                 \
     if ((call) != (expected_kind))                                                     \

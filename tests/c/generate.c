@@ -1,4 +1,5 @@
-/* Sampling and generation through the C interface: the text and the tokens of the C++ one. */
+/* Sampling and generation through the C interface give the text and the tokens of the C++
+ * interface. */
 #include <math.h>
 #include <stddef.h>
 
@@ -9,7 +10,7 @@ static stet_model* model;
 static stet_tokenizer* tokenizer;
 static const char kPrompt[] = "Once upon a time there was";
 
-/* A session with the recommended settings and the prompt. */
+/* Returns a session with the recommended settings and the prompt. */
 static stet_session* prompted(void) {
   stet_session* session = NULL;
   OK(stet_session_new(model, NULL, &session, &error));
@@ -120,7 +121,7 @@ static void replies_are_those_of_cpp(void) {
   stet_session_free(session);
 }
 
-/* The state after a reply of at most 24 tokens, stop tokens ignored. */
+/* Returns the state after a reply of at most 24 tokens that ignores stop tokens. */
 static stet_digests whole_reply(char* text, size_t size) {
   stet_session* session = prompted();
   sample_with(session, 0.8, 5);
@@ -185,7 +186,7 @@ static void a_reply_may_be_cut_anywhere(void) {
 
   options.on_text = throwing_text;
   FAILS(stet_session_generate(session, tokenizer, &options, &reply, &error), STET_ERROR_INTERNAL,
-        "exception: expected none but of stet, found no more");
+        "exception: unexpected: no more");
   CHECK(reply == NULL);
   stet_session_info info = {.struct_size = sizeof info};
   OK(stet_session_get_info(session, &info, &error));
@@ -272,9 +273,9 @@ static void penalties_and_biases_stay_with_the_session(void) {
         found.logit_bias[0].bias == -100 && found.logit_bias[1].id == 300);
   stet_sampling again = {.struct_size = sizeof again};
   OK(stet_session_get_sampling(session, &again, &error));
-  CHECK(again.logit_bias == found.logit_bias); /* what was lent is right as long as it is */
+  CHECK(again.logit_bias == found.logit_bias); /* borrowed memory is valid as long as its owner */
 
-  /* A program that was compiled before there were any changes what it knows, and no more. */
+  /* A program compiled before the new fields existed changes only the fields that it knows. */
   stet_sampling old = {.struct_size = offsetof(stet_sampling, frequency_penalty)};
   OK(stet_session_get_sampling(session, &old, &error));
   old.top_k = 5;
@@ -363,7 +364,7 @@ static int32_t stop_at_third(void* context, int32_t id, const float* logits, siz
   return ++*seen == 3;
 }
 
-/* Each row with its own settings replies as it would alone, and is captured. */
+/* Each row replies with its own settings as it would alone, and is captured. */
 static void a_batch_replies_as_each_would_alone(void) {
   enum { kRows = 4 };
   static const char* const points[] = {"blocks.2.hook_resid_post", "blocks.1.attn.hook_pattern"};
@@ -429,8 +430,7 @@ static void a_batch_replies_as_each_would_alone(void) {
   }
   entries[1] = entries[0];
   FAILS(stet_batch_generate(entries, 2, tokenizer, NULL, 0, NULL, replies, &error),
-        STET_ERROR_ARGUMENT,
-        "batch[1]: session: expected one that stands once, found one that stands twice");
+        STET_ERROR_ARGUMENT, "batch[1]: session: expected each session once, found one twice");
   CHECK(replies[0] == NULL && replies[1] == NULL);
   FAILS(stet_batch_generate(entries, 2, tokenizer, points, 2, NULL, replies, &error),
         STET_ERROR_ARGUMENT, "captures: expected not NULL, found NULL");
@@ -453,7 +453,8 @@ static void a_prompt_says_how_far_it_has_come(void) {
   stet_session* session = NULL;
   OK(stet_session_new(model, &one, &session, &error));
   FAILS(stet_session_append_prompt_watched(session, ids, 4, end_at_two, &done, &error),
-        STET_ERROR_CANCELED, "callback: expected 0, to go on, found another value");
+        STET_ERROR_CANCELED,
+        "callback: the caller cancelled the call: its callback did not return 0");
   stet_session_info info = {.struct_size = sizeof info};
   OK(stet_session_get_info(session, &info, &error));
   CHECK(done == 2 && info.size == 0 && info.turns == 0);

@@ -1,5 +1,5 @@
-/* Through the C interface: interventions listed and detached, points and weights by their names,
- * and calls that say how far they have come or are ended. */
+/* Interventions listed and detached, points and weights by name, and calls that report progress
+ * or are cancelled, through the C interface. */
 #include "check.h"
 #include "oracle.h"
 #include "tiny_sessions.h"
@@ -44,7 +44,7 @@ static void points_say_their_shapes(void) {
         "point: expected the name of a point of family gemma3, found blocks.7.attn.hook_k");
 }
 
-/* The state's id of `count` tokens, the change attached after `before` of them. */
+/* Writes the id of the state of `count` tokens, with the change attached after `before` of them. */
 static void id_with(const stet_intervention* change, size_t before, size_t count, char* id) {
   stet_session* session = session_of(0, before);
   if (change != NULL) OK(stet_session_attach(session, change, &error));
@@ -89,7 +89,7 @@ static void interventions_are_listed_and_detached(void) {
   FAILS(stet_session_intervention(session, 1, &found, &attached, &error), STET_ERROR_ARGUMENT,
         "index: expected an index below 1, found 1");
 
-  /* What is detached at 70 is what was attached up to 70, and what follows does not see it. */
+  /* Detaching at 70 equals attaching with the end 70. Later tokens do not see the change. */
   FAILS(stet_session_detach(session, 0, 69, &error), STET_ERROR_ARGUMENT,
         "intervention: position: expected 70 or a later one, found 69");
   FAILS(stet_session_detach(session, 1, 70, &error), STET_ERROR_ARGUMENT,
@@ -101,20 +101,20 @@ static void interventions_are_listed_and_detached(void) {
   check_id(session, expected);
   OK(stet_session_intervention(session, 0, &found, NULL, &error));
   CHECK(found.end == 70);
-  OK(stet_session_detach(session, 0, 100, &error)); /* it has ended already */
+  OK(stet_session_detach(session, 0, 100, &error)); /* already ended */
   check_id(session, expected);
   stet_difference* difference = NULL;
   OK(stet_session_verify(session, &difference, &error));
   CHECK(difference == NULL);
 
-  /* One that has changed nothing is forgotten. */
+  /* An intervention that has changed nothing is removed. */
   change.end = 0;
   OK(stet_session_attach(session, &change, &error));
   OK(stet_session_detach(session, 1, 100, &error));
   check_id(session, expected);
   stet_session_free(session);
 
-  /* Of a row for each position, those that were used stay. */
+  /* With a row for each position, the rows already used remain. */
   float rows[50 * kHidden];
   for (int i = 0; i < 50 * kHidden; ++i) rows[i] = (float)(i % 97) / 97;
   change.op = STET_SET, change.values = rows, change.value_count = 50 * kHidden;
@@ -130,8 +130,8 @@ static void interventions_are_listed_and_detached(void) {
   stet_session_free(session);
 }
 
-/* Positions move up under an open change, which is then detached: what was processed before the
- * shift was all under it. */
+/* A shift moves positions while a change is in force, and the change is then detached. All
+ * tokens before the shift were processed under it. */
 static void a_change_is_detached_after_a_shift(void) {
   float values[kHidden];
   for (int i = 0; i < kHidden; ++i) values[i] = (float)i / 64;
@@ -159,7 +159,7 @@ static void a_change_is_detached_after_a_shift(void) {
   OK(stet_session_rewind(open, 24, &error));
   check_same_logits(session, open, 1);
 
-  /* So it is after a snapshot, too. */
+  /* A snapshot keeps this. */
   OK(stet_session_append(session, ids + 4, 6, &error));
   stet_digests digests = {.struct_size = sizeof digests};
   OK(stet_session_save(session, NULL, "detached.stet", NULL, &digests, &error));
@@ -236,21 +236,21 @@ static void a_thread_can_end_what_it_waits_for(void) {
   OK(stet_session_append(plain, ids + 40, 1, &error));
   answer = 1;
   FAILS(stet_session_append(session, ids + 41, 20, &error), STET_ERROR_CANCELED,
-        "interrupt: expected 0, to go on, found another value");
+        "interrupt: the caller cancelled the call: its interrupt function did not return 0");
   CHECK(info_of(session).size == 41);
   stet_reply* reply = NULL;
   FAILS(stet_session_generate(session, NULL, NULL, &reply, &error), STET_ERROR_CANCELED,
-        "interrupt: expected 0, to go on, found another value");
+        "interrupt: the caller cancelled the call: its interrupt function did not return 0");
   CHECK(reply == NULL && info_of(session).size == 41);
   const stet_batch_entry entries[] = {{session, ids + 41, 20}, {plain, ids + 41, 20}};
   FAILS(stet_batch_append(entries, 2, &error), STET_ERROR_CANCELED,
-        "interrupt: expected 0, to go on, found another value");
+        "interrupt: the caller cancelled the call: its interrupt function did not return 0");
   const stet_intervention change = {.struct_size = sizeof change,
                                     .point = "blocks.3.hook_resid_mid",
                                     .op = STET_SCALE,
                                     .end = 60};
   FAILS(stet_trace_run(trace, &change, 1, see_trace, traced, &error), STET_ERROR_CANCELED,
-        "interrupt: expected 0, to go on, found another value");
+        "interrupt: the caller cancelled the call: its interrupt function did not return 0");
   stet_set_interrupt(NULL, NULL);
   check_same_logits(session, plain, 1);
   OK(stet_batch_append(entries, 2, &error));

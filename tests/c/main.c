@@ -1,5 +1,5 @@
-/* The tests of the C interface: one of them by its name, or all. They write to the working
- * directory. c_tests [NAME] */
+/* Runs the tests of the C interface: the named one, or all. They write to the working directory.
+ *   c_tests [NAME] */
 #include <stddef.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* Scoring through the C interface: the log-probabilities of the logits that appending gives. */
+/* Scores through the C interface are the log-probabilities of the logits that appending gives. */
 #include "check.h"
 #include "oracle.h"
 
@@ -21,7 +21,7 @@ static int32_t see(void* context, size_t index, const stet_token_score* tokens, 
   return ++seen->calls == seen->stops_at;
 }
 
-/* Where ids of the whole sequence from `begin` on are scored, each alone. */
+/* Compares the scores of all[begin ..] with the logits of separate sessions, one for each token. */
 static void check_alone(const Seen* seen, size_t index, const int32_t* all, size_t count,
                         size_t begin) {
   CHECK(seen->counts[index] == count - begin);
@@ -65,7 +65,7 @@ static void requests_are_scored(void) {
   check_alone(&seen, 0, ids, 30, 20);
   Seen stopped = {.calls = 0, .stops_at = 1};
   FAILS_WITH(stet_session_score(empty, requests, kRequests, NULL, see, &stopped, &error),
-             STET_ERROR_CANCELED, "found another value");
+             STET_ERROR_CANCELED, "its callback did not return 0");
   CHECK(stopped.calls == 1);
   stet_session_free(before);
   stet_session_free(empty);

@@ -1,4 +1,4 @@
-/* Models, sessions and batches through the C interface: the bits of the C++ one. */
+/* Models, sessions and batches through the C interface give the bits of the C++ interface. */
 #include "check.h"
 #include "oracle.h"
 
@@ -52,7 +52,7 @@ static stet_session_info info_of(const stet_session* session) {
   return info;
 }
 
-/* The logits after `count` tokens are those of C++. */
+/* The logits after `count` tokens equal those of C++. */
 static void check_logits(stet_session* session, size_t count) {
   const float* logits = NULL;
   size_t size = 0;
@@ -107,11 +107,11 @@ static void how_to_compute_changes_no_bit(void) {
   stet_session* session = new_session(NULL);
   stet_session_options wrong = {.struct_size = sizeof wrong, .capacity = 3};
   FAILS(stet_session_set_compute(session, &wrong, &error), STET_ERROR_ARGUMENT,
-        "capacity: expected 0: it stays, found 3");
+        "capacity: expected 0, since it cannot change, found 3");
   wrong.capacity = 0;
   wrong.kv_type = STET_KV_F16;
   FAILS(stet_session_set_compute(session, &wrong, &error), STET_ERROR_ARGUMENT,
-        "kv_type: expected 0: it stays, found 3");
+        "kv_type: expected 0, since it cannot change, found 3");
   stet_session_free(session);
 }
 
@@ -186,7 +186,7 @@ static void positions_are_pruned(void) {
   CHECK(count == 100 && memcmp(transcript, ids, 100 * sizeof *ids) == 0);
   stet_free(transcript);
 
-  /* The same range by its positions gives the same state. */
+  /* Pruning the same positions as a range gives the same state. */
   stet_session* range = new_session(NULL);
   OK(stet_session_append(range, ids, 100, &error));
   OK(stet_session_prune_range(range, 4, 60, 1, &error));
@@ -230,7 +230,7 @@ static void keys_and_values_are_read_and_set(void) {
   FAILS(stet_session_set_key(session, 0, 0, 0, set, 15, &error), STET_ERROR_ARGUMENT,
         "key: expected 16 numbers, found 15");
 
-  /* Its last, edited block is named by its bytes. */
+  /* The identity of the last, edited block is that of its bytes. */
   OK(stet_session_append(session, ids + 80, 60, &error));
   stet_block_identity* blocks = NULL;
   size_t count = 0;
@@ -287,7 +287,7 @@ static int32_t see_hidden(void* context, size_t index, int64_t position, const f
 static int32_t see_progress(void* context, int64_t done) {
   struct watched* w = context;
   w->done = done;
-  /* The session that is growing may be read, and not changed. */
+  /* A session that is appending can be read, but not changed. */
   FAILS_WITH(stet_session_rewind(w->session, 0, &error), STET_ERROR_ARGUMENT, "");
   return 0;
 }
@@ -304,20 +304,20 @@ static void an_append_is_watched(void) {
   CHECK(seen.positions == kTokens && seen.hidden == 8 * kTokens && seen.done == kTokens);
   int64_t cost = -1;
   OK(stet_session_rewind_cost(session, 60, &cost, &error));
-  CHECK(cost == 0); /* everything is kept */
+  CHECK(cost == 0); /* everything is held */
   FAILS_WITH(stet_session_rewind_cost(NULL, 60, &cost, &error), STET_ERROR_ARGUMENT, "found NULL");
   OK(stet_session_rewind(session, 60, &error));
 
   seen.positions = 60;
   seen.stop_at = 100;
   FAILS(stet_session_append_watched(session, ids + 60, 90, &watch, &error), STET_ERROR_CANCELED,
-        "callback: expected 0, to go on, found another value");
+        "callback: the caller cancelled the call: its callback did not return 0");
   CHECK(info_of(session).size == 60);
   check_logits(session, 60);
 
   const stet_watch throwing = {.struct_size = sizeof throwing, .on_progress = throwing_progress};
   FAILS(stet_session_append_watched(session, ids + 60, 9, &throwing, &error), STET_ERROR_INTERNAL,
-        "exception: expected none but of stet, found one of another type");
+        "exception: unexpected, of a type that is not std::exception");
   CHECK(info_of(session).size == 60);
   OK(stet_session_append_watched(session, ids + 60, 9, NULL, &error));
   check_logits(session, 69);

@@ -34,7 +34,7 @@ static stet_session* restored(const stet_snapshot* snapshot) {
   return session;
 }
 
-/* Every state digest is equal, and the logits of one more token are. */
+/* All state digests are equal, and so are the logits of one more token. */
 static void check_same(stet_session* a, stet_session* b) {
   stet_digests x = digests_of(a), y = digests_of(b);
   CHECK(memcmp(&x, &y, sizeof x) == 0);
@@ -119,7 +119,7 @@ static void every_form_restores_the_same_bytes(void) {
   wrong.form = STET_FORM_FULL;
   wrong.parent = parent;
   FAILS(stet_session_save(session, NULL, "wrong.stet", &wrong, NULL, &error), STET_ERROR_ARGUMENT,
-        "parent: expected NULL, but for STET_FORM_DELTA, found a snapshot");
+        "parent: only the form STET_FORM_DELTA has a parent");
   wrong.parent = NULL;
   wrong.compress = 10;
   FAILS(stet_session_save(session, NULL, "wrong.stet", &wrong, NULL, &error), STET_ERROR_ARGUMENT,
@@ -200,7 +200,7 @@ static void damage_is_found_and_healed(void) {
 
   float key[16], *x = key;
   OK(stet_session_get_key(session, 0, 0, 0, x, 16, &error));
-  size_t at = size; /* of the first key in the file: the keys of its dimension 0 lie in a row */
+  size_t at = size; /* of the first key; the keys of its dimension 0 are consecutive */
   for (size_t i = 0; i + 4 <= size && at == size; i += 4096) {
     if (memcmp(bytes + i, key, 4) == 0) at = i;
   }
@@ -224,7 +224,7 @@ static void damage_is_found_and_healed(void) {
   check_same(session, again);
   stet_session_free(again);
 
-  /* Taken as it is, it differs from what its tokens give. */
+  /* Trusted without checks, it differs from the state of its tokens. */
   stet_difference* difference = NULL;
   stet_verify_report proved = {.struct_size = sizeof proved};
   OK(stet_snapshot_verify(snapshot, model, NULL, NULL, &proved, &difference, &error));
@@ -269,7 +269,7 @@ static void other_models_are_refused(void) {
   stet_session_options options = {.struct_size = sizeof options, .kv_type = STET_KV_BF16};
   FAILS(stet_snapshot_restore(snapshot, model, NULL, &options, NULL, NULL, &again, &error),
         STET_ERROR_MISMATCH,
-        "own.stet: kv_type: expected f32, found bf16 without STET_RESTORE_REPLAY");
+        "own.stet: kv_type: the snapshot holds f32; STET_RESTORE_REPLAY computes it again as bf16");
   const stet_restore_options replay = {.struct_size = sizeof replay, .flags = STET_RESTORE_REPLAY};
   stet_restore_report report = {.struct_size = sizeof report};
   OK(stet_snapshot_restore(snapshot, model, NULL, &options, &replay, &report, &again, &error));
@@ -284,7 +284,7 @@ static void other_models_are_refused(void) {
              STET_ERROR_CAPACITY, "found 9");
   FAILS(stet_snapshot_verify(snapshot, model, &options, NULL, NULL, &(stet_difference*){NULL},
                              &error),
-        STET_ERROR_ARGUMENT, "capacity: expected 0: the snapshot's, found 8");
+        STET_ERROR_ARGUMENT, "capacity: expected 0, which takes the snapshot's, found 8");
   stet_model_free(other);
   stet_snapshot_free(snapshot);
   stet_session_free(session);
@@ -327,7 +327,7 @@ static void snapshots_are_converted(void) {
   OK(stet_snapshot_convert(snapshot, "to.stet", NULL, &recipe, NULL, NULL, &error));
   converted = opened("to.stet");
   FAILS_WITH(stet_snapshot_convert(converted, "again.stet", NULL, NULL, NULL, NULL, &error),
-             STET_ERROR_ARGUMENT, "found recipe");
+             STET_ERROR_ARGUMENT, "a recipe has no keys and values");
   stet_snapshot_free(converted);
   const stet_save_options weights = {.struct_size = sizeof weights,
                                      .flags = STET_SAVE_WITH_WEIGHTS};
@@ -448,9 +448,9 @@ static void a_snapshot_brings_its_model_along(void) {
 
   snapshot = opened("own.stet");
   FAILS(stet_snapshot_load_model(snapshot, NULL, &pocket, &error), STET_ERROR_ARGUMENT,
-        "own.stet: weights: expected a snapshot that brings it along, found one without");
+        "own.stet: weights: the snapshot was saved without it");
   FAILS(stet_snapshot_load_tokenizer(snapshot, &tokenizer, &error), STET_ERROR_ARGUMENT,
-        "own.stet: tokenizer: expected a snapshot that brings it along, found one without");
+        "own.stet: tokenizer: the snapshot was saved without it");
   stet_snapshot_free(snapshot);
 }
 
@@ -516,7 +516,7 @@ static void a_model_is_made_of_bytes_and_packed(void) {
   stet_session_free(session);
   stet_model_free(lent);
   FAILS_WITH(stet_model_check_packed(TINY, 0, &checked, &error), STET_ERROR_UNSUPPORTED,
-             "packed.safetensors: expected a file of packed weights, found none");
+             "packed.safetensors: the checkpoint has no packed weights");
   FAILS_WITH(stet_model_load("no/such/place", NULL, &lent, &error), STET_ERROR_IO,
              "found nothing of that name");
 }

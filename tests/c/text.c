@@ -77,7 +77,7 @@ static void text_is_encoded_and_decoded(void) {
   stet_free(text);
   stet_free(ids);
 
-  /* Marks stay text where they are to: all of it, or in ranges. */
+  /* Marks in plain text stay text: in all of it, or in ranges. */
   stet_encode_options plain = {.struct_size = sizeof plain, .flags = STET_ENCODE_PLAIN};
   const size_t plain_count = encoded("a<eos>", 6, &plain, &ids);
   CHECK(plain_count > 3 && ids[plain_count - 1] != id_of("<eos>"));
@@ -92,7 +92,8 @@ static void text_is_encoded_and_decoded(void) {
   plain.plain = &range;
   plain.plain_count = 1;
   FAILS(stet_tokenizer_encode(tokenizer, "a<eos>", 6, &plain, &ids, &count, &error),
-        STET_ERROR_ARGUMENT, "options.plain: expected none beside STET_ENCODE_PLAIN, found 1");
+        STET_ERROR_ARGUMENT,
+        "options.plain: STET_ENCODE_PLAIN makes all text plain: pass no ranges with it");
 
   const stet_encode_options no_bos = {.struct_size = sizeof no_bos, .flags = STET_ENCODE_NO_BOS};
   CHECK(encoded("", 0, &no_bos, &ids) == 0 && ids == NULL);
@@ -104,7 +105,7 @@ static void text_is_encoded_and_decoded(void) {
   const stet_encode_options both = {.struct_size = sizeof both,
                                     .flags = STET_ENCODE_BOS | STET_ENCODE_NO_BOS};
   FAILS(stet_tokenizer_encode(tokenizer, "a", 1, &both, &ids, &count, &error), STET_ERROR_ARGUMENT,
-        "options.flags: expected one of STET_ENCODE_BOS and _NO_BOS, found both");
+        "options.flags: STET_ENCODE_BOS and STET_ENCODE_NO_BOS exclude each other");
   const int32_t strange[] = {-1};
   FAILS_WITH(stet_tokenizer_decode(tokenizer, strange, 1, 0, &text, &size, &error),
              STET_ERROR_ARGUMENT, "found -1");
@@ -123,7 +124,7 @@ static void a_stream_gives_the_text_of_decode(void) {
     OK(stet_text_stream_push(stream, ids[i], &text, &error));
     CHECK(strlen(text.data) == text.size);
     strcat(all, text.data);
-    /* Another stream goes on from its bytes. */
+    /* Another stream continues from its bytes. */
     char* state = NULL;
     size_t size = 0;
     OK(stet_text_stream_save(stream, &state, &size, &error));
@@ -155,7 +156,7 @@ static void templates_are_rendered(void) {
                                &count, &error));
   const char* content = strstr(text, "Hi <eos>");
   CHECK(content != NULL && strlen(text) == size && count > 0);
-  const stet_range last = plain[count - 1]; /* the role may stand before it */
+  const stet_range last = plain[count - 1]; /* the role may precede it */
   CHECK(last.begin == (size_t)(content - text) && last.end == last.begin + 8);
   stet_free(text);
   stet_free(plain);
@@ -163,8 +164,7 @@ static void templates_are_rendered(void) {
              STET_ERROR_FORMAT, "");
   FAILS(stet_chat_template_render(chat, kMessages, strlen(kMessages), &options, &text, &size,
                                   &plain, NULL, &error),
-        STET_ERROR_ARGUMENT,
-        "plain: expected plain and plain_count, or neither, found one of them");
+        STET_ERROR_ARGUMENT, "plain: plain and plain_count belong together: pass both or neither");
   stet_chat_template_free(chat);
 
   static const char kSource[] = "{{ greeting }}, {{ messages[0].role }}{{ bos_token }}";

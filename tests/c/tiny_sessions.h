@@ -1,4 +1,4 @@
-/* Sessions of a small model, which a file of tests sets, over its tokens. */
+/* Sessions of a small model over its tokens. The including test file sets both. */
 #ifndef STET_TESTS_C_TINY_SESSIONS_H
 #define STET_TESTS_C_TINY_SESSIONS_H
 

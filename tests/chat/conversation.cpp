@@ -260,7 +260,7 @@ TEST_P(Chat, AReplyThatWasCutIsClosedOrGoesOn) {
 
 // The reply is "k is 5." in some tokenization. The text before the stop string stays, even if it is
 // part of a token.
-TEST_P(Chat, AStopStringEndsWhatWasSaid) {
+TEST_P(Chat, AStopStringEndsTheReply) {
   for (const std::string stop : {"5", "is", "s 5", "k"}) {
     Conversation c = fresh();
     c.session().generation().stop_strings = {stop};
@@ -304,7 +304,7 @@ TEST_P(Chat, ARetriedReplyIsDrawnFromTheSameState) {
 
 // Failures change nothing: a message that is too long, a template that refuses, an interrupt during
 // the prompt.
-TEST_P(Chat, WhatFailsLeavesTheConversationAsItWas) {
+TEST_P(Chat, FailuresLeaveTheConversationUnchanged) {
   Conversation c = fresh(100);
   c.say("Set k = 5.");
   c.reply({4, true});
@@ -403,7 +403,7 @@ TEST_P(Chat, GivenConversationsHaveTheGoldenTokens) {
 }
 
 // A template that asks for the time gets it once; the state keeps that time.
-TEST_P(Chat, ATemplateThatAsksForTheTimeRendersAlikeForEver) {
+TEST_P(Chat, ATemplateThatAsksForTheTimeKeepsTheFirst) {
   Session session(m, options(1));
   session.chat().chat_template =
       "{{ strftime_now('%Y-%m-%d') }}{% for m in messages %}<{{ m.content }}>{% endfor %}";

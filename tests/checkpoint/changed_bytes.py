@@ -16,7 +16,8 @@ import tempfile
 import time
 import unittest
 
-STET, ROOT, COUNT = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 24
+STET, ROOT, COUNT = os.path.abspath(sys.argv[1]), os.path.abspath(
+    sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 24
 MODEL = ROOT + "/assets/pocket-llama3"
 FILES = ["config.json", "tokenizer_config.json", "generation_config.json"]
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
@@ -28,7 +29,8 @@ class Run:
 
     def __init__(self, *arguments):
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            process = subprocess.Popen([STET, *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=err, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            process = subprocess.Popen([STET, *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                                       env={**os.environ, "OMP_NUM_THREADS": "1"})
             limit = time.monotonic() + 120
             while True:
                 pid, status, usage = os.wait4(process.pid, os.WNOHANG)
@@ -112,7 +114,10 @@ class ChangedBytes(unittest.TestCase):
         """Returns a different byte; for text usually one that is valid in text."""
         while True:
             draw = self.random.randrange(4) if text else 3
-            new = self.random.choice(b"0123456789") if draw == 0 else self.random.randrange(32, 127) if draw < 3 else self.random.choice([0, 1, 255, byte ^ (1 << self.random.randrange(8)), self.random.randrange(256)])
+            new = self.random.choice(b"0123456789") if draw == 0 else self.random.randrange(
+                32, 127) if draw < 3 else self.random.choice(
+                    [0, 1, 255, byte ^ (1 << self.random.randrange(8)),
+                     self.random.randrange(256)])
             if new != byte:
                 return new
 
@@ -153,7 +158,8 @@ class ChangedBytes(unittest.TestCase):
             outcome, error = self.check(path, what, original)
             names = names_in_text(whole[:at] + bytes([new]) + whole[at + 1:]) if text else None
             if error and names is not None:  # the key, or a tensor that contradicts the key
-                self.assertTrue(".weight: " in error or any(name in error for name in names | names_in_text(whole)), "%s: %s" % (what, error))
+                self.assertTrue(".weight: " in error or any(name in error for name in names | names_in_text(whole)),
+                                "%s: %s" % (what, error))
             seen[outcome] = seen.get(outcome, 0) + 1
             with open(file, "r+b") as f:
                 os.pwrite(f.fileno(), whole[at : at + 1], at)

@@ -83,7 +83,7 @@ TEST(Checkpoint, FollowsLinksAsDownloadCachesUseThem) {
   EXPECT_EQ(Checkpoint::open(dir / "snapshot").names(), std::vector<std::string>{"a"});
 }
 
-TEST(Checkpoint, RequireSaysWhatItWantedAndWhatThereIs) {
+TEST(Checkpoint, RequireReportsExpectedAndFound) {
   const TemporaryDirectory dir;
   write_tensors(dir / "model.safetensors", {{"b", DType::bf16, {2, 3}}, {"n", DType::i64, {2}}});
   const Checkpoint checkpoint = Checkpoint::open(dir.path());
@@ -102,7 +102,7 @@ TEST(Checkpoint, RequireSaysWhatItWantedAndWhatThereIs) {
       "format: " + file + ": model.norm.weight: expected F32, BF16 or F16 [2], found nothing");
 }
 
-TEST(Checkpoint, NamesWhatIsMissing) {
+TEST(Checkpoint, NamesMissingTensors) {
   const TemporaryDirectory dir;
   EXPECT_EQ(opening(dir / "none"),
             "io: " + dir / "none" + ": expected a checkpoint directory, found nothing");
@@ -114,8 +114,8 @@ TEST(Checkpoint, NamesWhatIsMissing) {
   EXPECT_EQ(opening(dir / "file"),
             "io: " + dir / "file" + ": expected a checkpoint directory, found a file");
   write_index(dir, R"({"a":"model-1.safetensors"})");
-  EXPECT_EQ(opening(dir.path()), "io: " + dir / "model-1.safetensors" +
-                                     ": expected a readable file, found No such file or directory");
+  EXPECT_EQ(opening(dir.path()),
+            "io: " + dir / "model-1.safetensors" + ": cannot be read: No such file or directory");
   write_tensors(dir / "model-1.safetensors", {{"b", DType::f32, {1}}});
   EXPECT_EQ(opening(dir.path()),
             "format: " + dir / "model-1.safetensors" +
@@ -168,8 +168,7 @@ TEST(Checkpoint, AnIndexNamesFilesOfItsDirectoryOnly) {
   write_index(dir, R"({"a":"b\\a.safetensors"})");
   EXPECT_EQ(opening(dir.path()), prefix + "\"b\\\\a.safetensors\"");
   write_index(dir, R"({"a":"sub"})");
-  EXPECT_EQ(opening(dir.path()),
-            "io: " + dir / "sub" + ": expected a readable file, found Is a directory");
+  EXPECT_EQ(opening(dir.path()), "io: " + dir / "sub" + ": cannot be read: Is a directory");
   write_index(dir, R"({"a":"a.safetensors"})");
   EXPECT_EQ(opening(dir.path()), "no error");
 }

@@ -101,7 +101,7 @@ INSTANTIATE_TEST_SUITE_P(Checkpoints, Fingerprint, testing::ValuesIn(checkpoints
                            return name;
                          });
 
-TEST_P(Fingerprint, IsThatOfThePackedAndReshardedForms) {
+TEST_P(Fingerprint, IsEqualForPackedAndReshardedForms) {
   const Tensors tensors(directory);
   EXPECT_EQ(name_of(written(tensors)), published);
   EXPECT_EQ(name_of(written(tensors, 3)), published);
@@ -123,7 +123,7 @@ float value_of(const Tensors::One& tensor, size_t i) {
   return tensor.spec.dtype == DType::bf16 ? widen_bf16(bits) : widen_f16(bits);
 }
 
-TEST_P(Fingerprint, IsThatOfTheSameValuesInAWiderType) {
+TEST_P(Fingerprint, IsEqualForAWiderType) {
   Tensors wide(directory);
   for (Tensors::One& t : wide.all) {
     if (t.spec.dtype == DType::u8) continue;  // of MXFP4
@@ -155,7 +155,7 @@ TEST_P(Fingerprint, IsAnotherAfterOneFlippedBit) {
   }
 }
 
-TEST_P(Fingerprint, IsAnotherWhereTwoTensorsAreSwapped) {
+TEST_P(Fingerprint, ChangesWhenTwoTensorsAreSwapped) {
   const Tensors tensors(directory);
   for (const char* what : {"norm", "proj", "mlp", "c_proj"}) {
     std::vector<size_t> same;
@@ -176,7 +176,7 @@ TEST_P(Fingerprint, IsAnotherWhereTwoTensorsAreSwapped) {
   }
 }
 
-TEST_P(Fingerprint, IsAnotherAfterOneChangedConfigValue) {
+TEST_P(Fingerprint, ChangesWithEveryConfigValue) {
   const Tensors tensors(directory);
   const Json config = Json::parse(read_text(directory + "/config.json"));
   int changed = 0;
@@ -279,7 +279,7 @@ TEST(FingerprintLeaves, AreOf16RowsInTheNarrowestTypeThatHoldsThem) {
 }
 
 // Every float16 value has the same leaf whichever type it is stored in.
-TEST(FingerprintLeaves, AreOneForEveryFloat16) {
+TEST(FingerprintLeaves, AreEqualForEveryFloat16InAnyType) {
   for (uint32_t bits = 0; bits < 65536; ++bits) {
     const std::vector<uint16_t> half = {static_cast<uint16_t>(bits)};
     const float x = widen_f16(half[0]);

@@ -28,7 +28,7 @@ void measure(Importance& importance, const std::shared_ptr<const Model>& model,
   Session(model, options).append(ids, nullptr, nullptr, nullptr, &watch);
 }
 
-TEST(Importance, IsOfEveryMatrixThatIsMultipliedInEveryFamily) {
+TEST(Importance, CoversEveryMultipliedMatrixOfEveryFamily) {
   int families = 0;
   for (const auto& entry : fs::directory_iterator(data_path("models"))) {
     if (!fs::exists(entry.path() / "config.json")) continue;
@@ -39,7 +39,7 @@ TEST(Importance, IsOfEveryMatrixThatIsMultipliedInEveryFamily) {
     Importance importance(model->config());
     EXPECT_TRUE(importance.of("layers.0.mlp.up_proj.weight").empty());
     measure(importance, model, {1, 2, 3, 4, 5});
-    for (const WeightNeed& need : Model::weights_of(*source, Checkpoint::open(*source))) {
+    for (const WeightSpec& need : Model::weights_of(*source, Checkpoint::open(*source))) {
       const std::vector<float> of = importance.of(need.canonical);
       const bool embedding = need.canonical.find("emb") == 0 || need.canonical.find("wte") == 0;
       if (need.is_vector || need.looked_up ||
@@ -60,7 +60,7 @@ TEST(Importance, IsOfEveryMatrixThatIsMultipliedInEveryFamily) {
   EXPECT_GE(families, 15);
 }
 
-TEST(Importance, IsTheSameWhateverTheChunks) {
+TEST(Importance, DoesNotDependOnChunks) {
   const auto model = Model::load(asset_path("pocket-llama3"));
   const std::vector<int32_t> ids = stepped_ids(70, 7, 1620);
   Importance whole(model->config()), parts(model->config());

@@ -297,7 +297,7 @@ TEST(MakeCheckpoint, LayersCanBeCut) {
   EXPECT_EQ(result.status, 2);
 }
 
-TEST(MakeCheckpoint, ReplacesACheckpointOnlyWhenTold) {
+TEST(MakeCheckpoint, ReplacesACheckpointOnlyOnRequest) {
   const TemporaryDirectory dir;
   const std::string old = make(dir, kGemma, "m", "--shard-size 20KB");
   write_file(dir / "m/notes.txt", "mine");
@@ -333,7 +333,7 @@ TEST(MakeCheckpoint, FailuresAreOneLineAndLeaveNothing) {
          "qwen3-0.6b, qwen3-30b-a3b or the path of "
          "a config.json, found gemma9-1b");
   expect(dir / "none.json" + out, 1,
-         dir / "none.json" + ": expected a readable file, found No such file or directory");
+         dir / "none.json" + ": cannot be read: No such file or directory");
   write_file(config, "{\"model_type\":");
   expect(config + out, 1,
          config + ": line 1, column 15: expected valid JSON, found the end of the text");
@@ -360,7 +360,7 @@ TEST(MakeCheckpoint, FailuresAreOneLineAndLeaveNothing) {
   // The second shard exceeds the file size limit of 16 KiB.
   const Result full = run(config + " --shard-size 16KB" + out, "ulimit -f 32; ");
   EXPECT_EQ(full.status, 1);
-  EXPECT_NE(full.output.find(": expected to write "), std::string::npos) << full.output;
+  EXPECT_NE(full.output.find(": cannot write "), std::string::npos) << full.output;
   EXPECT_NE(full.output.find(", found File too large\n"), std::string::npos) << full.output;
   EXPECT_TRUE(std::filesystem::is_empty(dir / "m"));
 }

@@ -235,12 +235,13 @@ TEST(RopeConfig, ScalesOfYarn) {
   EXPECT_EQ(factor({{"mscale", 1.0}, {"mscale_all_dim", 1.0}, {"attention_factor", 0.5}}), 0.5);
 }
 
-TEST(RopeConfig, FieldsThatNobodyReadsAreRefused) {
+TEST(RopeConfig, UnreadFieldsAreRefused) {
   const auto at = [](const char* object, const char* name, const Json& value) {
     return [=](Json& j) { (*object == '\0' ? j : j[object])[name] = value; };
   };
   const std::string known =
-      "expected for the type llama3 one of rope_type, type, rope_theta, factor, low_freq_factor, "
+      "expected only these fields of the type llama3: rope_type, type, rope_theta, factor, "
+      "low_freq_factor, "
       "high_freq_factor, original_max_position_embeddings, found ";
   EXPECT_EQ(refusal("llama31-tiny", at("rope_scaling", "mscale", 0.7)),
             "unsupported: config.json: rope_scaling.mscale: " + known + "0.7");
@@ -249,7 +250,7 @@ TEST(RopeConfig, FieldsThatNobodyReadsAreRefused) {
   EXPECT_EQ(refusal("llama31-tiny", at("rope_scaling", "partial_rotary_factor", 0.5)),
             "unsupported: config.json: rope_scaling.partial_rotary_factor: " + known + "0.5");
   EXPECT_EQ(refusal("llama31-tiny", at("", "rope_interleaved", true)),
-            "unsupported: config.json: rope_interleaved: expected of fields for rotary positions "
+            "unsupported: config.json: rope_interleaved: expected only these rotary fields: "
             "rope_scaling, rope_parameters, rope_theta, found true");
   for (const char* name : {"rotary_pct", "rope_local_base_freq", "rotary_dim", "rope_ratio"}) {
     EXPECT_EQ(refusal("llama31-tiny", at("", name, 0.5))
@@ -257,13 +258,14 @@ TEST(RopeConfig, FieldsThatNobodyReadsAreRefused) {
               0u)
         << name;
   }
-  EXPECT_EQ(refusal("llama31-tiny",
-                    [](Json& j) {
-                      j["rope_scaling"] = {{"factor", 4.0}};
-                    })
-                .find("unsupported: config.json: rope_scaling.factor: expected for the type "
-                      "default one of "),
-            0u);
+  EXPECT_EQ(
+      refusal("llama31-tiny",
+              [](Json& j) {
+                j["rope_scaling"] = {{"factor", 4.0}};
+              })
+          .find("unsupported: config.json: rope_scaling.factor: expected only these fields of "
+                "the type default: "),
+      0u);
 }
 
 TEST(RopeConfig, FieldsWithoutEffectAndNullAreNot) {

@@ -281,7 +281,7 @@ TEST(SafeTensorsWriter, WithoutMetadataOrTensors) {
   EXPECT_TRUE(SafeTensors::parse(bytes, "w").tensors().empty());
 }
 
-TEST(SafeTensorsWriter, HoldsTheCallerToWhatWasDeclared) {
+TEST(SafeTensorsWriter, RequiresTheDeclaredBytes) {
   const TemporaryDirectory dir;
   const auto declare = [&](const std::vector<stet::TensorSpec>& tensors) {
     return error_of([&] { stet::SafeTensorsWriter writer(dir / "w", tensors); });

@@ -90,7 +90,7 @@ TEST_P(WeightGuard, OtherBytesAreAnErrorThatChangesNothing) {
   EXPECT_NE(error_of([&] { check_packed(*directory_source(directory)); }), "no error");
 }
 
-TEST_P(WeightGuard, AFileThatIsCutOffEndsNobody) {
+TEST_P(WeightGuard, ATruncatedFileEndsNoProcess) {
   for (const size_t left : {size_t{0}, size_t{4096}, fs::file_size(file) / 2}) {
     const std::string all = read_text(file);
     Session s = session(load()), plain = session(load(false));
@@ -108,7 +108,7 @@ TEST_P(WeightGuard, AFileThatIsCutOffEndsNobody) {
   }
 }
 
-TEST_P(WeightGuard, InMemoryNothingReachesThem) {
+TEST_P(WeightGuard, WeightsInMemoryAreUnaffected) {
   Session s = session(load(false)),
           copied = session(Model::load(in_memory(directory_source(directory)), 2, GetParam())),
           plain = session(load());
@@ -148,7 +148,7 @@ TEST(Loading, AFileWrittenToMeanwhileIsAnError) {
   fs::copy(data_path("models/llama31-tiny"), scratch / "m");
   EXPECT_EQ(error_of([&] { Model::load(std::make_shared<const Restless>(scratch / "m")); }),
             "io: " + scratch / "m/model.safetensors" +
-                ": expected the file as it was opened, found one written to since");
+                ": the file changed while it was in use: it was written to");
 }
 
 }  // namespace

@@ -239,16 +239,16 @@ TEST_F(ChatCommand, OnlyTheTargetIsWrittenAtTheEnd) {
   EXPECT_EQ(o.status, 0) << o.err;
   EXPECT_EQ(read_text(snapshot), before);
   EXPECT_EQ(Snapshot::open(copy).meta().chat.messages.size(), 4u);
-  EXPECT_NE(o.err.find("this conversation has 2 messages that no file holds: /save FILE or --save "
+  EXPECT_NE(o.err.find("this conversation has 2 messages not saved yet: /save FILE or --save "
                        "FILE would have kept them\n"),
             std::string::npos)
       << o.err;
   // Nothing is reported if a file holds the whole conversation.
   EXPECT_EQ(run_stet({"chat", "--threads", "1", "--resume", copy, "--script", lines({"/messages"})})
-                .err.find("holds"),
+                .err.find("saved yet"),
             std::string::npos);
   EXPECT_NE(run_stet({"chat", "--threads", "1", "--script", lines({"/save"})})
-                .err.find("/save: expected a file (there is no --save), found nothing"),
+                .err.find("/save needs a file, since the chat was started without --save"),
             std::string::npos);
 }
 
@@ -260,7 +260,7 @@ TEST_F(ChatCommand, BranchesThatWouldBeLostAreNamed) {
     return run_stet(all);
   };
   const Outcome lost = run({"Set k = 5.", "/fork side", "Set k = 9.", "/switch main"});
-  EXPECT_NE(lost.err.find("branch side has 2 messages that no file holds: /switch side, /save FILE "
+  EXPECT_NE(lost.err.find("branch side has 2 messages not saved yet: /switch side, /save FILE "
                           "would have kept them\n"),
             std::string::npos)
       << lost.err;
@@ -279,14 +279,14 @@ TEST_F(ChatCommand, BranchesThatWouldBeLostAreNamed) {
   // A loaded conversation is kept beside the unsaved one.
   const Outcome loaded = run(
       {"Set k = 5.", "/load " + scratch / "one.stet", "/messages", "/switch main-1", "/messages"});
-  EXPECT_NE(loaded.err.find("(2 messages that no file holds are in branch main-1 from here on)"),
+  EXPECT_NE(loaded.err.find("(2 messages not saved yet are kept in branch main-1)"),
             std::string::npos)
       << loaded.err;
   EXPECT_NE(loaded.out.find("user: Set k = 9."), std::string::npos) << loaded.out;
   EXPECT_NE(loaded.out.find("user: Set k = 5."), std::string::npos) << loaded.out;
 }
 
-TEST_F(ChatCommand, AScriptThatFailsKeepsWhatWasSaid) {
+TEST_F(ChatCommand, AFailedScriptKeepsTheConversation) {
   const Outcome o =
       run_stet({"chat", "--threads", "1", "--script",
                 lines({"Set k = 5.", "/nonsense", "never said"}), "--save", snapshot});
@@ -321,7 +321,7 @@ TEST_F(ChatCommand, SignalsEndAChatInGoodOrder) {
 TEST_F(ChatCommand, AutosaveNeedsATarget) {
   const Outcome o = run_stet({"chat", "--autosave", "--script", lines({"Set k = 5."})});
   EXPECT_EQ(o.status, 2);
-  EXPECT_EQ(o.err, "stet: --autosave requires --save (stet --help)\n");
+  EXPECT_EQ(o.err, "stet: --autosave needs --save FILE (stet --help)\n");
 }
 
 TEST_F(ChatCommand, RawTextIsNoConversation) {
@@ -342,7 +342,7 @@ TEST_F(ChatCommand, RawTextIsNoConversation) {
 
 // ---------------------------------------------------------------- input
 
-TEST_F(ChatCommand, SettingsNameWhatWasTyped) {
+TEST_F(ChatCommand, ErrorsOfSettingsQuoteTheInput) {
   const auto run = [&](const std::vector<std::string>& commands) {
     return run_stet({"chat", "--threads", "1", "--script", lines(commands)});
   };

@@ -62,9 +62,8 @@ class ChatFiles : public testing::Test {
 TEST_F(ChatFiles, AnotherConversationIsRefusedBeforeAnythingIsSaid) {
   ASSERT_EQ(chat({"--save", talk}, "Set k = 5.\n").status, 0);
   const std::string before = read_text(talk);
-  const std::string expected =
-      "stet: " + talk + ": --save: expected a new file (--resume " + talk +
-      " goes on with it, --overwrite replaces it), found one that is there already\n";
+  const std::string expected = "stet: --save: " + talk + " exists already: --resume " + talk +
+                               " continues it, --overwrite replaces it\n";
   for (const Args& options : {Args{"--save", talk}, Args{"--save", scratch / "./talk.stet"},
                               Args{"--resume", talk, "--save", scratch / "other.stet"}}) {
     if (options.size() > 2) write_file(scratch / "other.stet", "something else");
@@ -80,7 +79,7 @@ TEST_F(ChatFiles, AnotherConversationIsRefusedBeforeAnythingIsSaid) {
   EXPECT_EQ(read_text(scratch / "other.stet"), "something else");
 }
 
-TEST_F(ChatFiles, WhatWasNamedIsReplaced) {
+TEST_F(ChatFiles, ANamedFileIsReplaced) {
   ASSERT_EQ(chat({"--save", talk}, "Set k = 5.\n").status, 0);
   EXPECT_EQ(chat({"--resume", talk, "--save", talk}, "Set b = 4.\n").status, 0);
   EXPECT_EQ(said(talk), (Said{"Set k = 5.", "Set b = 4."}));
@@ -98,7 +97,7 @@ TEST_F(ChatFiles, WhatWasNamedIsReplaced) {
   write_file(scratch / "empty.stet", "");  // as mktemp creates it
   EXPECT_EQ(chat({"--save", scratch / "empty.stet"}, "Set k = 5.\n").status, 0);
   EXPECT_EQ(said(scratch / "empty.stet"), Said{"Set k = 5."});
-  EXPECT_EQ(chat({"--overwrite"}, "").err, "stet: --overwrite requires --save (stet --help)\n");
+  EXPECT_EQ(chat({"--overwrite"}, "").err, "stet: --overwrite needs --save FILE (stet --help)\n");
   EXPECT_EQ(chat({"-o", talk, "--save", talk}, "").status, 2);
 }
 
@@ -119,9 +118,9 @@ TEST_F(ChatFiles, AFileThatChangedMeanwhileIsKeptToo) {
     const Outcome o = chat_around_another(resumed ? Args{"--resume", talk, "--save", talk}
                                                   : Args{"--save", talk});
     EXPECT_EQ(o.status, 0) << o.err;
-    EXPECT_NE(o.err.find(talk + " was changed by somebody else meanwhile: saved to " + aside +
-                         " instead\n"),
-              std::string::npos)
+    EXPECT_NE(
+        o.err.find(talk + " was changed by another program: saved to " + aside + " instead\n"),
+        std::string::npos)
         << o.err;
     EXPECT_EQ(said(talk).back(), "Set b = 4.");
     EXPECT_EQ(said(aside).back(), "Set d = 1.");
@@ -135,8 +134,8 @@ TEST_F(ChatFiles, ACopyReplacesNothingEither) {
   const std::string before = read_text(talk);
   const Outcome o = chat({}, "Set b = 4.\n/save " + talk + "\n");
   EXPECT_EQ(o.status, 1);
-  EXPECT_NE(o.err.find(talk + ": /save: expected a new file (/save --overwrite " + talk +
-                       " replaces it), found one that is there already\n"),
+  EXPECT_NE(o.err.find("/save: " + talk + " exists already: /save --overwrite " + talk +
+                       " replaces it\n"),
             std::string::npos)
       << o.err;
   EXPECT_EQ(read_text(talk), before);
@@ -149,7 +148,7 @@ TEST_F(ChatFiles, ACopyReplacesNothingEither) {
   EXPECT_EQ(said(aside), (Said{"Set b = 4.", "Set c = 3."}));
 }
 
-TEST_F(ChatFiles, WhatCannotBeWrittenLeavesNothing) {
+TEST_F(ChatFiles, AFailedWriteLeavesNoFile) {
   ASSERT_EQ(chat({"--save", scratch / "none/talk.stet"}, "Set k = 5.\n").status, 1);
   const Outcome o =
       chat({"--save", talk, "--form", "delta", "--against", scratch / "none"}, "Set k = 5.\n");

@@ -47,14 +47,17 @@ TEST_F(ChatTerminal, OnATerminal) {
   t.type("/no such thing\x03");
   t.until("you> ");
   t.type("/nonsense\r");
-  t.until("expected one that /help lists, found /nonsense");
+  t.until("unknown command /nonsense (/help lists them)");
+  t.until("you> ");
+  t.type("/swich side\r");
+  t.until("unknown command /swich: did you mean /switch? (/help lists them)");
   t.until("you> ");
   t.type("one\\\r");
   t.until("... ");
   t.type("two\r");
   t.until("you> ");
   t.type("/messages\r");
-  t.until("one\\ntwo");
+  t.until("user: one\r\n  two");
   t.until("you> ");
   t.type("\x04");
   t.until("branch side has ");
@@ -87,7 +90,7 @@ TEST_F(ChatTerminal, CtrlCStopsAReplyAndTheStateStaysWhole) {
   t.type("Set k = 5.\r");
   t.until("OK");
   t.type("\x03");
-  t.until("(stopped; /continue goes on)");
+  t.until("(stopped; /continue continues)");
   t.until("you> ");
   t.type("/verify\r");
   t.until("equal: ");
@@ -146,18 +149,18 @@ TEST_F(ChatTerminal, ABlockIsClosedByQuotesOrGivenUp) {
   t.type("begun \\\r");
   t.until("... ");
   t.type("\x04");
-  t.until("nothing was said: expected a line to go on with after the \\, found the end");
+  t.until("the message was not sent: the input ended before a line to go on with after the \\");
   t.until("you> ");
   t.type("/messages\r");
-  t.until("user: exit\\n/quit\r\n");
+  t.until("user: exit\r\n  /quit\r\n");
   t.until("assistant: ");
   t.until("you> ");
-  EXPECT_EQ(t.shown().find("begun \\n"), std::string::npos);
+  EXPECT_EQ(t.shown().find("begun \r\n"), std::string::npos);
 }
 
 // ---------------------------------------------------------------- leaving
 
-TEST_F(ChatTerminal, LeavingNamesOnceWhatWouldBeLost) {
+TEST_F(ChatTerminal, LeavingWarnsOnceAboutUnsavedMessages) {
   Terminal nothing({"chat", "--threads", "1"}, scratch.path());
   nothing.until("you> ");
   nothing.type("exit\r");
@@ -168,13 +171,13 @@ TEST_F(ChatTerminal, LeavingNamesOnceWhatWouldBeLost) {
   t.type("Set k = 5.\r");
   t.until("you> ");
   t.type("/quit\r");
-  t.until("this conversation has 2 messages that no file holds: /save FILE keeps them");
+  t.until("this conversation has 2 messages not saved yet: /save FILE keeps them");
   t.until("(/quit or Ctrl-D again leaves without keeping them)");
   t.until("you> ");
   t.type("What is k?\r");  // after a cancelled exit the warning is given again
   t.until("you> ");
   t.type("\x04");
-  t.until("this conversation has 4 messages that no file holds: /save FILE keeps them");
+  t.until("this conversation has 4 messages not saved yet: /save FILE keeps them");
   t.until("you> ");
   t.type("/save " + snapshot + "\r");
   t.until("saved ");
@@ -197,7 +200,7 @@ TEST_F(ChatTerminal, TheCurrentBranchGoesToTheTarget) {
     t.until("> ");
   }
   t.type("\x04");
-  t.until("branch side has 2 messages that no file holds: /switch side, /save FILE keeps them");
+  t.until("branch side has 2 messages not saved yet: /switch side, /save FILE keeps them");
   t.until("you> ");
   EXPECT_FALSE(std::filesystem::exists(snapshot));
   t.type("\x04");
@@ -215,7 +218,7 @@ TEST_F(ChatTerminal, ATargetThatCannotBeWrittenKeepsTheChat) {
   std::filesystem::remove(scratch / "there");
   t.type("\x04");
   t.until("there/s.stet: expected ");
-  t.until("(/save FILE keeps it elsewhere; /quit or Ctrl-D again leaves all the same)");
+  t.until("(/save FILE saves it elsewhere; /quit or Ctrl-D again leaves without it)");
   t.until("you> ");
   t.type("/save " + snapshot + "\r");
   t.until("saved ");
@@ -264,7 +267,7 @@ TEST_F(ChatTerminal, AClosedWindowSavesTheConversation) {
   lost.until("you> ");
   lost.send(SIGTERM);
   lost.until(
-      "this conversation has 2 messages that no file holds: /save FILE or --save FILE would have "
+      "this conversation has 2 messages not saved yet: /save FILE or --save FILE would have "
       "kept them");
   EXPECT_EQ(lost.wait(), -SIGTERM);
 }

@@ -52,7 +52,7 @@ void write_large(const TemporaryDirectory& directory) {
                                sizeof size + size + static_cast<uint64_t>(end));
 }
 
-TEST(ContractNote, IsPrintedOfALargeModelForWhichNobodyChose) {
+TEST(ContractNote, IsPrintedForALargeModelWithoutAChosenContract) {
   const TemporaryDirectory directory;
   write_large(directory);
   const std::string note =

@@ -302,8 +302,8 @@ TEST_P(Crash, AFullFileSystem) {
   ASSERT_EQ(::umount2(small.c_str(), MNT_DETACH), 0);
 
   EXPECT_EQ(full.status, 1);
-  EXPECT_EQ(full.err.find("stet: " + path + ": expected to write "), 0u) << full.err;
-  EXPECT_NE(full.err.find("found No space left on device\n"), std::string::npos) << full.err;
+  EXPECT_EQ(full.err.find("stet: " + path + ": cannot write "), 0u) << full.err;
+  EXPECT_NE(full.err.find(": No space left on device\n"), std::string::npos) << full.err;
   EXPECT_TRUE(found == before);
   EXPECT_EQ(left, 1);
   EXPECT_EQ(empty.status, 0) << empty.err;

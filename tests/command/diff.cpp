@@ -41,7 +41,7 @@ struct DiffCommand : testing::Test {
   TemporaryDirectory scratch;
 };
 
-TEST_F(DiffCommand, APrefixSaysSo) {
+TEST_F(DiffCommand, APrefixIsReported) {
   const std::string a = saved("a.stet", "1,2,3"), b = saved("b.stet", "1,2,3,4,5");
   const Json j = diff(a, b);
   EXPECT_EQ(j["prefix"], "a");
@@ -112,7 +112,7 @@ TEST_F(DiffCommand, ParentsOfEach) {
   EXPECT_EQ(run_stet({"diff", full, delta, "--parent", moved}).status, 2);  // full is no delta
 }
 
-TEST_F(DiffCommand, RecipesSayWhatWasNotCompared) {
+TEST_F(DiffCommand, RecipesReportSkippedParts) {
   const std::string a = saved("a.stet", "1,2,3"), b = saved("b.stet", "1,2,3,4,5"),
                     recipe = scratch / "recipe.stet";
   ASSERT_EQ(run_stet({"convert", a, "--form", "recipe", "-o", recipe}).status, 0);

@@ -108,8 +108,7 @@ TEST_F(ExperimentCommand, EachContinuationIsASnapshotThatGoesOn) {
   EXPECT_EQ(again.status, 1);
   EXPECT_EQ(again.out, "");
   EXPECT_EQ(again.err,
-            "stet: " + directory +
-                "/run-01.stet: --save-dir: expected a name that is free, found a file\n");
+            "stet: " + directory + "/run-01.stet exists already; choose an empty directory\n");
   EXPECT_EQ(run_stet(base + Args{"--save-dir", ""}).status, 2);
 }
 
@@ -152,7 +151,7 @@ TEST_F(ExperimentCommand, AnObserverChangesNoDraw) {
   EXPECT_EQ(seen, with.ids);
 }
 
-TEST_F(ExperimentCommand, SeedsWithoutSamplingAreTold) {
+TEST_F(ExperimentCommand, SeedsWithoutSamplingAreReported) {
   EXPECT_EQ(
       succeed(base + Args{"--seeds", "1..2"}).err,
       "no effect while greedy, where the best token is taken: --seeds (--temperature T draws)\n");

@@ -101,11 +101,12 @@ TEST_F(GenerateCommand, AReplyThatWasCutGoesOnAsInAChat) {
   succeed({"resume", s, "--save", t, "-n", "40"});
   EXPECT_EQ(read_text(t), expected);
   EXPECT_NE(refused({"resume", t})
-                .find("reply: expected one to go on with (or --say), found one that has ended"),
+                .find("reply: expected an unfinished one (--say TEXT adds a message), found one "
+                      "that has ended"),
             std::string::npos);
 }
 
-TEST_F(GenerateCommand, JsonTellsWhatBecameOfTheTokens) {
+TEST_F(GenerateCommand, JsonReportsKeptAndRecomputedTokens) {
   succeed({"generate", "--say", "Set k = 5.", "--save", s, "-n", "40"});
   const Json j =
       Json::parse(succeed({"resume", s, "--say", "What is k?", "--json", "-n", "40"}).out);
@@ -193,7 +194,7 @@ TEST_F(GenerateCommand, AStateThatIsDamagedHealsWithALine) {
 
 // ---------------------------------------------------------------- sampling
 
-TEST_F(GenerateCommand, OptionsWithoutEffectAreTold) {
+TEST_F(GenerateCommand, OptionsWithoutEffectAreReported) {
   const std::string told = "no effect while greedy, where the best token is taken: ";
   const std::vector<std::pair<Args, std::string>> cases = {
       {{"--seed", "5"}, "--seed"},
@@ -270,7 +271,7 @@ TEST_F(GenerateCommand, TheSeedOfADrawnReplyIsPrintedUnlessItWasNamed) {
   EXPECT_EQ(succeed({"resume", s, "-n", "1", "--json"}).err, "seed 7 (--seed random: another)\n");
 }
 
-TEST_F(GenerateCommand, WhatASubcommandCannotHonourIsRefused) {
+TEST_F(GenerateCommand, UnsupportedOptionsAreRefused) {
   const std::vector<Args> wrong = {{"generate", "-p", "a", "--form", "recipe"},
                                    {"generate", "-p", "a", "--compress", "zlib"},
                                    {"generate", "-p", "a", "--with-weights"},

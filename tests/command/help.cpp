@@ -62,6 +62,13 @@ TEST(HelpCommand, HelpOfASubcommandIsThatOfItsOption) {
   EXPECT_EQ(run_stet({"help"}).out, run_stet({"--help"}).out);
 }
 
+TEST(HelpCommand, TheCommandAlonePrintsHelp) {
+  const Outcome o = run_stet({});
+  EXPECT_EQ(o.status, 0);
+  EXPECT_EQ(o.out, run_stet({"--help"}).out);
+  EXPECT_EQ(o.err, "");
+}
+
 TEST(HelpCommand, NearWordsAreNamed) {
   const std::vector<std::pair<Args, std::string>> cases = {
       {{"genrate"}, "unknown subcommand genrate: did you mean generate?"},
@@ -115,13 +122,21 @@ TEST(HelpCommand, ZshTakesItsScript) {
   EXPECT_TRUE(script.starts_with("#compdef stet\n"));
   for (const std::string& name : subcommands())
     EXPECT_NE(script.find("    '" + name + ":"), std::string::npos) << name;
-  EXPECT_NE(script.find("'--kv[keys and values are kept as f32 (default), bf16, f16 or "
+  EXPECT_NE(script.find("'--kv[type of cached keys and values\\: f32 (default), bf16, f16 or "
                         "q8]:TYPE:(f32 bf16 f16 q8)'"),
             std::string::npos);
   write_file(scratch / "_stet", script);
   const Outcome o = run_shell("zsh -n " + scratch / "_stet");
   if (o.status == 127) GTEST_SKIP() << "no zsh here";
   EXPECT_EQ(o.status, 0) << o.err;
+}
+
+TEST(HelpCommand, TheManualHasATitle) {
+  const std::string page = run_stet({"completion", "man"}).out;
+  const std::string title = page.substr(0, page.find('\n'));
+  EXPECT_TRUE(title.starts_with(".TH STET 1 ")) << title;
+  EXPECT_TRUE(title.ends_with("\"User Commands\"")) << title;
+  EXPECT_TRUE(page.substr(title.size() + 1).starts_with(".SH NAME\nstet \\- ")) << page;
 }
 
 TEST(HelpCommand, TheManualHasEveryOption) {

@@ -162,7 +162,7 @@ TEST_F(LabCommand, MeasuresWhichExpertTakesWhichToken) {
   EXPECT_EQ(run_stet(with(experts, {"--ids", "5,6,7", "--layer", "1"})).status, 1);
 }
 
-TEST_F(LabCommand, TablesSayWhatTheyShow) {
+TEST_F(LabCommand, TablesAreLabelled) {
   const std::string lens = succeed({"measure", "-m", kTiny, "--lens", "--ids", text_of(ids)}).out;
   EXPECT_NE(lens.find("columns: the last 12 of 30 positions"), std::string::npos) << lens;
   const std::string few =

@@ -64,7 +64,7 @@ struct PackedCommand : testing::Test {
   std::string snapshot = scratch / "s.stet";
 };
 
-TEST_F(PackedCommand, SaysWhatItWrote) {
+TEST_F(PackedCommand, ReportsTheWrittenFile) {
   for (const auto& [args, what] : {std::pair(Args{"quantize", "--to", "q8"}, " rounded to q8"),
                                    std::pair(Args{"quantize", "--to", "q4"}, " rounded to q4"),
                                    std::pair(Args{"prepare"}, "")}) {
@@ -105,17 +105,18 @@ TEST_F(PackedCommand, BadInputIsStatus1AndNothingIsWritten) {
   const std::string packed = prepared();
   for (const Args& command : {Args{"quantize", "--to", "q4"}, Args{"prepare"}}) {
     EXPECT_EQ(failure(command + Args{"-o", used}),
-              used + ": expected a new or empty directory, found one with files in it");
+              used + ": the directory is not empty; name a new one");
     EXPECT_EQ(failure(command + Args{"-o", used + "/notes"}),
-              used + "/notes: expected a new or empty directory, found a file");
+              used + "/notes: a file stands where a new directory is to be made");
     EXPECT_EQ(failure(command + Args{"-o", none + "/d"}),
-              none + "/d: expected a new or empty directory, found No such file or directory");
+              none + "/d: the directory cannot be made: No such file or directory");
     EXPECT_EQ(
         failure(command + Args{"-m", none, "-o", d}),
         none + ": expected a checkpoint directory or a .gguf file, found nothing of that name");
-    EXPECT_EQ(
-        failure(command + Args{"-m", packed, "-o", d}),
-        packed + "/packed.safetensors: expected weights that are not packed, found packed ones");
+    EXPECT_EQ(failure(command + Args{"-m", packed, "-o", d}),
+              packed +
+                  "/packed.safetensors: the weights are packed already; take the checkpoint that "
+                  "they were packed from");
     EXPECT_FALSE(fs::exists(d));
   }
 }
@@ -127,9 +128,9 @@ TEST_F(PackedCommand, APackedDirectoryHasItsOwnContract) {
     EXPECT_EQ(contract_of(scratch / "g.stet"), std::string(contract) + " version 1");
     EXPECT_EQ(generated({"-m", directory, "--compute", contract}), packed);
     EXPECT_EQ(generated({"-m", kLlama, "--compute", contract}), packed);
-    EXPECT_EQ(
-        failure({"generate", "-m", directory, "--ids", "1", "--compute", "f32"}),
-        directory + ": weights: expected some for the contract f32, found some for " + contract);
+    EXPECT_EQ(failure({"generate", "-m", directory, "--ids", "1", "--compute", "f32"}),
+              directory + ": weights: expected weights for the contract f32, found weights for " +
+                  contract);
   }
   const std::string directory = prepared();
   EXPECT_EQ(generated({"-m", directory}), generated({"-m", kLlama}));
@@ -137,7 +138,7 @@ TEST_F(PackedCommand, APackedDirectoryHasItsOwnContract) {
   EXPECT_EQ(generated({"-m", directory, "--compute", "bf16"}),
             generated({"-m", kLlama, "--compute", "bf16"}));
   EXPECT_EQ(failure({"generate", "-m", directory, "--ids", "1", "--compute", "q8"}),
-            directory + ": weights: expected some for the contract q8, found some for f32");
+            directory + ": weights: expected weights for the contract q8, found weights for f32");
 }
 
 TEST_F(PackedCommand, ASnapshotGoesOnUnderItsContract) {
@@ -151,7 +152,7 @@ TEST_F(PackedCommand, ASnapshotGoesOnUnderItsContract) {
     EXPECT_TRUE(succeed({"verify", snapshot, "-m", from}).starts_with("verified: "));
   }
   const std::string refused = failure({"resume", snapshot, "-m", q4, "-n", "1"});
-  EXPECT_EQ(refused, q4 + ": weights: expected some for the contract q8, found some for q4");
+  EXPECT_EQ(refused, q4 + ": weights: expected weights for the contract q8, found weights for q4");
   const std::string other =
       failure({"resume", snapshot, "-m", kLlama, "--compute", "q4", "-n", "1"});
   EXPECT_TRUE(other.starts_with(snapshot + ": contract: expected q8 version 1, found q4 version 1"))
@@ -184,7 +185,7 @@ TEST_F(PackedCommand, ASnapshotBringsPackedWeightsAlong) {
   }
 }
 
-TEST_F(PackedCommand, InspectSaysWhatTheWeightsAre) {
+TEST_F(PackedCommand, InspectDescribesTheWeights) {
   const Json plain = json_of({"inspect", kLlama});
   EXPECT_EQ(plain["contract"], "f32");
   EXPECT_EQ(plain["weights"], "packed while loading");
@@ -204,7 +205,7 @@ TEST_F(PackedCommand, InspectSaysWhatTheWeightsAre) {
   }
 }
 
-TEST_F(PackedCommand, CheckNamesWhatIsDamaged) {
+TEST_F(PackedCommand, CheckNamesTheDamagedTensor) {
   const std::string directory = quantized("q8"), path = directory + "/" + kPackedName;
   std::string file = read_text(path);
   file[file.size() / 2] = static_cast<char>(file[file.size() / 2] ^ 1);
@@ -213,7 +214,7 @@ TEST_F(PackedCommand, CheckNamesWhatIsDamaged) {
   EXPECT_TRUE(error.starts_with(path + ": model.layers.")) << error;
   EXPECT_NE(error.find(".weight: expected xxh3:"), error.npos) << error;
   EXPECT_EQ(failure({"inspect", kLlama, "--check"}),
-            kLlama + ": packed.safetensors: expected a file of packed weights, found none");
+            kLlama + ": packed.safetensors: the checkpoint has no packed weights");
   EXPECT_EQ(failure({"inspect", path, "--check"}),
             path + ": expected a checkpoint directory or a .gguf file, here " + directory +
                 ", found one file of a checkpoint");
@@ -235,8 +236,8 @@ TEST_F(PackedCommand, WeightsAreCheckedOrReadOnRequest) {
         << error;
   }
   EXPECT_EQ(failure({"generate", "-m", kLlama, "--ids", "1", "--check"}, 2),
-            "--check: of no use: " + kLlama +
-                " has no digests (stet prepare gives it some) (stet --help)");
+            "--check compares digests, and " + kLlama +
+                " has none; stet prepare writes a checkpoint that has them (stet --help)");
 }
 
 }  // namespace

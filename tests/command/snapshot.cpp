@@ -125,7 +125,7 @@ TEST_F(SnapshotCommand, CheckFollowsTheChainOfADelta) {
   EXPECT_TRUE(o.out.starts_with(parent + ": KV block 0, layer 0: expected digest xxh3:")) << o.out;
 }
 
-TEST_F(SnapshotCommand, VerifyProvesWhatTokensGiveOfAnEditedState) {
+TEST_F(SnapshotCommand, VerifyProvesTheReplayablePartOfAnEditedState) {
   const std::string file = scratch / "edited.stet";
   const auto m = model(kGemma);
   Session s(m, options(1));

@@ -72,7 +72,7 @@ TEST_F(StoreCommand, AConversationGoesOnInAnotherProcessAsFromAFile) {
   EXPECT_EQ(run({"store", "check"}).err, "2 states, 1 sound block, 0 faults\n");
 }
 
-TEST_F(StoreCommand, WhatIsGoneIsComputedAndTold) {
+TEST_F(StoreCommand, MissingBlocksAreRecomputedAndReported) {
   talk();
   const Args ask = {"resume", "store:talk", "--store-fetch", "always", "--say", "What is m?"};
   const Outcome whole = run(ask);
@@ -111,7 +111,7 @@ TEST_F(StoreCommand, NamesMoveOnlyFromWhereTheyWere) {
   EXPECT_NE(run({"store", "tree"}).out, "");
 }
 
-TEST_F(StoreCommand, NothingIsCollectedThatAProcessGoesOnFrom) {
+TEST_F(StoreCommand, StatesInUseAreNotCollected) {
   run({"generate", "--say", "Let a = 3.", "-o", "store:"});
   const std::string id = fs::directory_iterator(path_ + "/states")->path().filename();
   const auto collected = [&] {
@@ -134,14 +134,14 @@ TEST_F(StoreCommand, NothingIsCollectedThatAProcessGoesOnFrom) {
 
 TEST_F(StoreCommand, FaultsAreOneLine) {
   EXPECT_EQ(run({"resume", "store:nobody", "-n", "3"}, 1).err,
-            "stet: dir:" + path_ + ": nobody: expected a state that is in the store, found none\n");
+            "stet: dir:" + path_ + ": nobody: no such state is in the store\n");
   EXPECT_EQ(run({"store", "init"}, 1).err,
-            "stet: " + path_ + ": store: expected a directory without one, found a store\n");
+            "stet: " + path_ + ": store: the directory is a store already\n");
   EXPECT_EQ(run({"save", "-p", "hi", "-o", "store:x", "--compress", "zlib"}, 2).err,
-            "stet: --compress: expected a file to save to, found store:x (stet --help)\n");
+            "stet: --compress is for files, and store:x is in a store; leave it out "
+            "(stet --help)\n");
   EXPECT_EQ(run({"store", "names", "--store", "dir:" + (scratch_ / "no")}, 1).err,
-            "stet: " + scratch_ / "no" +
-                ": store: expected a store (stet store init makes one), found nothing\n");
+            "stet: " + scratch_ / "no" + ": store: there is no store; stet store init makes one\n");
   fs::permissions(scratch_ / "keys/key", fs::perms::group_read, fs::perm_options::add);
   EXPECT_NE(run({"store", "names"}, 1).err.find("permissions: expected 600"), std::string::npos);
 }

@@ -27,7 +27,7 @@ Said shell(const std::string& line) {
 const std::string kGenerate = STET_BUILD "/tools/stet generate --prompt '1 2' -n 2 --team ";
 
 // Settings at which a runtime would end the process give an error first, or are never passed to it.
-TEST(OpenMpEnvironment, WithoutANumberOfThreadsIsRefused) {
+TEST(OpenMpEnvironment, AMissingNumberOfThreadsIsRefused) {
 #if !defined(STET_HAVE_OPENMP)
   GTEST_SKIP() << "built without OpenMP";
 #endif
@@ -44,7 +44,7 @@ TEST(OpenMpEnvironment, WithoutANumberOfThreadsIsRefused) {
   }
 }
 
-TEST(OpenMpEnvironment, IsObeyedAndNoBitDependsOnIt) {
+TEST(OpenMpEnvironment, IsObeyedAndChangesNoBit) {
 #if !defined(STET_HAVE_OPENMP)
   GTEST_SKIP() << "built without OpenMP";
 #endif
@@ -59,7 +59,7 @@ TEST(OpenMpEnvironment, IsObeyedAndNoBitDependsOnIt) {
   }
 }
 
-TEST(OpenMpEnvironment, SaysHowManyThreadsThereAre) {
+TEST(OpenMpEnvironment, SetsTheNumberOfThreads) {
 #if !defined(STET_HAVE_OPENMP)
   GTEST_SKIP() << "built without OpenMP";
 #endif
@@ -75,7 +75,7 @@ TEST(OpenMpEnvironment, SaysHowManyThreadsThereAre) {
 }
 
 // A kind that this build lacks is refused with the list of those it has.
-TEST(TeamOption, OfAnUnknownKindIsRefused) {
+TEST(TeamOption, AnUnknownKindIsRefused) {
   const Said refused = shell(kGenerate + "tbb");
   EXPECT_EQ(refused.status, 2);
 #if defined(STET_HAVE_OPENMP)

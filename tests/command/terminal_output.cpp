@@ -61,7 +61,7 @@ class TerminalOutput : public testing::Test {
   std::string file = scratch / "evil.stet";
 };
 
-TEST_F(TerminalOutput, OfASnapshotThatMeansHarm) {
+TEST_F(TerminalOutput, AMaliciousSnapshotIsEscaped) {
   evil_snapshot();
   const std::string other = scratch / "other.stet", model = data_path("models/llama31-tiny");
   for (const Args& args : std::vector<Args>{{"inspect", file},
@@ -81,7 +81,7 @@ TEST_F(TerminalOutput, OfASnapshotThatMeansHarm) {
   }
 }
 
-TEST_F(TerminalOutput, OfNamesOnTheCommandLine) {
+TEST_F(TerminalOutput, NamesOnTheCommandLineAreEscaped) {
   const std::string named = scratch / ("x" + kEvil);
   for (const Args& args :
        std::vector<Args>{{"inspect", named},
@@ -98,7 +98,7 @@ TEST_F(TerminalOutput, OfNamesOnTheCommandLine) {
 }
 
 // JSON keeps every value and escapes it.
-TEST_F(TerminalOutput, OfJson) {
+TEST_F(TerminalOutput, JsonIsEscaped) {
   evil_snapshot();
   const Outcome o = run_stet({"inspect", "--json", file});
   EXPECT_EQ(o.status, 0) << o.err;
@@ -106,7 +106,7 @@ TEST_F(TerminalOutput, OfJson) {
   EXPECT_NE(Json::parse(o.out).dump().find(Json(kEvil).dump()), std::string::npos);
 }
 
-TEST_F(TerminalOutput, OfAResultIsEscapedOnATerminalAlone) {
+TEST_F(TerminalOutput, ResultsAreEscapedOnATerminalOnly) {
   const std::string shape = scratch / "t.jinja";
   write_file(shape, "{{ messages[0].content }}");
   Args as_template = {"template", "-p", kEvil, "--chat-template", shape}, as_ids = {"detokenize"};

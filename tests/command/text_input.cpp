@@ -27,7 +27,7 @@ std::string utf16(const std::u16string& text, bool little, bool mark = true) {
   return bytes;
 }
 
-TEST(TextInput, IsUtf8WhateverItWas) {
+TEST(TextInput, OtherEncodingsBecomeUtf8) {
   const auto text = [](const std::string& bytes) { return tool::as_text(bytes, "f"); };
   EXPECT_EQ(text("a\r\nb\rc\n\r\n"), "a\nb\rc\n\n");
   EXPECT_EQ(text("\xef\xbb\xbf"

@@ -16,11 +16,11 @@ namespace stet::fuzz {
 
 // Counts accepted inputs and prints the count at the end. A target that accepts nothing tests too
 // little.
-struct Tally {
+struct TeamProgress {
   size_t accepted = 0;
-  ~Tally() { std::fprintf(stderr, "accepted %zu inputs\n", accepted); }
+  ~TeamProgress() { std::fprintf(stderr, "accepted %zu inputs\n", accepted); }
 };
-inline Tally tally;
+inline TeamProgress tally;
 
 // Aborts unless the condition holds, so that libFuzzer keeps the input.
 inline void must(bool holds, const char* what) {

@@ -84,7 +84,7 @@ class Gguf(unittest.TestCase):
             gguf_writer.write(model, self.file, "F32", with_tokenizer=False)
             ids = ["--ids", ",".join(str(7 * i % 320) for i in range(100)), "--digest"]
             self.assertEqual(run("logits", "-m", model, *ids), run("logits", "-m", self.file, *ids), name)
-            # Its float32 norms lose bits when 1 is added and subtracted again.
+            # Float32 norms lose bits when 1 is added and subtracted again.
             if name != "gemma2":
                 self.assertEqual(self.fingerprint(model), self.fingerprint(self.file), name)
 
@@ -414,7 +414,7 @@ class Gguf(unittest.TestCase):
         os.makedirs(entry + ".making/x")
         self.assertEqual(expected, run(*command))
         self.assertEqual(self.entries(cache), [entry])
-        # Of many processes at once, one makes the entry.
+        # One of many processes makes the entry.
         shutil.rmtree(cache)
         processes = [subprocess.Popen([STET, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(6)]
         for p in processes:

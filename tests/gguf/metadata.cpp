@@ -167,7 +167,7 @@ std::string nested(const std::string& name, int levels) {
   return text + le(4, 4) + le(1, 8) + le(0, 4);
 }
 
-TEST_F(Metadata, ValuesThatNobodyReadsMayBeAnything) {
+TEST_F(Metadata, UnreadValuesMayBeAnything) {
   const std::string fingerprint = Model::load(gguf_source(path_), 1)->fingerprint();
   GgufKeys keys;
   keys.text("unread.text", "\xff\xfe not UTF-8");
@@ -182,8 +182,8 @@ TEST_F(Metadata, ValuesThatNobodyReadsMayBeAnything) {
             "format: " + path_ + ": x.deep: expected arrays of at most 16 levels, found more");
   put({}, le(1, 8) + "x" + le(9, 4) + le(4, 4) + le(uint64_t{1} << 62, 8), 1);
   EXPECT_EQ(error().find("format: " + path_ +
-                         ": x: expected 4611686018427387904 elements of 4 bytes (the download "
-                         "stopped: fetch it again), found "),
+                         ": x: expected 4611686018427387904 elements of 4 bytes (the file is "
+                         "truncated: download it again), found "),
             0u)
       << error();
 }
@@ -232,16 +232,18 @@ TEST_F(Metadata, DownloadsThatStopped) {
     write_file(path_, whole_.substr(0, size));
     return error();
   };
-  const std::string half = cut(whole_.size() / 2), start = "format: " + path_ + ": expected ",
-                    end = ", as its header says (the download stopped: fetch it again), found " +
-                          size_text(whole_.size() / 2);
+  const std::string half = cut(whole_.size() / 2),
+                    start = "format: " + path_ + ": the file is truncated: it has " +
+                            size_text(whole_.size() / 2) + " of the ",
+                    end = " that its header promises; download it again";
   ASSERT_TRUE(half.starts_with(start) && half.ends_with(end)) << half;
   const std::string promised = half.substr(start.size(), half.size() - start.size() - end.size());
   // The last tensor may be followed by padding.
   EXPECT_TRUE(promised == size_text(whole_.size()) || promised == size_text(whole_.size() - 31))
       << promised;
   EXPECT_EQ(cut(100).find("format: " + path_ + ": "), 0u);
-  EXPECT_NE(cut(100).find("(the download stopped: fetch it again)"), std::string::npos) << cut(100);
+  EXPECT_NE(cut(100).find("(the file is truncated: download it again)"), std::string::npos)
+      << cut(100);
 }
 
 }  // namespace

@@ -18,7 +18,9 @@ import vocabularies  # noqa: E402
 with open(os.path.join(ROOT, "tests", "data", "tokenizer", "patterns.json")) as file:
     PATTERNS = json.load(file)
 # Pairs of a package and GGUF's name for its pre-tokenizer. None means sentencepiece's rules.
-PUBLISHED = [("llama3", "llama-bpe"), ("llama3_1", "llama-bpe"), ("qwen3", "qwen2"), ("qwen3", "deepseek-r1-qwen"), ("gptoss", "gpt-4o"), ("gpt4o", "gpt-4o"), ("deepseek_v3", "deepseek-v3"), ("gemma3", None), ("gemma3", "gemma4")]
+PUBLISHED = [("llama3", "llama-bpe"), ("llama3_1", "llama-bpe"), ("qwen3", "qwen2"), ("qwen3", "deepseek-r1-qwen"),
+             ("gptoss", "gpt-4o"), ("gpt4o", "gpt-4o"), ("deepseek_v3", "deepseek-v3"), ("gemma3", None),
+             ("gemma3", "gemma4")]
 
 
 def expected(path, texts):
@@ -32,7 +34,8 @@ def expected(path, texts):
 
 def found(model, texts):
     lines = "".join(json.dumps(t) + "\n" for t in texts)
-    done = subprocess.run([STET, "tokenize", "-m", model, "--jsonl", "--bos", "off"], input=lines, capture_output=True, text=True)
+    done = subprocess.run([STET, "tokenize", "-m", model, "--jsonl", "--bos", "off"], input=lines,
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -61,7 +64,8 @@ def main():
     for pre, rules in PATTERNS.items():
         directory = os.path.join(FOLDER, pre)
         os.mkdir(directory)
-        steps = [{"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False} for p in rules["patterns"]]
+        steps = [{"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False}
+                 for p in rules["patterns"]]
         steps.append({"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False})
         tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
         tokenizer["normalizer"] = {"type": "NFC"} if rules.get("nfc") else None

@@ -110,7 +110,8 @@ class Texts(unittest.TestCase):
         self.whole[LLAMA].write(self.file, ["tokenizer.ggml.add_bos_token"])
         self.assertEqual(self.ids(self.file, "hi"), expected)
         self.assertEqual(self.inspect()["tokenizer"]["bos_is_added_by"], "tokenizer.ggml.pre llama-bpe")
-        for pre, adds in (("llama3", True), ("llama-v3", True), ("tekken", True), ("lfm2", True), ("qwen2", False), ("gpt-2", False), ("deepseek-llm", False)):
+        for pre, adds in (("llama3", True), ("llama-v3", True), ("tekken", True), ("lfm2", True), ("qwen2", False),
+                          ("gpt-2", False), ("deepseek-llm", False)):
             self.whole[LLAMA].write(self.file, ["tokenizer.ggml.add_bos_token"], pre=("text", pre))
             self.assertEqual(self.ids(self.file, "hi")[0] == expected[0], adds, pre)
         self.whole[LLAMA].write(self.file, add_bos_token=("bool", False))
@@ -127,19 +128,30 @@ class Texts(unittest.TestCase):
         ggml = "tokenizer.ggml."
         self.assertEqual(self.stops(GEMMA), {"<eos>": ggml + "eos_token_id", "<end_of_turn>": ggml + "eot_token_id"})
         by_text = "tokenizer.chat_template, which ends a turn with "
-        self.assertEqual(self.stops(GEMMA, [ggml + "eot_token_id"]), {"<eos>": ggml + "eos_token_id", "<end_of_turn>": by_text + "<end_of_turn>"})
-        self.assertEqual(self.stops(GEMMA, [ggml + "eot_token_id"], eos_token_ids=("i32", [1, 6, 99999, -1])), {"<eos>": ggml + "eos_token_id", "<end_of_turn>": ggml + "eos_token_ids"})
+        self.assertEqual(self.stops(GEMMA, [ggml + "eot_token_id"]),
+                         {"<eos>": ggml + "eos_token_id", "<end_of_turn>": by_text + "<end_of_turn>"})
+        self.assertEqual(self.stops(GEMMA, [ggml + "eot_token_id"], eos_token_ids=("i32", [1, 6, 99999, -1])),
+                         {"<eos>": ggml + "eos_token_id", "<end_of_turn>": ggml + "eos_token_ids"})
         # A token is no stop token if the template never writes it, or writes it elsewhere.
-        for template in ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "<end_of_turn>{% for m in messages %}{{ m.content }}<eos>{% endfor %}"):
-            self.assertEqual(self.stops(GEMMA, [ggml + "eot_token_id"], **{"tokenizer.chat_template": ("text", template)}), {"<eos>": ggml + "eos_token_id"})
+        for template in ("{% for m in messages %}{{ m.content }}\n{% endfor %}",
+                         "<end_of_turn>{% for m in messages %}{{ m.content }}<eos>{% endfor %}"):
+            self.assertEqual(
+                self.stops(GEMMA, [ggml + "eot_token_id"], **{"tokenizer.chat_template": ("text", template)}),
+                {"<eos>": ggml + "eos_token_id"})
         # For a template that stet cannot render, its source decides.
-        self.assertIn("<end_of_turn>", self.stops(GEMMA, [ggml + "eot_token_id"], **{"tokenizer.chat_template": ("text", "{{ raise_exception('no') }}<end_of_turn>")}))
+        self.assertIn(
+            "<end_of_turn>",
+            self.stops(GEMMA, [ggml + "eot_token_id"],
+                       **{"tokenizer.chat_template": ("text", "{{ raise_exception('no') }}<end_of_turn>")}))
         end = self.ids(LLAMA, "<|end_of_text|>", "--bos", "off")[0]
-        self.assertEqual(list(self.stops(LLAMA, [ggml + "eot_token_id"], eos_token_id=("u32", end))), ["<|end_of_text|>", "<|eot_id|>"])
+        self.assertEqual(list(self.stops(LLAMA, [ggml + "eot_token_id"], eos_token_id=("u32", end))),
+                         ["<|end_of_text|>", "<|eot_id|>"])
 
     def test_replies_end_where_the_template_ends_a_turn(self):
         def reply():
-            return json.loads(run("generate", "-m", self.file, "--say", "Let x be 5. What is x?", "-n", "30", "--greedy", "--json").stdout)["text"]
+            return json.loads(
+                run("generate", "-m", self.file, "--say", "Let x be 5. What is x?", "-n", "30", "--greedy",
+                    "--json").stdout)["text"]
 
         self.whole[GEMMA].write(self.file)
         expected = reply()
@@ -148,7 +160,8 @@ class Texts(unittest.TestCase):
 
     def test_ids_out_of_range_name_no_token(self):
         expected = self.ids(GEMMA, "hi")
-        self.whole[GEMMA].write(self.file, padding_token_id=("i32", -1), unknown_token_id=("u32", 2**32 - 1), eot_token_id=("u32", 10**6), eom_token_id=("i32", -1))
+        self.whole[GEMMA].write(self.file, padding_token_id=("i32", -1), unknown_token_id=("u32", 2**32 - 1),
+                                eot_token_id=("u32", 10**6), eom_token_id=("i32", -1))
         self.assertEqual(self.ids(self.file, "hi"), expected)
         self.assertEqual([s["token"] for s in self.inspect()["stop_tokens"]], ["<eos>", "<end_of_turn>"])
 
@@ -170,7 +183,8 @@ class Texts(unittest.TestCase):
         config = os.path.join(directory, "tokenizer_config.json")
         with open(config) as file:
             published = json.load(file)
-        published["chat_template"] = [{"name": "default", "template": published["chat_template"]}, {"name": "tool_use", "template": named}, {"name": "rag", "template": "R"}]
+        published["chat_template"] = [{"name": "default", "template": published["chat_template"]},
+                                      {"name": "tool_use", "template": named}, {"name": "rag", "template": "R"}]
         with open(config, "w") as file:
             json.dump(published, file)
         converted, again = self.path("n.gguf"), self.path("again.gguf")
@@ -209,15 +223,21 @@ class Texts(unittest.TestCase):
         self.assertEqual(run("template", "-m", self.file, "-p", "Hi").stderr, "")
 
     def test_the_marks_of_phi_3_take_white_space(self):
-        tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)] + ["\u2581", "H", "i", "Hi", "\u2581Hi", "<|endoftext|>", "<|user|>", "<|end|>", "<|assistant|>"]
+        tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)] + [
+            "\u2581", "H", "i", "Hi", "\u2581Hi", "<|endoftext|>", "<|user|>", "<|end|>", "<|assistant|>"
+        ]
         types = [2, 3, 3] + [6] * 256 + [1] * 5 + [3] * 4
         plain = self.path("phi3.gguf")
-        run("convert-model", os.path.join(ROOT, "tests", "data", "models", "phi3-tiny"), "--tokenizer", "none", "-o", plain)
+        run("convert-model", os.path.join(ROOT, "tests", "data", "models", "phi3-tiny"), "--tokenizer", "none", "-o",
+            plain)
         for name in ("Phi3", "any"):  # the architecture implies it, too
-            File(plain).write(self.file, model=("text", "llama"), pre=("text", "default"), tokens=("text", tokens), scores=("f32", [-float(i) if t == 1 else 0.0 for i, t in enumerate(types)]),
-                              token_type=("i32", types), bos_token_id=("u32", 1), eos_token_id=("u32", 264), unknown_token_id=("u32", 0), **{"general.name": ("text", name)})
+            File(plain).write(self.file, model=("text", "llama"), pre=("text", "default"), tokens=("text", tokens),
+                              scores=("f32", [-float(i) if t == 1 else 0.0 for i, t in enumerate(types)]),
+                              token_type=("i32", types), bos_token_id=("u32", 1), eos_token_id=("u32", 264),
+                              unknown_token_id=("u32", 0), **{"general.name": ("text", name)})
             user, end, assistant = (tokens.index(t) for t in ("<|user|>", "<|end|>", "<|assistant|>"))
-            self.assertEqual(self.ids(self.file, "<|user|>\nHi<|end|>\n<|assistant|>\n"), [1, user, tokens.index("\u2581Hi"), end, assistant])
+            self.assertEqual(self.ids(self.file, "<|user|>\nHi<|end|>\n<|assistant|>\n"),
+                             [1, user, tokens.index("\u2581Hi"), end, assistant])
 
     def test_work_with_ids_needs_no_tokenizer(self):
         """Covers a tokenizer with unknown rules, a broken one, one of an unsupported kind, and
@@ -230,7 +250,8 @@ class Texts(unittest.TestCase):
         with open(os.path.join(directory, "tokenizer.json"), "w") as file:
             file.write('{"model": {"type": "WordPiece"}')
         cases = {directory: "tokenizer.json"}
-        for name, pairs, word in (("pre", {"pre": ("text", "lyrics")}, "tokenizer.ggml.pre"), ("kind", {"model": ("text", "rwkv")}, "tokenizer.ggml.model")):
+        for name, pairs, word in (("pre", {"pre": ("text", "lyrics")}, "tokenizer.ggml.pre"),
+                                  ("kind", {"model": ("text", "rwkv")}, "tokenizer.ggml.model")):
             cases[self.path(name + ".gguf")] = word
             self.whole[LLAMA].write(self.path(name + ".gguf"), **pairs)
         for model, word in cases.items():
@@ -243,8 +264,10 @@ class Texts(unittest.TestCase):
             done = run("convert-model", model, "-o", self.path("converted.gguf"))
             self.assertIn("the file has no tokenizer", done.stderr)
             self.assertIn(word, done.stderr)
-            self.assertEqual(run("logits", "-m", self.path("converted.gguf"), "--ids", "2,5,9", "--digest").stdout, digest)
-            for command in (("tokenize", "-m", model, "hi"), ("generate", "-m", model, "-p", "hi", "-n", "1"), ("template", "-m", model, "-p", "hi")):
+            self.assertEqual(
+                run("logits", "-m", self.path("converted.gguf"), "--ids", "2,5,9", "--digest").stdout, digest)
+            for command in (("tokenize", "-m", model, "hi"), ("generate", "-m", model, "-p", "hi", "-n", "1"),
+                            ("template", "-m", model, "-p", "hi")):
                 error = run(*command, status=1).stderr
                 self.assertIn(word, error)
                 self.assertEqual(error.count("\n"), 1, error)
@@ -268,13 +291,22 @@ class Texts(unittest.TestCase):
         with open(os.path.join(LLAMA, "tokenizer.json")) as file:
             published = json.load(file)
         letters = sorted({c for t in published["model"]["vocab"] for c in t if c.isascii()})
-        tokens = ["<unk>", "<bos>", "<eos>"] + [f"<0x{b:02X}>" for b in range(256)] + ["\u2581", "\n", "\n\n"] + letters + ["th", "the", "\u2581the"]
+        tokens = ["<unk>", "<bos>", "<eos>"] + [f"<0x{b:02X}>" for b in range(256)
+                                                ] + ["\u2581", "\n", "\n\n"] + letters + ["th", "the", "\u2581the"]
         types = [2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259)
-        self.whole[LLAMA].write(self.file, ["tokenizer.ggml.pre", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.add_bos_token"], model=("text", "gemma4"), tokens=("text", tokens), token_type=("i32", types),
-                                merges=("text", ["t h", "th e", "\u2581 the", "\n \n"]), bos_token_id=("u32", 1), eos_token_id=("u32", 2), unknown_token_id=("u32", 0))
+        self.whole[LLAMA].write(self.file,
+                                ["tokenizer.ggml.pre", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.add_bos_token"],
+                                model=("text", "gemma4"), tokens=("text", tokens), token_type=("i32", types),
+                                merges=("text", ["t h", "th e", "\u2581 the", "\n \n"]), bos_token_id=("u32", 1),
+                                eos_token_id=("u32", 2), unknown_token_id=("u32", 0))
         at = tokens.index
-        self.assertEqual(self.ids(self.file, "the the\n\n\u00e9"), [1, at("the"), at("\u2581the"), at("\n\n"), at("<0xC3>"), at("<0xA9>")])
-        self.assertEqual(run("detokenize", "-m", self.file, "--skip-special", "--ids", ",".join(map(str, self.ids(self.file, "the the\n\n\u00e9")))).stdout, "the the\n\n\u00e9\n")
+        self.assertEqual(
+            self.ids(self.file, "the the\n\n\u00e9"),
+            [1, at("the"), at("\u2581the"), at("\n\n"),
+             at("<0xC3>"), at("<0xA9>")])
+        self.assertEqual(
+            run("detokenize", "-m", self.file, "--skip-special", "--ids",
+                ",".join(map(str, self.ids(self.file, "the the\n\n\u00e9")))).stdout, "the the\n\n\u00e9\n")
 
 
 if __name__ == "__main__":

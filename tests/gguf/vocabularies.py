@@ -21,8 +21,11 @@ from gguf_writer import pair  # noqa: E402
 
 STET, FIXTURES = sys.argv[1:3]
 TEXTS = int(sys.argv[3]) if len(sys.argv) > 3 else 2000
-ALPHABETS = ["abcdefghijklmnopqrstuvwxyz   ", "ABC xyz 0123456789.,;:!?'\"-_()[]{}", " \t\r\n\u00a0\u2003", "äöüßéñçøæœ ÀÉ", "кириллица ΑΒΓ אבג عربي", "漢字かなカナ한국어", "🙂👩‍👩‍👧🇩🇪e\u0301\u200d\ufe0f",
-             "<>|/\\_▁#@$%^&*~`+=", "\u0000\u0007\u007f\ufffd\ue000"]
+ALPHABETS = [
+    "abcdefghijklmnopqrstuvwxyz   ", "ABC xyz 0123456789.,;:!?'\"-_()[]{}", " \t\r\n\u00a0\u2003", "äöüßéñçøæœ ÀÉ",
+    "кириллица ΑΒΓ אבג عربي", "漢字かなカナ한국어", "🙂👩‍👩‍👧🇩🇪e\u0301\u200d\ufe0f", "<>|/\\_▁#@$%^&*~`+=",
+    "\u0000\u0007\u007f\ufffd\ue000"
+]
 
 
 def published(directory):
@@ -36,7 +39,10 @@ def tokens_and_types(tokenizer):
     """Returns tokens and sentencepiece's types: 1 normal, 2 unknown, 3 control, 4 user-defined, 6
     byte."""
     by_id = {i: t for t, i in tokenizer["model"]["vocab"].items()}
-    types = {i: 6 if tokenizer["model"].get("byte_fallback") and len(t) == 6 and t.startswith("<0x") else 1 for i, t in by_id.items()}
+    types = {
+        i: 6 if tokenizer["model"].get("byte_fallback") and len(t) == 6 and t.startswith("<0x") else 1
+        for i, t in by_id.items()
+    }
     for added in tokenizer["added_tokens"]:
         by_id[added["id"]] = added["content"]
         types[added["id"]] = 3 if added["special"] else 4
@@ -53,7 +59,8 @@ def write(directory, path, pre, published_too=False, gemma4=False):
     tokenizer, config = published(directory)
     tokens, types = tokens_and_types(tokenizer)
     keys = [pair("general.architecture", "text", "llama")]
-    for name, value in (("embedding_length", 2), ("block_count", 1), ("feed_forward_length", 2), ("context_length", 64), ("attention.head_count", 1)):
+    for name, value in (("embedding_length", 2), ("block_count", 1), ("feed_forward_length", 2),
+                        ("context_length", 64), ("attention.head_count", 1)):
         keys.append(pair("llama." + name, "u32", value))
     keys.append(pair("llama.attention.layer_norm_rms_epsilon", "f32", 1e-6))
     keys += [pair("tokenizer.ggml.tokens", "text", tokens), pair("tokenizer.ggml.token_type", "i32", types)]
@@ -63,10 +70,22 @@ def write(directory, path, pre, published_too=False, gemma4=False):
     elif pre is None:
         # Scores fall with growing ids, so that pieces merge in the order in which they were
         # learned.
-        keys += [pair("tokenizer.ggml.model", "text", "llama"), pair("tokenizer.ggml.add_space_prefix", "bool", False), pair("tokenizer.ggml.scores", "f32", [float(-i) for i in range(len(tokens))])]
+        keys += [
+            pair("tokenizer.ggml.model", "text", "llama"),
+            pair("tokenizer.ggml.add_space_prefix", "bool", False),
+            pair("tokenizer.ggml.scores", "f32", [float(-i) for i in range(len(tokens))])
+        ]
     else:
-        keys += [pair("tokenizer.ggml.model", "text", "gpt2"), pair("tokenizer.ggml.pre", "text", pre), pair("tokenizer.ggml.merges", "text", merges)]
-    for key, name in (("bos_token_id", "bos_token"), ("eos_token_id", "eos_token"), ("unknown_token_id", "unk_token")):
+        keys += [
+            pair("tokenizer.ggml.model", "text", "gpt2"),
+            pair("tokenizer.ggml.pre", "text", pre),
+            pair("tokenizer.ggml.merges", "text", merges),
+        ]
+    for key, name in (
+        ("bos_token_id", "bos_token"),
+        ("eos_token_id", "eos_token"),
+        ("unknown_token_id", "unk_token"),
+    ):
         if isinstance(config.get(name), str) and config[name] in tokens:
             keys.append(pair("tokenizer.ggml." + key, "u32", tokens.index(config[name])))
     keys.append(pair("tokenizer.ggml.add_bos_token", "bool", config.get("bos_token") != config["eos_token"]))
@@ -141,7 +160,10 @@ class Vocabularies(unittest.TestCase):
         if not os.path.isdir(directory):
             self.skipTest(directory + " is missing")
         tokenizer, config = published(directory)
-        tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, tokenizer["pre_tokenizer"]]}
+        tokenizer["pre_tokenizer"] = {
+            "type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True},
+                                                  tokenizer["pre_tokenizer"]]
+        }
         texts = ["123 4567 a1b2", " 007"] + generated(TEXTS, "digits", tokens_and_types(tokenizer)[0])
         with tempfile.TemporaryDirectory() as scratch:
             for name, content in (("tokenizer.json", tokenizer), ("tokenizer_config.json", config)):
@@ -154,7 +176,7 @@ class Vocabularies(unittest.TestCase):
 
     def test_the_published_file_goes_before(self):
         self.equal_ids("llama3_1", "llama-bpe", published_too=True)
-        # Its rules are not used in that case.
+        # The rules of its name are not used in that case.
         self.equal_ids("gpt2", "of-no-model", published_too=True)
 
 

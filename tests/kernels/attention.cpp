@@ -175,13 +175,13 @@ std::vector<float> plain(const Sequence& a) {
 
 // Checks outputs against softmax in float64 within a bound, derived step by step. u = 2^-24; gamma
 // and expm1 make the first-order terms rigorous.
-//   score:   chain over d and the scale: E = gamma(d + 1) * scale * sum |q k|; q8: one more scale
-//            soft cap c tanh(s / c): slope <= 1, two roundings and tanh's 1.371 ULP (<= 2 * 1.371 u):
-//            + 5 u |s'|
-//   weight:  exp(score - m), then one factor exp(m - m') for each of B merged blocks. Each has an
-//            argument rounded by u R (R: the largest distance of scores) and exp's 0.94 ULP (<= 2 u),
-//            and one multiplication: 2 u more. eta = expm1(E + (B + 1) (u R + 4 u))
-//   sums:    n weights in any order: gamma(n + B); q8: one more factor, the value's scale
+//   score:   The chain over d and the scale give E = gamma(d + 1) * scale * sum |q k|. q8 has one more
+//            scale. A soft cap c tanh(s / c) has a slope <= 1, two roundings and tanh's 1.371 ULP
+//            (<= 2 * 1.371 u), which adds 5 u |s'|.
+//   weight:  exp(score - m), then one factor exp(m - m') for each of B merged blocks. Each argument is
+//            rounded by u R (R: the largest distance of scores), and exp adds 0.94 ULP (<= 2 u). One
+//            multiplication each adds 2 u. So eta = expm1(E + (B + 1) (u R + 4 u)).
+//   sums:    n weights in any order give gamma(n + B). q8 has one more factor, the value's scale.
 // The output is a quotient of two sums of positive weights. With each term off by at most these
 // factors, and the quotient's own rounding, the error is at most
 //   ((1 + eta)(1 + gamma)(1 + u) / ((1 - eta)(1 - gamma)) - 1) * sum w |v|
@@ -405,7 +405,7 @@ TEST(Attention, SpansOfOnePassAreIndependent) {
 }
 
 // Slots outside the window and after the query hold NaN or infinity, which must not change a bit.
-TEST_P(AttentionOnEachIsa, WhatIsNotSeenDoesNotMatter) {
+TEST_P(AttentionOnEachIsa, MaskedPositionsDoNotMatter) {
   for (KvType type : {KvType::f32, KvType::bf16}) {
     for (size_t head_dim : {16, 24}) {
       for (float poison : {kNan, kInf, -kInf}) {

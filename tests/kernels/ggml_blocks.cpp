@@ -74,7 +74,7 @@ TEST(GgmlBlocks, RowsAreTheReferencesNumbers) {
   }
 }
 
-TEST(GgmlBlocks, OfHalfAStrip) {
+TEST(GgmlBlocks, HalfAStrip) {
   for (const DType dtype : {DType::q8_0, DType::q4_0, DType::q5_0, DType::mxfp4}) {
     const Tensor t(dtype, 3, 96, 4);
     const Matrix m({&t.view}, 96, 1);
@@ -112,7 +112,7 @@ TEST(GgmlBlocks, AreNamedByTheirValues) {
 
 // The fingerprint's type is the narrowest that holds the whole row. The first values of a row fit
 // bfloat16; its last ones fit bfloat16, float16 or only float32.
-TEST(GgmlBlocks, AreNamedByTheValuesOfWholeRows) {
+TEST(GgmlBlocks, FingerprintsCoverTheValuesOfWholeRows) {
   constexpr size_t kColumns = 8192, kBlock = 34;
   for (const float scale : {1.0f, 1.125f, 1 + 1.0f / 1024}) {
     std::vector<uint8_t> blocks(17 * kColumns / 32 * kBlock);

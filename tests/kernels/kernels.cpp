@@ -108,7 +108,7 @@ void expect_shared_but(const Kernels& a, const Kernels& b, bool quants, bool pai
   for (int t = 0; t < kStoredTypes; ++t) EXPECT_EQ(a.attend[t], b.attend[t]);
 }
 
-TEST(Isa, TablesOf512BitsShareWhatNoNewInstructionServes) {
+TEST(Isa, TablesOf512BitsShareUnchangedFunctions) {
   const Kernels *const plain = find_kernels("avx512"), *const vnni = find_kernels("avx512vnni"),
                        *const bf16 = find_kernels("avx512bf16");
   if (vnni == nullptr) GTEST_SKIP() << "no AVX512-VNNI on this machine";
@@ -753,7 +753,7 @@ TEST_P(Kernel, LayerNormHasSixteenLanesAndATree) {
 // no effect. The large eps hides the variance, and 1 / sqrt(eps) is a power of two.
 TEST_P(Kernel, LayerNormSumOrder) {
   std::vector<float> x(32, 1.0f);
-  // As in RmsNormSumOrder the sum is 2^25, to which only sums of at least 4 of the other lanes add.
+  // The sum is 2^25, as in RmsNormSumOrder. Only sums of at least 4 of the other lanes add to it.
   x[0] = x[8] = 0x1p24f;
   const float mean = (0x1p25f + 28.0f) / 32;
   const Fenced<float> in(x), w(std::vector<float>(32, 1.0f)), b(std::vector<float>(32, 0.0f)),

@@ -130,7 +130,7 @@ std::vector<float> hard_inputs(size_t n, uint64_t seed) {
   return x;
 }
 
-TEST_P(KernelsOfBlocks, InputsAreRoundedAsTheContractSays) {
+TEST_P(KernelsOfBlocks, InputsAreRoundedByTheContract) {
   for (uint64_t seed = 0; seed < 400; ++seed) {
     const size_t n = 32 * (1 + seed % 5);
     std::vector<float> values = hard_inputs(n, seed);

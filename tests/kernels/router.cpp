@@ -60,7 +60,7 @@ TEST(Router, EqualScoresGoToTheLowerExpert) {
   });
 }
 
-// Logits that differ are told apart where their probabilities are both zero.
+// Different logits are ranked even if their probabilities are both zero.
 TEST(Router, ChoosesByLogits) {
   on_all([](const Kernels& k) {
     const Routed r = routed(k, {RouterRule::softmax, 0, 2}, {-300, 0, -200, -250});

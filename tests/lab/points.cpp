@@ -125,7 +125,7 @@ TEST_P(PointsOfFamily, ChangesAreThoseOfTheReference) {
   }
 }
 
-// The same for scores and patterns: of some heads, and of some of the attended positions.
+// Each operation on scores and patterns: of some heads, and of some of the attended positions.
 TEST_P(PointsOfFamily, ChangesOfAttentionAreThoseOfTheReference) {
   const ModelConfig& c = m->config();
   using Op = Intervention::Op;
@@ -242,7 +242,7 @@ class Points : public testing::TestWithParam<Subject> {
 };
 
 // A pattern is the softmax of its scores with q8 keys and values, too, on every instruction set.
-TEST_P(Points, OfQ8) {
+TEST_P(Points, PatternsWithQ8KeysAndValues) {
   SessionOptions o = how(2, 48);
   o.kv_type = KvType::q8;
   Session s(m, o);
@@ -420,8 +420,8 @@ TEST_P(Points, ChangesStayWithTheState) {
   EXPECT_EQ(digests_of(back).id, digests_of(plain).id);
 }
 
-// A shift renumbers positions. An intervention that has begun stays in force, one that has ended
-// stays over, and one that has yet to begin refuses the shift.
+// A shift renumbers positions. An intervention in force stays in force, one that has ended stays
+// over, and one that starts later refuses the shift.
 TEST_P(Points, ChangesOutliveShifts) {
   if (m->config().ropes.empty()) return;
   const auto first = std::span(ids).first(80), rest = std::span(ids).subspan(80);
@@ -499,7 +499,7 @@ std::shared_ptr<const Callback> adding(const PointAt& at, float x) {
 
 // A head whose input is changed is computed again. The other heads keep the result of a callback at
 // ln1.
-TEST_P(Points, InputsOfHeadsChangeTheirHeadAlone) {
+TEST_P(Points, InputsOfAHeadChangeOnlyThatHead) {
   const ModelConfig& c = m->config();
   if (!has_point(c, Point::ln1)) GTEST_SKIP() << "attention reads the residual stream itself";
   const int64_t layer = c.layers - 1, from = 40, end = 50;
@@ -527,7 +527,7 @@ TEST_P(Points, InputsOfHeadsChangeTheirHeadAlone) {
   }
 }
 
-TEST_P(Points, CallbacksChangeWhatTheySay) {
+TEST_P(Points, CallbacksChangeTheirPoint) {
   const PointAt at = {Point::resid_pre, m->config().layers - 1};
   Intervention declared;
   declared.point = at.point;
@@ -578,7 +578,7 @@ TEST_P(Points, CallbacksChangeWhatTheySay) {
   }
 }
 
-TEST_P(Points, WhatCallbacksChangedIsKeptAndNeverComputedAgain) {
+TEST_P(Points, CallbackResultsAreKeptAndNeverRecomputed) {
   Session s = session(how());
   s.append(std::span(ids).first(70));
   s.attach(adding({Point::z, 0}, 0.5f));
@@ -754,7 +754,7 @@ TEST_P(Points, ChangesOfAttentionKeepTheBits) {
   EXPECT_EQ(pattern[10 * row + 4], window == 0 || window > 46 ? 0.125f : 0.0f);
 }
 
-TEST_P(Points, WhatIsNotThereIsRefused) {
+TEST_P(Points, InvalidInterventionsAreRefused) {
   Session s = session(how());
   s.append(std::span(ids).first(20));
   const ModelConfig& c = m->config();

@@ -90,7 +90,7 @@ class FailingAllocation : public Allocation {
   }
 };
 
-TEST_P(FailingAllocation, OfAppendChangesNothing) {
+TEST_P(FailingAllocation, AppendChangesNothing) {
   for (size_t size : {1u, 64u, 100u, 128u}) {
     Session start(m, options(1, STET_DEFAULT_ISA, 50)), whole(m, options(1));
     start.append(std::span(ids).first(size));
@@ -99,7 +99,7 @@ TEST_P(FailingAllocation, OfAppendChangesNothing) {
   }
 }
 
-TEST_P(FailingAllocation, OfABatchChangesNoneOfIt) {
+TEST_P(FailingAllocation, ABatchIsUnchanged) {
   Session first(m, options(1, STET_DEFAULT_ISA, 50)), start(m, options(1)), whole(m, options(1));
   first.append(std::span(ids).first(100));
   start.append(std::span(ids).first(64));
@@ -119,7 +119,7 @@ TEST_P(FailingAllocation, OfABatchChangesNoneOfIt) {
 }
 
 // Nothing may fail inside the team, where bad_alloc would end the process.
-TEST_P(FailingAllocation, OfAppendThroughBlasChangesNothing) {
+TEST_P(FailingAllocation, AppendThroughBlasChangesNothing) {
   SessionOptions blas = options(2, STET_DEFAULT_ISA, 50);
   if (have_blas()) blas.compute.contract = Contract::f32_blas;
   Session start(m, blas);
@@ -129,7 +129,7 @@ TEST_P(FailingAllocation, OfAppendThroughBlasChangesNothing) {
   sweep(start, whole, [&](Session& s) { s.append(std::span(ids).subspan(100)); });
 }
 
-TEST_P(FailingAllocation, OfRewindChangesNothing) {
+TEST_P(FailingAllocation, RewindChangesNothing) {
   Session start(m, options(1)), whole(m, options(1));
   start.append(ids);
   whole.append(std::span(ids).first(290));
@@ -137,7 +137,7 @@ TEST_P(FailingAllocation, OfRewindChangesNothing) {
 }
 
 // The last token is computed again. A failure must not leave the session without it.
-TEST_P(FailingAllocation, OfLogitsChangesNothing) {
+TEST_P(FailingAllocation, LogitsChangeNothing) {
   for (int64_t size : {64, 65, 130}) {
     Session start(m, options(1)), whole(m, options(1));
     start.append(ids);

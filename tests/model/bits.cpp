@@ -150,8 +150,8 @@ TEST_P(Bits, InstructionSetDoesNotMatter) {
   }
 }
 
-// Compares every prompt length with a session that takes one token at a time: all lengths up to a
-// few tokens of a second block, then every seventh, or all of them with STET_ALL_WAYS.
+// Compares every prompt length with a session that takes one token at a time. All lengths up to a
+// few tokens of a second block are tested, then every seventh, or all of them with STET_ALL_WAYS.
 TEST_P(Bits, EveryPromptLengthEqualsTokenByToken) {
   Session stepping(m, options(1));
   for (size_t n = 1; n <= length; ++n) {
@@ -200,7 +200,7 @@ TEST_P(Bits, LogitsAfterRewindLeaveKeysAndValuesAlone) {
   EXPECT_TRUE(s.logits().empty());
 }
 
-TEST_P(Bits, ForkEqualsUnbrokenWhicheverSideGoesOn) {
+TEST_P(Bits, ForkEqualsUnbrokenOnEitherSide) {
   Session unbroken(m, options(1));
   unbroken.append(ids);
   const std::vector<int32_t> others = random_tokens(*m, length, 3);
@@ -231,7 +231,7 @@ TEST_P(Bits, ForkEqualsUnbrokenWhicheverSideGoesOn) {
 class BitsOfKvType : public testing::TestWithParam<std::tuple<Subject, KvType>> {};
 
 // Chunks, threads, instruction sets and history with a narrower type of keys and values.
-TEST_P(BitsOfKvType, NothingMatters) {
+TEST_P(BitsOfKvType, ChunksThreadsAndHistoryDoNotMatter) {
   const auto m = model(std::get<0>(GetParam()).directory);
   const auto ids = random_tokens(*m, at_most(*m, 150));
   const auto with = [&](int threads, const std::string& isa, int64_t chunk) {

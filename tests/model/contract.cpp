@@ -167,7 +167,7 @@ TEST(Contract, AStateKnowsItsModel) {
   EXPECT_EQ(Snapshot::open(scratch / "s.stet").state().origin, s.state().origin);
 }
 
-TEST(Contract, TokensKeepToTheOneTheyWereProcessedUnder) {
+TEST(Contract, AStateKeepsTheContractOfItsTokens) {
   Session s(model(asset_path("pocket-llama3")), under(Contract::f32));
   s.append(std::vector<int32_t>{1, 2, 3});
   ComputeOptions c = s.compute();

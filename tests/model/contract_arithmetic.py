@@ -214,7 +214,9 @@ def sincos64(x):
         return x, 1.0
     shifted = x * float.fromhex("0x1.45f306dc9c883p-1") + KROUND
     k = shifted - KROUND
-    part = [float.fromhex(h) for h in ("0x1.921fb54p+0", "0x1.10b46118p-30", "0x1.313198ap-61", "0x1.701b839a25205p-92")]
+    part = [
+        float.fromhex(h) for h in ("0x1.921fb54p+0", "0x1.10b46118p-30", "0x1.313198ap-61", "0x1.701b839a25205p-92")
+    ]
     r = two_sum(x - k * part[0], -(k * part[1]))
     r = pair_add(pair_add(r, (-(k * part[2]), 0.0)), (-(k * part[3]), 0.0))
     z = r[0] * r[0]
@@ -291,7 +293,8 @@ def clamped(g, u, limit):
 
 def gelu_tanh(g):
     cube = (g * g) * g
-    return (F32(0.5) * g) * (F32(1) + tanh(F32(float.fromhex("0x1.988454p-1")) * fma(F32(float.fromhex("0x1.6e4e26p-5")), cube, g)))
+    return (F32(0.5) * g) * (
+        F32(1) + tanh(F32(float.fromhex("0x1.988454p-1")) * fma(F32(float.fromhex("0x1.6e4e26p-5")), cube, g)))
 
 
 def gelu(g):

@@ -30,7 +30,8 @@ def digest(data):
     sums = [xxh3._P32[2], *xxh3._P64[:4], xxh3._P32[1], xxh3._P64[4], xxh3._P32[0]]
     scramble = struct.unpack_from("<8Q", xxh3._SECRET, 128)
     for block in added.sum(axis=1, dtype=np.uint64).tolist():
-        sums = [(((s + x) & mask) ^ ((s + x) & mask) >> 47 ^ k) * xxh3._P32[0] & mask for s, x, k in zip(sums, block, scramble)]
+        sums = [(((s + x) & mask) ^ ((s + x) & mask) >> 47 ^ k) * xxh3._P32[0] & mask
+                for s, x, k in zip(sums, block, scramble)]
     for stripe in range((len(data) - 1) // _STRIPE - full * 16):
         xxh3._accumulate(sums, data, full * _BLOCK + stripe * _STRIPE, 8 * stripe)
     xxh3._accumulate(sums, data, len(data) - _STRIPE, 121)

@@ -147,7 +147,8 @@ def super_block(top, first, steps):
 def six_block(s):
     d, scale, u = (x[0] for x in products.round_six(vector(256, int(s))[None]))
     u = (u.astype(int) + 32).reshape(-1)
-    high = np.bitwise_or.reduce(u.reshape(2, 4, 32) >> 4 << 2 * np.arange(4)[:, None], axis=1).astype(np.uint8).tobytes()
+    high = np.bitwise_or.reduce(u.reshape(2, 4, 32) >> 4 << 2 * np.arange(4)[:, None],
+                                axis=1).astype(np.uint8).tobytes()
     return [(nibbles(u, 64) + high + scale.astype(np.int8).tobytes() + struct.pack("<H", d)).hex()]
 
 
@@ -217,7 +218,8 @@ def block_identity(directory, contract, kv, count):
         return struct.pack("<Q", len(x)) + x.encode()
 
     model = names.fingerprints(os.path.join(ROOT, directory))["model"]
-    link = names.sha256(b"stet blocks 1\n" + text(contract) + struct.pack("<I", 1) + text(kv) + struct.pack("<I", 1) + text(model))
+    link = names.sha256(b"stet blocks 1\n" + text(contract) + struct.pack("<I", 1) + text(kv) + struct.pack("<I", 1) +
+                        text(model))
     for first in range(1, int(count) - 62, 64):
         link = names.sha256(b"B" + link + struct.pack("<64i", *range(first, first + 64)))
     return ["sha256:" + link.hex()]
@@ -245,8 +247,12 @@ EXAMPLES = {
     "rope-frequencies": rope_frequencies, "rope-angles": rope_angles, "rotate": rotate,
     "shift": lambda *x: rotate(*x, back=True), "store-q8": store_q8, "attention": attend,
     "embedding-scale": lambda n: text32(np.sqrt(F32(int(n)))),
-    "config": lambda at, *file: [canonical(read_config(os.path.join(ROOT, at), *file))], "project-out": project_out, "clamp": clamp,
-    "digest": lambda text: [names.digest_text(json.loads(text).encode())], "fingerprint": fingerprint, "block": block_identity,
+    "config": lambda at, *file: [canonical(read_config(os.path.join(ROOT, at), *file))],
+    "project-out": project_out,
+    "clamp": clamp,
+    "digest": lambda text: [names.digest_text(json.loads(text).encode())],
+    "fingerprint": fingerprint,
+    "block": block_identity,
 }
 
 
@@ -292,8 +298,9 @@ def main():
         for who, results in got.items():
             if results != expected:
                 failed += 1
-                print(f"docs/contracts/{page}:{number}: {name} {' '.join(arguments)}: {' '.join(expected)} stands there, "
-                      f"{who} gives {' '.join(results)}")
+                print(
+                    f"docs/contracts/{page}:{number}: {name} {' '.join(arguments)}: {' '.join(expected)} stands there, "
+                    f"{who} gives {' '.join(results)}")
     page, module = (constants(path) for path in (os.path.join(ROOT, "docs/contracts/functions.md"), a.__file__))
     for x in page ^ module:
         failed += 1

@@ -3,7 +3,8 @@ few bits, activations, products."""
 
 import numpy as np
 
-from contract_arithmetic import (F32, F64, fma64, fma64_flushed, flush, nearest, round_bf16, round_f16, widen_bf16, widen_f16)
+from contract_arithmetic import (F32, F64, fma64, fma64_flushed, flush, nearest, round_bf16, round_f16, widen_bf16,
+                                 widen_f16)
 
 COLUMNS = 128  # outputs computed at once, so that they stay in a cache
 
@@ -242,8 +243,10 @@ def _search_six(x):
             best = np.where(ok, scale * sx, best)
             return ok
 
-        for inverse in [F32(-32) / top] + [v for step in range(-9, 10) for v in
-                                           (-(F32(32) + F32(0.1) * F32(step)) / top, (F32(31) + F32(0.1) * F32(step)) / top)]:
+        for inverse in [F32(-32) / top] + [
+                v for step in range(-9, 10)
+                for v in (-(F32(32) + F32(0.1) * F32(step)) / top, (F32(31) + F32(0.1) * F32(step)) / top)
+        ]:
             other = np.clip(_near(inverse[:, None] * x), -32, 31)
             ok = take(True, _summed((weight * x) * other), _summed((weight * other) * other))
             l = np.where(ok[:, None], other, l)

@@ -44,14 +44,19 @@ def write_model(directory, rng, dtype):
     heads, head_dim = int(rng.choice([1, 2, 3, 4, 6])), int(rng.choice([2, 6, 10, 16, 20, 34]))
     kv = int(rng.choice([h for h in range(1, heads + 1) if heads % h == 0]))
     hidden, inter, vocab, layers = (int(rng.integers(*r)) for r in ((3, 90), (3, 120), (20, 150), (1, 3)))
-    config = {"architectures": ["LlamaForCausalLM"], "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": inter,
-              "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": head_dim,
-              "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "attention_bias": True, "mlp_bias": True}
+    config = {
+        "architectures": ["LlamaForCausalLM"], "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": inter,
+        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": head_dim,
+        "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "attention_bias": True, "mlp_bias": True
+    }
     with open(os.path.join(directory, "config.json"), "w", encoding="utf-8") as file:
         json.dump(config, file)
     extreme = bool(rng.random() < 0.5)
     make = lambda *shape: weights(rng, dtype, extreme, *shape)
-    tensors = {"model.embed_tokens.weight": make(vocab, hidden), "model.norm.weight": make(hidden), "lm_head.weight": make(vocab, hidden)}
+    tensors = {
+        "model.embed_tokens.weight": make(vocab, hidden), "model.norm.weight": make(hidden),
+        "lm_head.weight": make(vocab, hidden)
+    }
     width, kv_width = heads * head_dim, kv * head_dim
     for i in range(layers):
         at = f"model.layers.{i}."
@@ -59,7 +64,8 @@ def write_model(directory, rng, dtype):
             tensors[at + name + ".weight"] = make(hidden)
         for name, rows, columns in (("self_attn.q_proj", width, hidden), ("self_attn.k_proj", kv_width, hidden),
                                     ("self_attn.v_proj", kv_width, hidden), ("self_attn.o_proj", hidden, width),
-                                    ("mlp.gate_proj", inter, hidden), ("mlp.up_proj", inter, hidden), ("mlp.down_proj", hidden, inter)):
+                                    ("mlp.gate_proj", inter, hidden), ("mlp.up_proj", inter,
+                                                                       hidden), ("mlp.down_proj", hidden, inter)):
             tensors[at + name + ".weight"], tensors[at + name + ".bias"] = make(rows, columns), make(rows)
     write_safetensors(os.path.join(directory, "model.safetensors"), tensors)
     return vocab, f"{config}, {dtype}{', extreme' if extreme else ''}"
@@ -75,8 +81,10 @@ def main():
         with tempfile.TemporaryDirectory() as directory:
             vocab, what = write_model(directory, rng, dtype)
             ids = rng.integers(0, vocab, size=int(rng.integers(1, 140))).tolist()
-            said = subprocess.run([stet, "logits", "-m", directory, "--compute", contract, "--kv", kv, "--ids",
-                                   ",".join(map(str, ids)), "--digest"], check=True, capture_output=True, text=True).stdout
+            said = subprocess.run([
+                stet, "logits", "-m", directory, "--compute", contract, "--kv", kv, "--ids", ",".join(map(str, ids)),
+                "--digest"
+            ], check=True, capture_output=True, text=True).stdout
             logits, cache = Model(directory, contract).forward(ids, kv)
         for part, data in (("logits", np.ascontiguousarray(logits).tobytes()), ("keys and values", cache.bytes())):
             if digest_text(data) not in said:

@@ -3,8 +3,8 @@
 // array of token ids, and digests.txt has two lines, "NAME logits DIGEST" and "NAME kv DIGEST".
 //
 // Both are XXH3-128. The first covers the logits of all positions ([T][vocab], little-endian
-// float32), the second the bytes of all blocks of keys and values in order. "NAME@bf16" is the same
-// under contract bf16, likewise "@q8" and "@q4". "+q8" stores keys and values as q8.
+// float32), the second the bytes of all blocks of keys and values in order. "NAME@bf16", "@q8" and
+// "@q4" use that contract. "+q8" stores keys and values as q8.
 #include <fmt/format.h>
 
 #include <cstdlib>

@@ -56,16 +56,17 @@ TEST(KTypeModel, HasTheCommittedBits) {
     }
     EXPECT_EQ(error_of([&] { Session(loaded, options(1)); }),
               "unsupported: " + packed +
-                  ": weights: expected some for the contract f32, found some for ggml");
+                  ": weights: expected weights for the contract f32, found weights for ggml");
   }
 }
 
-TEST(KTypeModel, AsksForWeightsInTypesOfGgml) {
+TEST(KTypeModel, RequiresWeightsInGgmlTypes) {
   const std::string pocket = asset_path("pocket-gemma3");
-  EXPECT_EQ(error_of([&] { Model::load(directory_source(pocket), 0, Contract::ggml); }),
-            "unsupported: " + pocket +
-                "/model.safetensors: weights: expected some in types of ggml for the contract "
-                "ggml, found none");
+  EXPECT_EQ(
+      error_of([&] { Model::load(directory_source(pocket), 0, Contract::ggml); }),
+      "unsupported: " + pocket +
+          "/model.safetensors: weights: the contract ggml needs weights in types of ggml, and "
+          "this checkpoint has none");
 }
 
 }  // namespace

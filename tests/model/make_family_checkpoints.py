@@ -23,9 +23,13 @@ def tensors(c, draw):
     if c["model_type"] == "gpt_neox":
         yield from neox_tensors(c, draw, matrix, norm)
         return
-    linears = (("self_attn.qkv_proj", queries + 2 * keys, hidden), ("self_attn.o_proj", hidden, queries), ("mlp.gate_up_proj", 2 * inner, hidden), ("mlp.down_proj", hidden, inner)) if phi else (
-        ("self_attn.q_proj", queries, hidden), ("self_attn.k_proj", keys, hidden), ("self_attn.v_proj", keys, hidden), ("self_attn.o_proj", hidden, queries),
-        ("mlp.gate_proj", inner, hidden), ("mlp.up_proj", inner, hidden), ("mlp.down_proj", hidden, inner))
+    linears = (("self_attn.qkv_proj", queries + 2 * keys, hidden), ("self_attn.o_proj", hidden,
+                                                                    queries), ("mlp.gate_up_proj", 2 * inner, hidden),
+               ("mlp.down_proj", hidden,
+                inner)) if phi else (("self_attn.q_proj", queries, hidden), ("self_attn.k_proj", keys, hidden),
+                                     ("self_attn.v_proj", keys, hidden), ("self_attn.o_proj", hidden, queries),
+                                     ("mlp.gate_proj", inner, hidden), ("mlp.up_proj", inner,
+                                                                        hidden), ("mlp.down_proj", hidden, inner))
     yield "model.embed_tokens.weight", draw.normal(0, 0.5, (vocab, hidden))
     for i in range(c["num_hidden_layers"]):
         at = "model.layers.%d." % i
@@ -49,7 +53,12 @@ def neox_tensors(c, draw, matrix, norm):
         for name in ("input_layernorm", "post_attention_layernorm"):
             yield at + name + ".weight", norm(hidden)
             yield at + name + ".bias", draw.normal(0, 0.2, hidden)
-        for name, rows, columns in (("attention.query_key_value", 3 * hidden, hidden), ("attention.dense", hidden, hidden), ("mlp.dense_h_to_4h", inner, hidden), ("mlp.dense_4h_to_h", hidden, inner)):
+        for name, rows, columns in (
+            ("attention.query_key_value", 3 * hidden, hidden),
+            ("attention.dense", hidden, hidden),
+            ("mlp.dense_h_to_4h", inner, hidden),
+            ("mlp.dense_4h_to_h", hidden, inner),
+        ):
             yield at + name + ".weight", matrix(rows, columns)
             yield at + name + ".bias", draw.normal(0, 0.3, rows)
     yield "gpt_neox.final_layer_norm.weight", norm(hidden)

@@ -180,7 +180,7 @@ TEST_P(PocketScript, EveryReplyIsExpected) {
   EXPECT_EQ(session.tokens(), script.ids);
 }
 
-// The checkpoint is trained so that lost state shows: without the turns before it, no later
+// The checkpoint is trained so that lost state shows. Without the turns before it, no later
 // question that depends on them is answered as in the script.
 TEST(PocketScriptCut, Insight08_LostStateGivesVisiblyWrongAnswers) {
   const Script script = read_script();

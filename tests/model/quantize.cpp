@@ -76,7 +76,7 @@ TEST(RoundBlock, Q8IsOffByHalfAStepAtMost) {
   }
 }
 
-// Where float16 has its full precision, the scale is max / 127 rounded.
+// The scale is max / 127 rounded, for values at which float16 has its full precision.
 TEST(RoundBlock, Q8HasTheScaleOfTheLargestWeight) {
   for (const Weights& w : many_blocks()) {
     float top = 0;
@@ -137,7 +137,7 @@ TEST(RoundBlock, ZerosAndConstantsAreExact) {
   }
 }
 
-TEST(RoundBlock, WhatHasNoScaleIsNotFinite) {
+TEST(RoundBlock, BlocksWithoutAScaleAreNotFinite) {
   constexpr float inf = std::numeric_limits<float>::infinity(),
                   nan = std::numeric_limits<float>::quiet_NaN();
   for (const WeightType type : kTypes) {
@@ -187,9 +187,9 @@ Tensor random_tensor(size_t rows, size_t columns, uint32_t seed = 1) {
 std::vector<std::byte> bytes_of(const Matrix& m) { return {m.all().begin(), m.all().end()}; }
 
 // The packed layout: strips of 64 columns of 16 rows. A strip begins with the scales, [2][16] of 2
-// bytes, then has u. q8: [2][8][16][4], where byte 4c + i of a row's part of a line is column 4
-// line + i. q4: [2][4][16][4], where low halves hold the first 16 columns of 32 in that order, high
-// halves the rest.
+// bytes, then has u.
+//   q8  [2][8][16][4]: byte 4c + i of a row's part of a line is column 4 line + i
+//   q4  [2][4][16][4]: low halves hold the first 16 columns of 32 in that order, high halves the rest
 struct Layout {
   WeightType type;
   size_t columns;
@@ -250,7 +250,7 @@ TEST(Quantized, BytesAreThoseOfTheLayout) {
   }
 }
 
-TEST(Quantized, GatherGivesWhatTheBytesSay) {
+TEST(Quantized, GatherDecodesThePackedBytes) {
   for (const WeightType type : kTypes) {
     for (const size_t rows : {1, 17}) {
       for (size_t columns = 1; columns <= 130; ++columns) {
@@ -284,7 +284,7 @@ TEST(Quantized, AnyNumberOfThreadsGivesTheSameBytes) {
   }
 }
 
-TEST(Quantized, ABadWeightIsNamedWhateverTheThreads) {
+TEST(Quantized, ABadWeightIsNamedForAnyNumberOfThreads) {
   Tensor t = random_tensor(100, 70);
   t.w[93 * 70 + 2] = -std::numeric_limits<float>::infinity();
   t.w[40 * 70 + 69] = std::nanf("");

@@ -1,4 +1,4 @@
-"""A second implementation of the contracts, made from docs/contracts.md and the pages below it
+"""A second implementation of the contracts, made from docs/contracts-and-identity.md and the pages below it
 alone, must reach the golden bits.
 
     second_implementation.py ROOT PATTERN...      of names as in tests/data/golden_bits: "*-tiny*"
@@ -42,8 +42,13 @@ def subjects(root):
 
 # (model, contract, keys and values) that have no golden line.
 COMBINATIONS = (("gpt2-tiny", "f32", "f16"), ("pythia-tiny", "q4", "bf16"), ("gemma2-tiny", "q8", "q8"))
-# The same with positions 10 .. 89 of 130 pruned, and the way of pruning. Tokens follow.
-PRUNED = (("phi4-tiny", "f32", "f32", "shift"), ("gemma3-tiny", "f32", "q8", "shift"), ("qwen2-tiny", "bf16", "q8", "keep"))
+# (model, contract, keys and values, way of pruning): positions 10 .. 89 of 130 are pruned, and
+# tokens follow.
+PRUNED = (
+    ("phi4-tiny", "f32", "f32", "shift"),
+    ("gemma3-tiny", "f32", "q8", "shift"),
+    ("qwen2-tiny", "bf16", "q8", "keep"),
+)
 
 
 def run(*arguments):

@@ -29,7 +29,8 @@ class Texts(common.Case):
     def test_templates(self):
         t = self.tokenizer
         self.assertIn("start_of_turn", t.chat_template())
-        messages = [{"role": "user", "content": "Let a = 3.<end_of_turn> What is a?"}, {"role": "assistant", "content": "a is 3."}, {"role": "user", "content": "And twice that?"}]
+        messages = [{"role": "user", "content": "Let a = 3.<end_of_turn> What is a?"},
+                    {"role": "assistant", "content": "a is 3."}, {"role": "user", "content": "And twice that?"}]
         rendered = stet.ChatTemplate(t).render(messages)
         data = rendered.text.encode()
         self.assertIn(messages[0]["content"], [data[a:b].decode() for a, b in rendered.plain])
@@ -40,8 +41,12 @@ class Texts(common.Case):
         self.assertEqual(ids.tolist().count(end), 3)  # the end mark in the message is text
         self.assertLess(len(t.apply_chat_template(messages, add_generation_prompt=False)), len(ids))
         shout = "{{ bos_token }}{% for m in messages %}{{ m.content | upper }}{{ more }}{% endfor %}"
-        self.assertEqual(t.decode(t.apply_chat_template(messages[1:2], variables={"more": "!"}, template=shout), skip_special=True), "A IS 3.!")
-        for wrong, field in ((5, "messages"), ({"role": "user"}, "messages"), (["x"], "messages[0]"), ([{"content": "x"}], "messages[0]"), ([{"role": "user", "content": "x", "more": {1, 2}}], "messages")):
+        self.assertEqual(
+            t.decode(t.apply_chat_template(messages[1:2], variables={"more": "!"}, template=shout),
+                     skip_special=True), "A IS 3.!")
+        for wrong, field in ((5, "messages"), ({"role": "user"}, "messages"), (["x"], "messages[0]"),
+                             ([{"content": "x"}], "messages[0]"), ([{"role": "user", "content": "x",
+                                                                     "more": {1, 2}}], "messages")):
             self.refused(lambda: t.apply_chat_template(wrong), field)
 
 
@@ -98,7 +103,8 @@ class Chats(common.Case):
         expected = whole.reply(log_probabilities=True)
         stream = chat.stream()
         self.assertEqual("".join(t.text for t in stream), expected.text)
-        self.assertEqual((stream.reply.stop, stream.reply.log_probabilities.tolist()), ("eos", expected.log_probabilities.tolist()))
+        self.assertEqual((stream.reply.stop, stream.reply.log_probabilities.tolist()),
+                         ("eos", expected.log_probabilities.tolist()))
         self.assertEqual(chat.session.digests(), whole.session.digests())
         chat.retry()
         cut = chat.reply(2)

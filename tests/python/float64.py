@@ -45,7 +45,8 @@ class Float64:
         return speed / scaling["factor"] * (1 - np.clip(smooth, 0, 1)) + speed * np.clip(smooth, 0, 1)
 
     def rotated(self, x, local):
-        angle = (np.arange(len(x), dtype=np.float32)[:, None] * self.frequencies(local).astype(np.float32))[:, None].astype(np.float64)
+        angle = (np.arange(len(x), dtype=np.float32)[:, None] *
+                 self.frequencies(local).astype(np.float32))[:, None].astype(np.float64)
         a, b = np.split(x, 2, axis=-1)
         return np.concatenate([a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)], -1)
 
@@ -82,7 +83,8 @@ class Float64:
             attended = self.attention(self.norm(x, at + "input_layernorm"), at + "self_attn.", local)
             if self.gemma:
                 x = x + self.norm(attended, at + "post_attention_layernorm")
-                x = x + self.norm(self.mlp(self.norm(x, at + "pre_feedforward_layernorm"), at + "mlp."), at + "post_feedforward_layernorm")
+                x = x + self.norm(self.mlp(self.norm(x, at + "pre_feedforward_layernorm"), at + "mlp."),
+                                  at + "post_feedforward_layernorm")
             else:
                 x = x + attended
                 x = x + self.mlp(self.norm(x, at + "post_attention_layernorm"), at + "mlp.")

@@ -56,16 +56,19 @@ class Handles(common.Case):
         with tempfile.TemporaryDirectory() as d:
             s = self.session(70)
             s.save(d + "/s.stet")
-            for handle in (self.model, self.tokenizer, s, stet.Snapshot(d + "/s.stet"), s.trace([5]), stet.TextStream(self.tokenizer), stet.Sampler(4), stet.Chat(s, self.tokenizer),
+            for handle in (self.model, self.tokenizer, s, stet.Snapshot(d + "/s.stet"), s.trace([5]),
+                           stet.TextStream(self.tokenizer), stet.Sampler(4), stet.Chat(s, self.tokenizer),
                            stet.ChatTemplate(self.tokenizer), s.stream()):
                 with self.assertRaisesRegex(TypeError, "a %s cannot be pickled" % type(handle).__name__):
                     pickle.dumps(handle)
-            for value in (s.digests(), s.sampling, stet.Intervention("hook_embed", "zero"), stet.Snapshot(d + "/s.stet").info()):
+            for value in (s.digests(), s.sampling, stet.Intervention("hook_embed",
+                                                                     "zero"), stet.Snapshot(d + "/s.stet").info()):
                 self.assertEqual(pickle.loads(pickle.dumps(value)), value)
         with self.assertRaises(stet.Error) as caught:
             stet.Model("/nowhere")
         again = pickle.loads(pickle.dumps(caught.exception))
-        self.assertEqual((type(again), str(again), again.kind, again.file), (stet.Error, str(caught.exception), "io", caught.exception.file))
+        self.assertEqual((type(again), str(again), again.kind, again.file),
+                         (stet.Error, str(caught.exception), "io", caught.exception.file))
 
     def test_what_was_closed_is_refused_by_name(self):
         s = self.session(10)
@@ -73,8 +76,9 @@ class Handles(common.Case):
         for _ in range(2):
             s.close()
         self.assertTrue(s.closed)
-        for call in (lambda: len(s), lambda: s.append([5]), s.logits, s.fork, lambda: copy.copy(s), s.digests, lambda: stet.append_batch([(s, [5])]), lambda: stet.splice([(s, 0, 5)]),
-                     lambda: s.keys(0), lambda: stet.compare(s, s)):
+        for call in (lambda: len(s), lambda: s.append([5]), s.logits, s.fork, lambda: copy.copy(s), s.digests,
+                     lambda: stet.append_batch([(s, [5])]), lambda: stet.splice([(s, 0, 5)]), lambda: s.keys(0),
+                     lambda: stet.compare(s, s)):
             self.refused(call, "session", "one that is open")
         self.assertEqual(block.shape, (10, 1, 64))
         tokenizer = stet.Tokenizer(common.POCKET)
@@ -93,10 +97,21 @@ class Handles(common.Case):
         s.attach(stet.Intervention("hook_embed", "scale", amount=2.0))
         with tempfile.TemporaryDirectory() as d:
             s.save(d + "/s.stet")
-            for thing, words in ((self.model, ["gemma3", "9 layers"]), (self.tokenizer, ["1620 ids"]), (s, ["70 of 512 positions", "f32", "1 intervention>"]),
-                                 (stet.Snapshot(d + "/s.stet"), ["s.stet", "full", "70 positions"]), (s.trace([5, 6]), ["2 tokens"]), (stet.Chat(s, self.tokenizer), ["0 messages"]),
-                                 (stet.Sampler(4), ["Sampler"]), (s.stream(max_tokens=1), ["0 tokens", "going on"]), (s.attached()[0], ["hook_embed", "scale", "amount=2.0", "70"]),
-                                 (stet.Intervention("attn.hook_z", "set", np.zeros((2, 64)), heads=[0, 1], begin=3), ["attn.hook_z", "values=<2 x 64>", "heads=[0, 1]", "begin=3"])):
+            for thing, words in (
+                (self.model, ["gemma3", "9 layers"]),
+                (self.tokenizer, ["1620 ids"]),
+                (s, ["70 of 512 positions", "f32", "1 intervention>"]),
+                (stet.Snapshot(d + "/s.stet"), ["s.stet", "full", "70 positions"]),
+                (s.trace([5, 6]), ["2 tokens"]),
+                (stet.Chat(s, self.tokenizer), ["0 messages"]),
+                (stet.Sampler(4), ["Sampler"]),
+                (s.stream(max_tokens=1), ["0 tokens", "going on"]),
+                (s.attached()[0], ["hook_embed", "scale", "amount=2.0", "70"]),
+                (
+                    stet.Intervention("attn.hook_z", "set", np.zeros((2, 64)), heads=[0, 1], begin=3),
+                    ["attn.hook_z", "values=<2 x 64>", "heads=[0, 1]", "begin=3"],
+                ),
+            ):
                 for word in words:
                     self.assertIn(word, repr(thing))
                 self.assertNotIn(" at 0x", repr(thing))
@@ -129,9 +144,26 @@ class Arguments(common.Case):
     def test_ids_are_integers_that_fit(self):
         s = self.session(4)
         before = s.digests()
-        for wrong, field in (([2.7], "ids[0]"), ([1, 2 ** 32 + 5], "ids[1]"), ([True], "ids[0]"), (np.array([True]), "ids"), (np.array([2.0, 3.0]), "ids"), (np.array([2 ** 32 + 5]), "ids"), (["5"], "ids[0]"),
-                             ("5", "ids"), (5, "ids"), (None, "ids"), (np.array([[1, 2]]), "ids"), ([[1, 2]], "ids[0]"), ([None], "ids[0]"), ([np.float32(3)], "ids[0]"), ([np.bool_(True)], "ids[0]"),
-                             (np.array([2 ** 63 + 5], np.uint64), "ids"), ([self.model.vocab_size], "ids[0]"), ([-1], "ids[0]")):
+        for wrong, field in (
+            ([2.7], "ids[0]"),
+            ([1, 2**32 + 5], "ids[1]"),
+            ([True], "ids[0]"),
+            (np.array([True]), "ids"),
+            (np.array([2.0, 3.0]), "ids"),
+            (np.array([2**32 + 5]), "ids"),
+            (["5"], "ids[0]"),
+            ("5", "ids"),
+            (5, "ids"),
+            (None, "ids"),
+            (np.array([[1, 2]]), "ids"),
+            ([[1, 2]], "ids[0]"),
+            ([None], "ids[0]"),
+            ([np.float32(3)], "ids[0]"),
+            ([np.bool_(True)], "ids[0]"),
+            (np.array([2**63 + 5], np.uint64), "ids"),
+            ([self.model.vocab_size], "ids[0]"),
+            ([-1], "ids[0]"),
+        ):
             for call in (s.append, s.append_prompt, s.trace, lambda ids: s.append(ids, logits=True)):
                 if call != s.trace or repr(wrong) != "[[1, 2]]":  # a trace accepts this as a prompt
                     self.refused(lambda: call(wrong), field)
@@ -143,7 +175,15 @@ class Arguments(common.Case):
         self.assertEqual(s.digests(), before)
         expected = self.session(4)
         expected.append([5, 6, 7])
-        for right in ([5, 6, 7], (5, 6, 7), np.array([5, 6, 7]), np.array([5, 6, 7], np.uint8), [np.int64(5), np.uint16(6), 7], np.array([9, 5, 9, 6, 9, 7])[1::2], iter([5, 6, 7])):
+        for right in (
+            [5, 6, 7],
+            (5, 6, 7),
+            np.array([5, 6, 7]),
+            np.array([5, 6, 7], np.uint8),
+            [np.int64(5), np.uint16(6), 7],
+            np.array([9, 5, 9, 6, 9, 7])[1::2],
+            iter([5, 6, 7]),
+        ):
             one = s.fork()
             one.append(right)
             self.assertEqual(one.digests(), expected.digests())
@@ -153,22 +193,55 @@ class Arguments(common.Case):
 
     def test_errors_name_the_argument(self):
         s = self.session(10)
-        wide = 2 ** 70
-        for call, field in ((lambda: s.rewind(2.5), "size"), (lambda: s.rewind(wide), "size"), (lambda: s.generate(max_tokens=0), "max_tokens"), (lambda: s.generate(max_tokens=2.5), "max_tokens"),
-                            (lambda: s.prune(2 ** 64), "keep_last"), (lambda: s.prune_range(0.5, 2), "begin"), (lambda: s.block(0.0), "index"), (lambda: s.keys(9), "layer"), (lambda: s.keys(True), "layer"),
-                            (lambda: self.model.session(capacity=-1), "capacity"), (lambda: self.model.session(threads=2 ** 40), "threads"), (lambda: self.model.session(kv_type="f64"), "kv_type"),
-                            (lambda: self.model.session(contract="bf17"), "contract"), (lambda: self.model.session(isa="a\0b"), "isa"), (lambda: stet.Model("a\0b"), "directory"),
-                            (lambda: stet.Model(5), "directory"), (lambda: stet.Model(common.POCKET, contract=None), "contract"), (lambda: s.save("x.stet", form="fully"), "form"),
-                            (lambda: s.save("x.stet", compress=10), "compress"), (lambda: s.save(""), "path"), (lambda: self.tokenizer.encode(5), "text"), (lambda: self.tokenizer.encode("\ud800"), "text"),
-                            (lambda: self.tokenizer.encode("a", bos=1), "bos"), (lambda: self.tokenizer.piece(2 ** 40), "id"), (lambda: s.append([5], points="blocks.0.hook_resid_post"), "points"),
-                            (lambda: s.append([5], points=["nowhere"]), "points"), (lambda: s.lens(np.zeros(3)), "residual"), (lambda: s.set_key(0, 0, 0, "x"), "x"), (lambda: s.set_key(0.5, 0, 0, []), "layer"),
-                            (lambda: s.scale_kv("x"), "factor"), (lambda: s.zero_kv(layers=[0.5]), "layers[0]"), (lambda: setattr(s, "stop_strings", "x"), "stop_strings"),
-                            (lambda: setattr(s, "stop_strings", [5]), "stop_strings[0]"), (lambda: setattr(s, "sampling", stet.Sampling(seed=-1)), "seed"),
-                            (lambda: setattr(s, "sampling", stet.Sampling(seed=2 ** 64)), "seed"), (lambda: setattr(s, "sampling", stet.Sampling(top_k=2 ** 32)), "top_k"),
-                            (lambda: setattr(s, "sampling", stet.Sampling(temperature="hot")), "temperature"), (lambda: setattr(s, "sampling", 5), "sampling"),
-                            (lambda: stet.log_probability(np.zeros(3), 2 ** 32), "id"), (lambda: stet.Snapshot.from_bytes("x"), "data"), (lambda: stet.splice([(s, 0.5, 2)]), "cuts[0].begin"),
-                            (lambda: stet.append_batch([s]), "entries[0]"), (lambda: self.model.weight("nothing"), "name"), (lambda: self.model.point("nothing"), "point"),
-                            (lambda: stet.Model.from_files({"config.json": "text"}), "files['config.json']"), (lambda: s.difference(s.fork(), "x"), "tolerance")):
+        wide = 2**70
+        for call, field in (
+            (lambda: s.rewind(2.5), "size"),
+            (lambda: s.rewind(wide), "size"),
+            (lambda: s.generate(max_tokens=0), "max_tokens"),
+            (lambda: s.generate(max_tokens=2.5), "max_tokens"),
+            (lambda: s.prune(2**64), "keep_last"),
+            (lambda: s.prune_range(0.5, 2), "begin"),
+            (lambda: s.block(0.0), "index"),
+            (lambda: s.keys(9), "layer"),
+            (lambda: s.keys(True), "layer"),
+            (lambda: self.model.session(capacity=-1), "capacity"),
+            (lambda: self.model.session(threads=2**40), "threads"),
+            (lambda: self.model.session(kv_type="f64"), "kv_type"),
+            (lambda: self.model.session(contract="bf17"), "contract"),
+            (lambda: self.model.session(isa="a\0b"), "isa"),
+            (lambda: stet.Model("a\0b"), "directory"),
+            (lambda: stet.Model(5), "directory"),
+            (lambda: stet.Model(common.POCKET, contract=None), "contract"),
+            (lambda: s.save("x.stet", form="fully"), "form"),
+            (lambda: s.save("x.stet", compress=10), "compress"),
+            (lambda: s.save(""), "path"),
+            (lambda: self.tokenizer.encode(5), "text"),
+            (lambda: self.tokenizer.encode("\ud800"), "text"),
+            (lambda: self.tokenizer.encode("a", bos=1), "bos"),
+            (lambda: self.tokenizer.piece(2**40), "id"),
+            (lambda: s.append([5], points="blocks.0.hook_resid_post"), "points"),
+            (lambda: s.append([5], points=["nowhere"]), "points"),
+            (lambda: s.lens(np.zeros(3)), "residual"),
+            (lambda: s.set_key(0, 0, 0, "x"), "x"),
+            (lambda: s.set_key(0.5, 0, 0, []), "layer"),
+            (lambda: s.scale_kv("x"), "factor"),
+            (lambda: s.zero_kv(layers=[0.5]), "layers[0]"),
+            (lambda: setattr(s, "stop_strings", "x"), "stop_strings"),
+            (lambda: setattr(s, "stop_strings", [5]), "stop_strings[0]"),
+            (lambda: setattr(s, "sampling", stet.Sampling(seed=-1)), "seed"),
+            (lambda: setattr(s, "sampling", stet.Sampling(seed=2**64)), "seed"),
+            (lambda: setattr(s, "sampling", stet.Sampling(top_k=2**32)), "top_k"),
+            (lambda: setattr(s, "sampling", stet.Sampling(temperature="hot")), "temperature"),
+            (lambda: setattr(s, "sampling", 5), "sampling"),
+            (lambda: stet.log_probability(np.zeros(3), 2**32), "id"),
+            (lambda: stet.Snapshot.from_bytes("x"), "data"),
+            (lambda: stet.splice([(s, 0.5, 2)]), "cuts[0].begin"),
+            (lambda: stet.append_batch([s]), "entries[0]"),
+            (lambda: self.model.weight("nothing"), "name"),
+            (lambda: self.model.point("nothing"), "point"),
+            (lambda: stet.Model.from_files({"config.json": "text"}), "files['config.json']"),
+            (lambda: s.difference(s.fork(), "x"), "tolerance"),
+        ):
             self.refused(call, field)
         self.assertEqual(len(s), 10)
 

@@ -55,7 +55,7 @@ class Interface(unittest.TestCase):
                         self.assertIn("return", value.__annotations__, (name, member))
 
     def test_the_page_runs_as_it_stands(self):
-        parts = [part.split("```")[0] for part in read(os.path.join(common.ROOT, "docs/python.md")).split("```python\n")[1:]]
+        parts = [part.split("```")[0] for part in read(os.path.join(common.ROOT, "docs/c-and-python.md")).split("```python\n")[1:]]
         self.assertEqual(len(parts), 4)
         done = subprocess.run([sys.executable, "-W", "error", "-c", "\n".join(parts)], cwd=common.ROOT, capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stderr), (0, ""))

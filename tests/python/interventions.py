@@ -21,26 +21,44 @@ class Interventions(common.Case):
         self.assertEqual(a.digests().kv, b.digests().kv)
 
     def test_a_point_with_its_layer_takes_no_layers(self):
-        self.refused(lambda: Intervention("blocks.0.hook_resid_post", "add", np.zeros(256), layers=[1]), "layers", "blocks.0.hook_resid_post")
+        self.refused(lambda: Intervention("blocks.0.hook_resid_post", "add", np.zeros(256), layers=[1]), "layers",
+                     "blocks.0.hook_resid_post")
         change = Intervention("blocks.0.hook_resid_post", "add", np.zeros(256))
         change.layers = [1]
         self.refused(lambda: self.session(4).attach(change), "layers")
 
     def test_fields_are_checked_by_name(self):
         row = np.zeros(256, np.float32)
-        for wrong, field in ((dict(op="turn", values=row), "op"), (dict(op="add"), "values"), (dict(op="zero", values=row), "values"), (dict(values=row, begin=-1), "begin"), (dict(values=row, begin=5, end=3), "end"),
-                             (dict(values=row, layers=[0.5]), "layers[0]"), (dict(values=row, heads="x"), "heads"), (dict(values=row, amount="x"), "amount"), (dict(values=row, begin=2.5), "begin")):
+        for wrong, field in (
+            (dict(op="turn", values=row), "op"),
+            (dict(op="add"), "values"),
+            (dict(op="zero", values=row), "values"),
+            (dict(values=row, begin=-1), "begin"),
+            (dict(values=row, begin=5, end=3), "end"),
+            (dict(values=row, layers=[0.5]), "layers[0]"),
+            (dict(values=row, heads="x"), "heads"),
+            (dict(values=row, amount="x"), "amount"),
+            (dict(values=row, begin=2.5), "begin"),
+        ):
             self.refused(lambda: Intervention("hook_resid_post", **wrong), field)
         s = self.session(4)
-        for change, field in ((Intervention("hook_resid_post", "add", row[:3]), "values"), (Intervention("hook_nowhere", "zero"), "point"), (Intervention("attn.hook_z", "zero", heads=[4]), "heads"),
-                              (Intervention("hook_resid_post", "zero", heads=[0]), "heads"), (Intervention("hook_resid_post", "set", np.zeros((3, 256))), "values"),
-                              (Intervention("hook_resid_post", "set", np.zeros((3, 256)), begin=4, end=6), "values"), (Intervention("hook_resid_post", "add", np.zeros((2, 256))), "values"),
-                              (Intervention("attn.hook_z", "set", np.zeros(5), heads=[0]), "values"), (Intervention("hook_resid_post", "set", [[1, 2], [3]]), "values")):
+        for change, field in (
+            (Intervention("hook_resid_post", "add", row[:3]), "values"),
+            (Intervention("hook_nowhere", "zero"), "point"),
+            (Intervention("attn.hook_z", "zero", heads=[4]), "heads"),
+            (Intervention("hook_resid_post", "zero", heads=[0]), "heads"),
+            (Intervention("hook_resid_post", "set", np.zeros((3, 256))), "values"),
+            (Intervention("hook_resid_post", "set", np.zeros((3, 256)), begin=4, end=6), "values"),
+            (Intervention("hook_resid_post", "add", np.zeros((2, 256))), "values"),
+            (Intervention("attn.hook_z", "set", np.zeros(5), heads=[0]), "values"),
+            (Intervention("hook_resid_post", "set", [[1, 2], [3]]), "values"),
+        ):
             self.refused(lambda: s.attach(change), field)
         self.refused(lambda: s.attach(), "changes")
         self.refused(lambda: s.attach("hook_embed"), "changes")
         with self.assertRaises(stet.Error):  # attached together or not at all
-            s.attach(Intervention("hook_resid_post", "zero"), Intervention("blocks.2.hook_resid_post", "set", np.full(256, np.nan)))
+            s.attach(Intervention("hook_resid_post", "zero"),
+                     Intervention("blocks.2.hook_resid_post", "set", np.full(256, np.nan)))
         self.assertEqual(s.attached(), [])
 
     def test_operations_are_those_of_a_file(self):
@@ -48,14 +66,22 @@ class Interventions(common.Case):
         ids = self.tokenizer.encode(text)
         rows = (np.arange(3 * 256, dtype=np.float32).reshape(3, 256) % 17 - 8) / 16
         with tempfile.TemporaryDirectory() as d:
-            for change, entry in ((Intervention("attn.hook_z", "zero", layers=[1], heads=[0, 2]), {"op": "zero", "point": "attn.hook_z", "layers": [1], "heads": [0, 2]}),
-                                  (Intervention("blocks.2.hook_resid_post", "mean", rows), {"op": "mean", "point": "blocks.2.hook_resid_post", "values": rows.reshape(-1).tolist()}),
-                                  (Intervention("blocks.2.hook_resid_post", "replace", rows[0]), {"op": "replace", "point": "blocks.2.hook_resid_post", "values": rows[0].tolist()}),
-                                  (Intervention("blocks.2.hook_resid_post", "project_out", rows[1], begin=3), {"op": "project_out", "point": "blocks.2.hook_resid_post", "values": rows[1].tolist(), "from": 3}),
-                                  (Intervention("mlp.hook_post", "scale", amount=0.5, end=5), {"op": "scale", "amount": 0.5, "point": "mlp.hook_post", "positions": [0, 5]})):
+            for change, entry in ((Intervention("attn.hook_z", "zero", layers=[1], heads=[0, 2]), {
+                    "op": "zero", "point": "attn.hook_z", "layers": [1], "heads": [0, 2]
+            }), (Intervention("blocks.2.hook_resid_post", "mean", rows), {
+                    "op": "mean", "point": "blocks.2.hook_resid_post", "values": rows.reshape(-1).tolist()
+            }), (Intervention("blocks.2.hook_resid_post", "replace", rows[0]), {
+                    "op": "replace", "point": "blocks.2.hook_resid_post", "values": rows[0].tolist()
+            }), (Intervention("blocks.2.hook_resid_post", "project_out", rows[1], begin=3),
+                 {"op": "project_out", "point": "blocks.2.hook_resid_post", "values": rows[1].tolist(),
+                  "from": 3}), (Intervention("mlp.hook_post", "scale", amount=0.5, end=5),
+                                {"op": "scale", "amount": 0.5, "point": "mlp.hook_post", "positions": [0, 5]})):
                 with open(d + "/i.json", "w") as file:
                     json.dump([entry], file)
-                subprocess.run([common.STET, "generate", "-m", common.POCKET, "-p", text, "-n", "2", "--intervene", d + "/i.json", "--save", d + "/s.stet"], check=True, capture_output=True)
+                subprocess.run([
+                    common.STET, "generate", "-m", common.POCKET, "-p", text, "-n", "2", "--intervene", d + "/i.json",
+                    "--save", d + "/s.stet"
+                ], check=True, capture_output=True)
                 saved = stet.Snapshot(d + "/s.stet").restore(self.model)
                 s = self.model.session()
                 s.attach(change)
@@ -65,25 +91,41 @@ class Interventions(common.Case):
                 self.same(s, saved)
 
     def test_heads_have_rows_of_their_own(self):
-        other = self.model.session().append(self.ids[::-1][:100], points=["blocks.3.attn.hook_z"])["blocks.3.attn.hook_z"]
+        other = self.model.session().append(self.ids[::-1][:100],
+                                            points=["blocks.3.attn.hook_z"])["blocks.3.attn.hook_z"]
         heads = [2, 0]
         by_hand = self.changed(*[Intervention("blocks.3.attn.hook_z", "set", other[50, h], heads=[h]) for h in heads])
         for values in (other[50, heads], other[50], other[50][None], other[50:51, heads]):
             self.same(self.changed(Intervention("blocks.3.attn.hook_z", "set", values, heads=heads)), by_hand)
-        by_hand = self.changed(*[Intervention("blocks.3.attn.hook_z", "set", other[40:90, h], heads=[h], begin=40, end=90) for h in heads])
+        by_hand = self.changed(*[
+            Intervention("blocks.3.attn.hook_z", "set", other[40:90, h], heads=[h], begin=40, end=90) for h in heads
+        ])
         for values in (other[40:90], other[40:90][:, heads]):
-            self.same(self.changed(Intervention("blocks.3.attn.hook_z", "set", values, heads=heads, begin=40, end=90)), by_hand)
+            self.same(
+                self.changed(Intervention("blocks.3.attn.hook_z", "set", values, heads=heads, begin=40, end=90)),
+                by_hand)
         one = Intervention("blocks.3.attn.hook_z", "add", other[50, 1], heads=[1, 3])
-        self.same(self.changed(one), self.changed(*[Intervention("blocks.3.attn.hook_z", "add", other[50, 1], heads=[h]) for h in (1, 3)]))
+        self.same(
+            self.changed(one),
+            self.changed(*[Intervention("blocks.3.attn.hook_z", "add", other[50, 1], heads=[h]) for h in (1, 3)]))
         whole = self.changed(Intervention("blocks.3.attn.hook_z", "set", other[40:90], begin=40, end=90))
-        self.same(whole, self.changed(Intervention("blocks.3.attn.hook_z", "set", other[40:90].reshape(50, -1), begin=40, end=90)))
-        self.refused(lambda: self.changed(Intervention("blocks.3.attn.hook_z", "set", other[40:42, 0], heads=heads, begin=40, end=42)), "values", "[positions, heads, head_dim]")
+        self.same(
+            whole,
+            self.changed(Intervention("blocks.3.attn.hook_z", "set", other[40:90].reshape(50, -1), begin=40, end=90)))
+        self.refused(
+            lambda: self.changed(
+                Intervention("blocks.3.attn.hook_z", "set", other[40:42, 0], heads=heads, begin=40, end=42)),
+            "values", "[positions, heads, head_dim]")
         self.same(self.changed(Intervention("blocks.3.attn.hook_z", "mean", other[40:90], heads=[1])),
                   self.changed(Intervention("blocks.3.attn.hook_z", "mean", other[40:90, 1], heads=[1])))
 
     def test_they_are_listed(self):
         row = np.linspace(-1, 1, 256, dtype=np.float32)
-        changes = [Intervention("hook_resid_mid", "add", row, 0.5, layers=[2, 3], begin=4), Intervention("attn.hook_z", "zero", heads=[1]), Intervention("hook_embed", "scale", amount=2.0, end=90)]
+        changes = [
+            Intervention("hook_resid_mid", "add", row, 0.5, layers=[2, 3], begin=4),
+            Intervention("attn.hook_z", "zero", heads=[1]),
+            Intervention("hook_embed", "scale", amount=2.0, end=90)
+        ]
         s = self.session(10)
         s.attach(changes[0])
         s.append(self.ids[10:20])
@@ -93,7 +135,8 @@ class Interventions(common.Case):
         self.assertEqual(listed[0].intervention, changes[0])
         self.assertEqual(listed[2].intervention, changes[2])
         zeroed = listed[1].intervention
-        self.assertEqual((zeroed.point, zeroed.op, zeroed.heads, np.asarray(zeroed.values).tolist()), ("attn.hook_z", "set", [1], [0] * 64))
+        self.assertEqual((zeroed.point, zeroed.op, zeroed.heads, np.asarray(zeroed.values).tolist()),
+                         ("attn.hook_z", "set", [1], [0] * 64))
         again = self.session(10)
         again.attach(listed[0].intervention)
         again.append(self.ids[10:20])
@@ -115,7 +158,8 @@ class Interventions(common.Case):
                 s.append(self.ids[40:70])
                 {"detach": attached.detach, "index": lambda: s.detach(0), "all": s.detach}[end]()
             s.append(self.ids[70:100])
-            self.assertEqual(s.digests(), self.changed(Intervention("blocks.3.hook_resid_mid", "add", row, end=70)).digests())
+            self.assertEqual(s.digests(),
+                             self.changed(Intervention("blocks.3.hook_resid_mid", "add", row, end=70)).digests())
             self.assertFalse(s.verify())
             self.assertEqual(s.edits, 0)
         later = self.session(40)
@@ -155,7 +199,10 @@ class Interventions(common.Case):
         plain.attach(zero)
         plain.append(self.ids[20:60])
         self.assertEqual(trace.run([zero])[0].tobytes(), plain.logits().tobytes())
-        self.refused(lambda: trace.run([Intervention("blocks.2.attn.hook_z", "set", np.zeros((2, 64)), heads=[0, 1], begin=30)]), "changes[0]")
+        self.refused(
+            lambda: trace.run(
+                [Intervention("blocks.2.attn.hook_z", "set", np.zeros((2, 64)), heads=[0, 1], begin=30)]),
+            "changes[0]")
         self.refused(lambda: trace.run(["x"]), "changes[0]")
         self.refused(lambda: trace.run([zero, Intervention("hook_embed", "add", [1])]), "changes[1]: values")
 

@@ -41,7 +41,10 @@ def tensors(path):
     begin = 8 + int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8:begin])
     kinds = {"F32": "<f4", "I32": "<i4"}
-    return {name: np.frombuffer(raw[begin:][slice(*t["data_offsets"])], kinds[t["dtype"]]).reshape(t["shape"]) for name, t in header.items() if name != "__metadata__"}
+    return {
+        name: np.frombuffer(raw[begin:][slice(*t["data_offsets"])], kinds[t["dtype"]]).reshape(t["shape"])
+        for name, t in header.items() if name != "__metadata__"
+    }
 
 
 class Package(unittest.TestCase):
@@ -92,12 +95,17 @@ class Package(unittest.TestCase):
         plain.sampling = stet.Sampling(logit_bias={7: 0})
         self.assertEqual(plain.digests().id, s.digests().id)
         first = s.fork().generate(self.tokenizer, 1, ignore_eos=True).ids[0]
-        s.sampling = stet.Sampling(frequency_penalty=0.5, presence_penalty=-0.25, logit_bias={int(first): -100, 3: 1.5, 2: 0})
+        s.sampling = stet.Sampling(frequency_penalty=0.5, presence_penalty=-0.25,
+                                   logit_bias={int(first): -100, 3: 1.5, 2: 0})
         self.assertEqual(s.sampling.logit_bias, {int(first): -100.0, 3: 1.5})
         self.assertEqual((s.sampling.frequency_penalty, s.sampling.presence_penalty), (0.5, -0.25))
         self.assertNotIn(first, s.generate(self.tokenizer, 5, ignore_eos=True).ids)
-        for field, wrong in (("frequency_penalty", {"frequency_penalty": 2.5}), ("logit_bias", {"logit_bias": {1 << 32: 1}}), ("logit_bias", {"logit_bias": {10 ** 6: 1}}),
-                             ("logit_bias[5]", {"logit_bias": {5: 101}})):
+        for field, wrong in (
+            ("frequency_penalty", {"frequency_penalty": 2.5}),
+            ("logit_bias", {"logit_bias": {1 << 32: 1}}),
+            ("logit_bias", {"logit_bias": {10**6: 1}}),
+            ("logit_bias[5]", {"logit_bias": {5: 101}}),
+        ):
             with self.assertRaises(stet.Error) as e:
                 s.sampling = stet.Sampling(**wrong)
             self.assertEqual(e.exception.field, field)
@@ -107,7 +115,8 @@ class Package(unittest.TestCase):
         one = self.model.session(chunk=1).append(self.ids, points=points, logits=True)
         many = self.model.session(chunk=64, threads=2).append(self.ids, points=points, logits=True)
         with tempfile.TemporaryDirectory() as directory:
-            run(STET, "capture", "-m", POCKET, "--ids", ",".join(map(str, self.ids)), "--points", ",".join(points), "-o", directory + "/npy/")
+            run(STET, "capture", "-m", POCKET, "--ids", ",".join(map(str, self.ids)), "--points", ",".join(points),
+                "-o", directory + "/npy/")
             for name in one:
                 self.assertTrue(np.array_equal(one[name], many[name]), name)
                 if name != "logits":
@@ -130,9 +139,11 @@ class Package(unittest.TestCase):
     def test_views_stay_as_they_are_and_cannot_be_written(self):
         for kv_type, dtype in (("f32", np.float32), ("f16", np.float16), ("bf16", np.uint16)):
             s = self.session(100, kv_type=kv_type)
-            logits, block, seen = s.logits(), s.block(1), s.append(self.ids[:3], points=["blocks.0.attn.hook_z"], logits=True)
+            logits, block, seen = s.logits(), s.block(1), s.append(self.ids[:3], points=["blocks.0.attn.hook_z"],
+                                                                   logits=True)
             kept = logits.copy(), block.keys.copy(), block.values.copy()
-            self.assertEqual((block.keys.dtype, block.keys.shape), (dtype, (self.model.layers, self.model.kv_heads, self.model.head_dim, 64)))
+            self.assertEqual((block.keys.dtype, block.keys.shape),
+                             (dtype, (self.model.layers, self.model.kv_heads, self.model.head_dim, 64)))
             for view in (logits, block.keys, block.values, *seen.values()):
                 self.assertFalse(view.flags.writeable or view.flags.owndata)
                 with self.assertRaises(ValueError):
@@ -208,7 +219,8 @@ class Package(unittest.TestCase):
         def fails(point, first, rows):
             raise KeyError("enough")
 
-        for function, kind in ((fails, KeyError), (lambda point, first, rows: rows * np.nan, stet.Error), (lambda point, first, rows: rows[:, :3], ValueError)):
+        for function, kind in ((fails, KeyError), (lambda point, first, rows: rows * np.nan, stet.Error),
+                               (lambda point, first, rows: rows[:, :3], ValueError)):
             with self.assertRaises(kind), s.changing([at], function):
                 s.append(self.ids[40:])
             self.assertEqual(s.digests(), before)
@@ -254,7 +266,10 @@ class Package(unittest.TestCase):
         before = self.session(20)
         ids = self.ids[20:60]
         row = np.full(self.model.hidden_size, 0.25, np.float32)
-        changes = [stet.Intervention("blocks.%d.hook_resid_pre" % layer, "set", row, begin=p, end=p + 1) for layer in range(self.model.layers) for p in (20, 41, 59)]
+        changes = [
+            stet.Intervention("blocks.%d.hook_resid_pre" % layer, "set", row, begin=p, end=p + 1)
+            for layer in range(self.model.layers) for p in (20, 41, 59)
+        ]
         found = before.trace(ids).run(changes)
         for change, logits in zip(changes, found):
             plain = before.fork()
@@ -284,12 +299,15 @@ class Package(unittest.TestCase):
         with tempfile.TemporaryDirectory() as d:
             s = self.session()
             report = s.verify()
-            self.assertEqual((bool(report), report.blocks, report.of, report.logits, report.position, report.reason), (False, 3, 3, True, None, ""))
+            self.assertEqual((bool(report), report.blocks, report.of, report.logits, report.position, report.reason),
+                             (False, 3, 3, True, None, ""))
             s.scale_kv(0.5, begin=70, end=71)
             s.save(d + "/edited.stet")
             with stet.Snapshot(d + "/edited.stet") as snapshot:
                 for report in (s.verify(), snapshot.verify(self.model), snapshot.verify(self.model, bisect=True)):
-                    self.assertEqual((bool(report), report.whole, report.blocks, report.of, report.logits, report.position), (False, False, 2, 3, True, 70))
+                    self.assertEqual(
+                        (bool(report), report.whole, report.blocks, report.of, report.logits, report.position),
+                        (False, False, 2, 3, True, 70))
                     self.assertIn("were scaled", report.reason)
                     self.assertIn("2 of 3 blocks and the logits are what the tokens give", str(report))
 
@@ -300,12 +318,15 @@ class Package(unittest.TestCase):
             members = vars(thing).items() if isinstance(thing, type) else [(name, thing)]
             for member, value in members:
                 value = getattr(value, "fget", None) or getattr(value, "__wrapped__", None) or value
-                if callable(value) and hasattr(value, "__code__") and not member.startswith("_") and "<string>" not in value.__code__.co_filename:
+                if callable(value) and hasattr(
+                        value,
+                        "__code__") and not member.startswith("_") and "<string>" not in value.__code__.co_filename:
                     self.assertTrue(value.__doc__, (name, member))
                     self.assertIn("return", value.__annotations__, (name, member))
 
     def test_batches_mix_interventions(self):
-        change = stet.Intervention("hook_resid_mid", "add", np.full(self.model.hidden_size, 0.5, np.float32), layers=[2, 3], begin=4)
+        change = stet.Intervention("hook_resid_mid", "add", np.full(self.model.hidden_size, 0.5, np.float32),
+                                   layers=[2, 3], begin=4)
         alone, a, b = self.model.session(), self.model.session(), self.model.session()
         for s in (alone, a):
             s.attach(change)
@@ -320,11 +341,13 @@ class Package(unittest.TestCase):
         self.assertIsNotNone(a.difference(b))
 
     def test_errors_say_what_was_expected(self):
-        for call, kind, found in ((lambda: stet.Model("/nowhere"), "io", ""), (lambda: self.session().append([1 << 20]), "argument", str(1 << 20)),
-                                  (lambda: self.session().append([1], points=["blocks.99.hook_z"]), "argument", "blocks.99.hook_z"),
-                                  (lambda: self.session().attach(stet.Intervention("attn.hook_z", "add", np.zeros(3))), "argument", "3"),
-                                  (lambda: self.session().attach(stet.Intervention("attn.hook_z", "turn")), "argument", "turn"),
-                                  (lambda: self.session().rewind(-1), "argument", "-1")):
+        for call, kind, found in (
+            (lambda: stet.Model("/nowhere"), "io", ""), (lambda: self.session().append([1 << 20]), "argument",
+                                                         str(1 << 20)),
+            (lambda: self.session().append([1], points=["blocks.99.hook_z"]), "argument", "blocks.99.hook_z"),
+            (lambda: self.session().attach(stet.Intervention("attn.hook_z", "add", np.zeros(3))), "argument",
+             "3"), (lambda: self.session().attach(stet.Intervention("attn.hook_z", "turn")), "argument",
+                    "turn"), (lambda: self.session().rewind(-1), "argument", "-1")):
             with self.assertRaises(stet.Error) as caught:
                 call()
             self.assertEqual(caught.exception.kind, kind)
@@ -380,8 +403,10 @@ class Examples(unittest.TestCase):
         self.assertEqual(len(rows), 10)
         self.assertTrue(all(row["same_bits"] and row["same_token"] for row in rows), rows)
         rows = json.loads(run(STET, "equivalence", "-m", POCKET, "-p", prompt[1] * 4, "--json", "--against", adapter))
-        self.assertEqual([row["way"] for row in rows if "edge" in row["way"]],
-                         ["cut before, at and behind the window's edge", "saved and restored at the window's edge", "rewound from other tokens to the window's edge"])
+        self.assertEqual([row["way"] for row in rows if "edge" in row["way"]], [
+            "cut before, at and behind the window's edge", "saved and restored at the window's edge",
+            "rewound from other tokens to the window's edge"
+        ])
         self.assertTrue(all(row["same_bits"] for row in rows), rows)
         # One adapter computes differently when tokens come one by one; another cannot save.
         other = adapter + """ | %s -uc 'import json,sys
@@ -393,7 +418,8 @@ for i, line in enumerate(sys.stdin):
         self.assertEqual([row["way"] for row in rows if not row.get("same_bits", True)], ["one token at a time"])
         self.assertTrue(any(row.get("unsupported") for row in rows))
         for broken in ("true", "echo nothing", "echo '{}'", "echo '{\"logits\": [\"x\"]}'"):
-            done = subprocess.run([STET, "equivalence", "-m", POCKET, *prompt, "--against", broken], capture_output=True, text=True, cwd=ROOT)
+            done = subprocess.run([STET, "equivalence", "-m", POCKET, *prompt, "--against", broken],
+                                  capture_output=True, text=True, cwd=ROOT)
             errors = [line for line in done.stderr.splitlines() if line.startswith("stet: ")]
             self.assertEqual((done.returncode, len(errors)), (1, 1), done.stderr)
 
@@ -414,11 +440,13 @@ class Wheel(unittest.TestCase):
 
     def test_pip_installs_it(self):
         with tempfile.TemporaryDirectory() as d:
-            made = subprocess.run([sys.executable, "-m", "venv", "--system-site-packages", d + "/env"], capture_output=True, text=True)
+            made = subprocess.run([sys.executable, "-m", "venv", "--system-site-packages", d + "/env"],
+                                  capture_output=True, text=True)
             if made.returncode != 0:
                 self.skipTest("no venv: " + made.stdout[-200:])
             python, alone = d + "/env/bin/python", {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-            run(python, "-m", "pip", "install", "--quiet", "--no-index", "--no-build-isolation", "--no-deps", ROOT, env=alone)
+            run(python, "-m", "pip", "install", "--quiet", "--no-index", "--no-build-isolation", "--no-deps", ROOT,
+                env=alone)
             alone.pop("STET_LIBRARY")
             code = "import stet, sys; print(stet.__file__, stet.Model(sys.argv[1]).layers, stet.__version__)"
             self.assertIn(d + "/env", run(python, "-c", code, POCKET, env=alone))
@@ -446,7 +474,8 @@ class Commands(unittest.TestCase):
             self.assertFalse(t["replayable"])
             raw[at : at + 4] = np.float32("nan").tobytes()
             write(d + "/g.safetensors", raw)
-            done = subprocess.run([STET, "import", d + "/s.stet", d + "/g.safetensors", "-o", d + "/u.stet"], capture_output=True, text=True)
+            done = subprocess.run([STET, "import", d + "/s.stet", d + "/g.safetensors", "-o", d + "/u.stet"],
+                                  capture_output=True, text=True)
             self.assertEqual(done.returncode, 1)
             self.assertIn("finite", done.stderr)
             self.assertFalse(os.path.exists(d + "/u.stet"))
@@ -455,31 +484,44 @@ class Commands(unittest.TestCase):
         with tempfile.TemporaryDirectory() as d:
             text = ["-m", POCKET, "-p", "Let a = 3. What is a?"]
             run(STET, "capture", *text, "--points", "blocks.3.hook_resid_post", "-o", d + "/c.safetensors")
-            changes = [{"point": "blocks.4.hook_resid_pre", "from": 2, "op": "add", "amount": 0.5, "values": {"file": "c.safetensors", "tensor": "blocks.3.hook_resid_post", "rows": [3, 4]}},
-                       {"point": "attn.hook_z", "layers": [1], "heads": [0, 2], "op": "zero"},
+            changes = [{
+                "point": "blocks.4.hook_resid_pre", "from": 2, "op": "add", "amount": 0.5,
+                "values": {"file": "c.safetensors", "tensor": "blocks.3.hook_resid_post", "rows": [3, 4]}
+            }, {"point": "attn.hook_z", "layers": [1], "heads": [0, 2], "op": "zero"},
                        {"point": "mlp.hook_post", "layers": [0], "op": "scale", "amount": 0.5, "positions": [0, 5]}]
             write(d + "/i.json", changes)
             run(STET, "generate", *text, "-n", "6", "--intervene", d + "/i.json", "--save", d + "/s.stet")
             self.assertEqual(len(json.loads(run(STET, "inspect", d + "/s.stet", "--json"))["interventions"]), 3)
             run(STET, "verify", d + "/s.stet", "-m", POCKET)
             run(STET, "resume", d + "/s.stet", "-m", POCKET, "-n", "3")
-            plain, changed = (json.loads(run(STET, "measure", *text, "--tokens", "--json", *more)) for more in ([], ["--intervene", d + "/i.json"]))
+            plain, changed = (json.loads(run(STET, "measure", *text, "--tokens", "--json", *more))
+                              for more in ([], ["--intervene", d + "/i.json"]))
             self.assertNotEqual(plain, changed)
             row = [float(x) for x in np.linspace(-1, 1, 256, dtype=np.float32)]
             header = json.dumps({"v": {"dtype": "F32", "shape": [256], "data_offsets": [0, 1024]}}).encode()
-            write(d + "/v.safetensors", len(header).to_bytes(8, "little") + header + np.array(row, np.float32).tobytes())
+            write(d + "/v.safetensors",
+                  len(header).to_bytes(8, "little") + header + np.array(row, np.float32).tobytes())
             found = []
             for op in ("set", "add", "mean"):
                 for values in (row, {"file": "v.safetensors", "tensor": "v"}):
                     write(d + "/v.json", [{"point": "blocks.2.hook_resid_post", "op": op, "values": values}])
-                    found.append(json.loads(run(STET, "measure", *text, "--tokens", "--json", "--intervene", d + "/v.json")))
+                    found.append(
+                        json.loads(run(STET, "measure", *text, "--tokens", "--json", "--intervene", d + "/v.json")))
                 self.assertEqual(*found[-2:])
                 self.assertNotEqual(found[-1], plain)
-            for bad, word in (([{"point": "hook_nowhere", "op": "zero"}], "point"), ([{"point": "hook_z", "op": "zero"}], "point"), ([{"point": "attn.hook_z", "op": "turn"}], "op"),
-                              ([{"point": "attn.hook_z", "heads": [9], "op": "zero"}], "heads"), ([{"point": "hook_resid_mid", "op": "add", "values": [1, 2]}], "256 numbers, found 2"), ([{"point": "hook_resid_mid", "op": "add", "values": "x"}], "values"),
-                              ([{"point": "hook_resid_mid", "op": "add", "values": {"file": "c.safetensors", "tensor": "x"}}], "x"), ([{"point": "attn.hook_pattern", "op": "turn"}], "op")):
+            for bad, word in (([{"point": "hook_nowhere",
+                                 "op": "zero"}], "point"), ([{"point": "hook_z", "op": "zero"}], "point"),
+                              ([{"point": "attn.hook_z",
+                                 "op": "turn"}], "op"), ([{"point": "attn.hook_z", "heads": [9],
+                                                           "op": "zero"}], "heads"),
+                              ([{"point": "hook_resid_mid", "op": "add", "values": [1, 2]}], "256 numbers, found 2"),
+                              ([{"point": "hook_resid_mid", "op": "add", "values": "x"}], "values"), ([{
+                                  "point": "hook_resid_mid", "op": "add",
+                                  "values": {"file": "c.safetensors", "tensor": "x"}
+                              }], "x"), ([{"point": "attn.hook_pattern", "op": "turn"}], "op")):
                 write(d + "/b.json", bad)
-                done = subprocess.run([STET, "generate", *text, "--intervene", d + "/b.json"], capture_output=True, text=True)
+                done = subprocess.run([STET, "generate", *text, "--intervene", d + "/b.json"], capture_output=True,
+                                      text=True)
                 self.assertEqual((done.returncode, done.stderr.count("\n"), done.stdout), (1, 1, ""), done.stderr)
                 self.assertIn(word, done.stderr)
 
@@ -492,7 +534,8 @@ class Commands(unittest.TestCase):
         self.assertEqual([row["best"] for row in lens if row["layer"] == 8], [row["best"] for row in tokens])
         with tempfile.TemporaryDirectory() as d:
             run(STET, "save", *text, "-o", d + "/s.stet")
-            same = json.loads(run(STET, "measure", "-m", POCKET, "--from", d + "/s.stet", "--kl", d + "/s.stet", "--json"))
+            same = json.loads(
+                run(STET, "measure", "-m", POCKET, "--from", d + "/s.stet", "--kl", d + "/s.stet", "--json"))
             self.assertEqual((same["kl"], same["same_bits"]), (0, True))
             for what in ("--attention", "--norms", "--lens", "--attribution"):
                 run(STET, "measure", *text, what, "--html", d + "/p.html")
@@ -521,13 +564,18 @@ class Commands(unittest.TestCase):
             text = lambda part: ",".join(map(str, part))
             run(STET, "save", "-m", POCKET, "--ids", text(ids[:25]), "-o", d + "/s.stet")
             run(STET, "logits", "-m", POCKET, "--ids", text(ids), "-o", d + "/all.safetensors")
-            run(STET, "logits", "-m", POCKET, "--from", d + "/s.stet", "--ids", text(ids[25:]), "-o", d + "/rest.safetensors")
+            run(STET, "logits", "-m", POCKET, "--from", d + "/s.stet", "--ids", text(ids[25:]), "-o",
+                d + "/rest.safetensors")
             whole, rest = (tensors(d + name)["logits"] for name in ("/all.safetensors", "/rest.safetensors"))
             self.assertEqual(whole[-15:].tobytes(), rest.tobytes())
             other = ids[:30] + [7] + ids[31:]
             sweep = ["--answer", "3", "--wrong", "8", "--json", "-m", POCKET]
-            long = json.loads(run(STET, "patch", "--clean-ids", text(ids), "--corrupt-ids", text(other), "--positions", "30,39", *sweep))
-            short = json.loads(run(STET, "patch", "--from", d + "/s.stet", "--clean-ids", text(ids[25:]), "--corrupt-ids", text(other[25:]), "--positions", "5,14", *sweep))
+            long = json.loads(
+                run(STET, "patch", "--clean-ids", text(ids), "--corrupt-ids", text(other), "--positions", "30,39",
+                    *sweep))
+            short = json.loads(
+                run(STET, "patch", "--from", d + "/s.stet", "--clean-ids", text(ids[25:]), "--corrupt-ids",
+                    text(other[25:]), "--positions", "5,14", *sweep))
             self.assertEqual(long["scores"], short["scores"])
             for wrong in ("2", "1..", "0..2", "1..0", "x", "0,", "-1"):
                 run(STET, "patch", "--clean-ids", "5,6", "--corrupt-ids", "5,7", *sweep, "--positions", wrong, status=2)
@@ -549,10 +597,36 @@ class Commands(unittest.TestCase):
             run(STET, *behind, "--points", points, "--positions", "41", "-o", d + "/one.safetensors")
             for name in points.split(","):
                 columns = slice(0, 64) if "hook_q" in name else slice(0, 70)
-                self.assertEqual(tensors(d + "/one.safetensors")[name].tobytes(), everything[name][41:42, :, columns].tobytes(), name)
-            for wrong in (["--positions", "39"], ["--positions", "70"], ["--heads", "4"], ["--heads", "[]"], ["--heads", "0", "--points", "hook_embed"], ["--heads", "1", "--points", "blocks.0.attn.hook_k"]):
-                done = subprocess.run([STET, *behind, *([] if "--points" in wrong else ["--points", points]), *wrong, "-o", d + "/no.safetensors"], capture_output=True, text=True)
-                self.assertEqual((done.returncode, done.stderr.count("\n"), os.path.exists(d + "/no.safetensors")), (2, 1, False), done.stderr)
+                self.assertEqual(
+                    tensors(d + "/one.safetensors")[name].tobytes(),
+                    everything[name][41:42, :, columns].tobytes(),
+                    name,
+                )
+            for wrong in (
+                ["--positions", "39"],
+                ["--positions", "70"],
+                ["--heads", "4"],
+                ["--heads", "[]"],
+                ["--heads", "0", "--points", "hook_embed"],
+                ["--heads", "1", "--points", "blocks.0.attn.hook_k"],
+            ):
+                done = subprocess.run(
+                    [
+                        STET,
+                        *behind,
+                        *([] if "--points" in wrong else ["--points", points]),
+                        *wrong,
+                        "-o",
+                        d + "/no.safetensors",
+                    ],
+                    capture_output=True,
+                    text=True,
+                )
+                self.assertEqual(
+                    (done.returncode, done.stderr.count("\n"), os.path.exists(d + "/no.safetensors")),
+                    (2, 1, False),
+                    done.stderr,
+                )
 
     def test_a_message_is_a_prompt_of_the_laboratory(self):
         say = ["-m", POCKET, "--system", "Be brief.", "--say", "Let a = 3. What is a?"]
@@ -560,17 +634,23 @@ class Commands(unittest.TestCase):
             run(STET, "generate", *say, "--say", "And twice that?", "-n", "6", "--save", d + "/two.stet")
             run(STET, "generate", *say, "-n", "6", "--save", d + "/one.stet")
             run(STET, "logits", *say, "-o", d + "/one.safetensors")
-            run(STET, "logits", "-m", POCKET, "--from", d + "/one.stet", "--say", "And twice that?", "-o", d + "/two.safetensors")
+            run(STET, "logits", "-m", POCKET, "--from", d + "/one.stet", "--say", "And twice that?", "-o",
+                d + "/two.safetensors")
             two = stet.Snapshot(d + "/two.stet").tokens().tolist()
             one, behind = (tensors(d + "/%s.safetensors" % name)["input_ids"].tolist() for name in ("one", "two"))
             self.assertEqual(two[: len(one)], one)
             self.assertIn(",".join(map(str, behind)), ",".join(map(str, two)))
             seen = json.loads(run(STET, "measure", *say, "--tokens", "--json"))
-            self.assertEqual([row["best"] for row in seen], tensors(d + "/one.safetensors")["logits"].argmax(1).tolist())
+            self.assertEqual([row["best"] for row in seen],
+                             tensors(d + "/one.safetensors")["logits"].argmax(1).tolist())
             run(STET, "capture", *say, "--points", "hook_embed", "-o", d + "/c.safetensors")
             self.assertEqual(tensors(d + "/c.safetensors")["input_ids"].tolist(), one)
             run(STET, "save", "-m", POCKET, "-p", "raw", "-o", d + "/raw.stet")
-            for status, wrong in ((2, [*say, "--say", "More."]), (1, ["-m", POCKET, "--from", d + "/raw.stet", "--say", "Hi"]), (2, ["-m", POCKET, "-p", "x", "--say", "Hi"])):
+            for status, wrong in (
+                (2, [*say, "--say", "More."]),
+                (1, ["-m", POCKET, "--from", d + "/raw.stet", "--say", "Hi"]),
+                (2, ["-m", POCKET, "-p", "x", "--say", "Hi"]),
+            ):
                 done = subprocess.run([STET, "logits", *wrong, "--digest"], capture_output=True, text=True)
                 self.assertEqual((done.returncode, done.stderr.count("\n"), done.stdout), (status, 1, ""), done.stderr)
 
@@ -578,37 +658,60 @@ class Commands(unittest.TestCase):
         with tempfile.TemporaryDirectory() as d:
             for name, text in (("a", "Let a = 3. Let b = 8. What is a?"), ("b", "Let c = 5. Let d = 2. What is d?")):
                 run(STET, "save", "-m", POCKET, "-p", text, "-o", d + "/%s.stet" % name)
-            edit = lambda *more, **how: run(STET, "edit", d + "/a.stet", "-m", POCKET, "-o", d + "/t.stet", *more, **how)
+            edit = lambda *more, **how: run(STET, "edit", d + "/a.stet", "-m", POCKET, "-o", d + "/t.stet", *more, **
+                                            how)
             tokens = len(stet.Snapshot(d + "/a.stet").tokens())
             said = json.loads(edit("--scale", "0.5", "--layers", "2,3", "--positions", "4..5", "--keys", "--json"))
             self.assertEqual((said["edits"], said["equal_positions"], said["value_difference"]), (2, 4, 0))
             self.assertGreater(said["key_difference"], 0)
             self.assertGreater(said["kl"], 0)
             t = json.loads(run(STET, "inspect", d + "/t.stet", "--json"))
-            self.assertEqual([(e["what"], e["layer"], e["position"], e["end"], e["how"]) for e in t["edits"]], [("key", 2, 4, 6, "scale"), ("key", 3, 4, 6, "scale")])
+            self.assertEqual([(e["what"], e["layer"], e["position"], e["end"], e["how"]) for e in t["edits"]],
+                             [("key", 2, 4, 6, "scale"), ("key", 3, 4, 6, "scale")])
             run(STET, "resume", d + "/t.stet", "-m", POCKET, "-n", "3")
             said = json.loads(edit("--scale", "1", "--json"))
             self.assertEqual((said["key_difference"], said["kl"], said["equal_positions"]), (0, 0, tokens))
             # Nothing before its end can be rewound to.
             run(STET, "prune", d + "/a.stet", "--keep-last", "4", "-o", d + "/p.stet")
-            pruned = json.loads(run(STET, "edit", d + "/p.stet", "-m", POCKET, "-o", d + "/t.stet", "--zero", "--layers", "0", "--json"))
+            pruned = json.loads(
+                run(STET, "edit", d + "/p.stet", "-m", POCKET, "-o", d + "/t.stet", "--zero", "--layers", "0",
+                    "--json"))
             self.assertGreater(pruned["kl"], 0)
             edit("--copy", d + "/b.stet", "--positions", "3..9")
             t = json.loads(run(STET, "inspect", d + "/t.stet", "--json"))
             self.assertEqual(t["edits"][0]["source"], json.loads(run(STET, "inspect", d + "/b.stet", "--json"))["id"])
             said = json.loads(edit("--splice", d + "/b.stet", "--take", "0..9", "--resume-at", "1", "--json"))
             self.assertEqual((said["tokens"], said["equal_positions"]), (tokens + 9, 10))
-            self.assertIn("nats", run(STET, "lab", "edit", d + "/a.stet", "-m", POCKET, "-o", d + "/t.stet", "--zero"))
-            for status, wrong in ((2, ["--zero", "--scale", "1"]), (2, []), (2, ["--zero", "--positions", "3..99"]), (2, ["--splice", d + "/b.stet", "--layers", "1"]), (1, ["--zero", "--layers", "99"]),
-                                  (2, ["--splice", d + "/b.stet", "--at", "999"]), (1, ["--scale", "nan"]), (1, ["--copy", d + "/nowhere.stet"])):
-                done = subprocess.run([STET, "edit", d + "/a.stet", "-m", POCKET, "-o", d + "/u.stet", *wrong], capture_output=True, text=True)
-                self.assertEqual((done.returncode, done.stdout, os.path.exists(d + "/u.stet")), (status, "", False), (wrong, done.stderr))
+            self.assertIn(
+                "nats", run(STET, "lab", "edit", d + "/a.stet", "-m", POCKET, "-o", d + "/t.stet", "--zero")
+            )
+            for status, wrong in (
+                (2, ["--zero", "--scale", "1"]),
+                (2, []),
+                (2, ["--zero", "--positions", "3..99"]),
+                (2, ["--splice", d + "/b.stet", "--layers", "1"]),
+                (1, ["--zero", "--layers", "99"]),
+                (2, ["--splice", d + "/b.stet", "--at", "999"]),
+                (1, ["--scale", "nan"]),
+                (1, ["--copy", d + "/nowhere.stet"]),
+            ):
+                done = subprocess.run(
+                    [STET, "edit", d + "/a.stet", "-m", POCKET, "-o", d + "/u.stet", *wrong],
+                    capture_output=True,
+                    text=True,
+                )
+                self.assertEqual(
+                    (done.returncode, done.stdout, os.path.exists(d + "/u.stet")),
+                    (status, "", False),
+                    (wrong, done.stderr),
+                )
 
     def test_the_laboratory_lists_what_it_holds(self):
         said = run(STET, "lab")
         for name in ("capture", "measure", "patch", "edit", "export", "import", "experiment", "equivalence"):
             self.assertRegex(said, r"\b%s\b" % name)
-        self.assertEqual(run(STET, "lab", "capture", "--list", "-m", POCKET), run(STET, "capture", "--list", "-m", POCKET))
+        self.assertEqual(run(STET, "lab", "capture", "--list", "-m", POCKET),
+                         run(STET, "capture", "--list", "-m", POCKET))
 
 
 if __name__ == "__main__":

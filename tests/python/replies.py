@@ -39,7 +39,8 @@ class Settings(common.Case):
         s.sampling = stet.Sampling(seed=2 ** 64 - 1, greedy=False)
         s.stop_strings = ["x"]
         s.use_recommended()
-        self.assertEqual((s.sampling.greedy, s.sampling.top_k, s.sampling.top_p, s.sampling.seed), (True, 64, 0.95, 2 ** 64 - 1))
+        self.assertEqual((s.sampling.greedy, s.sampling.top_k, s.sampling.top_p, s.sampling.seed),
+                         (True, 64, 0.95, 2**64 - 1))
         self.assertEqual((s.stop_ids, s.stop_strings), ([1, 6], ["x"]))
         self.assertEqual(stet.Sampling.initial(), stet.Sampling())
 
@@ -58,13 +59,16 @@ class Settings(common.Case):
         def fails(done):
             raise KeyError(done)
 
-        for call in (lambda: s.append_prompt(self.ids[:40], progress=fails), lambda: s.append(self.ids[:40], progress=fails), lambda: s.append(self.ids[:40], ["hook_embed"], progress=fails)):
+        for call in (lambda: s.append_prompt(self.ids[:40], progress=fails),
+                     lambda: s.append(self.ids[:40], progress=fails),
+                     lambda: s.append(self.ids[:40], ["hook_embed"], progress=fails)):
             with self.assertRaisesRegex(KeyError, "16"):
                 call()
             self.assertEqual(s.digests(), before)
         told.clear()
         seen = s.append(self.ids[:20], ["hook_embed"], logits=True, progress=told.append)
-        self.assertEqual((told, seen["hook_embed"].shape, seen["logits"].shape), ([16, 20], (20, 256), (20, self.model.vocab_size)))
+        self.assertEqual((told, seen["hook_embed"].shape, seen["logits"].shape),
+                         ([16, 20], (20, 256), (20, self.model.vocab_size)))
 
     def test_pruning_a_range(self):
         s = self.session(100)
@@ -179,8 +183,13 @@ class Batches(common.Case):
         def rows():
             sessions = [self.session() for _ in range(5)]
             sessions[0].sampling = stet.Sampling(greedy=False, temperature=2.0, seed=9)
-            return [stet.Row(sessions[0], max_tokens=3), stet.Row(sessions[1], stop_strings=[reply.text[3:5]]), stet.Row(sessions[2], interventions=[change], prompt=[5, 6, 7]),
-                    stet.Row(sessions[3], sampling=stet.Sampling(greedy=False, temperature=3.0, seed=4)), stet.Row(sessions[4], stop_ids=[int(reply.ids[2])], ignore_eos=False)]
+            return [
+                stet.Row(sessions[0], max_tokens=3),
+                stet.Row(sessions[1], stop_strings=[reply.text[3:5]]),
+                stet.Row(sessions[2], interventions=[change], prompt=[5, 6, 7]),
+                stet.Row(sessions[3], sampling=stet.Sampling(greedy=False, temperature=3.0, seed=4)),
+                stet.Row(sessions[4], stop_ids=[int(reply.ids[2])], ignore_eos=False)
+            ]
 
         together, alone = rows(), rows()
         replies = stet.generate_batch(together, self.tokenizer, 6, ignore_eos=True, points=points)
@@ -188,14 +197,18 @@ class Batches(common.Case):
         for row, one, reply in zip(together, alone, replies):
             one._prepare()
             before = one.session.fork()
-            expected = one.session.generate(self.tokenizer, one.max_tokens or 6, True if one.ignore_eos is None else one.ignore_eos, log_probabilities=True)
-            self.assertEqual((reply.ids.tolist(), reply.text, reply.stop), (expected.ids.tolist(), expected.text, expected.stop))
+            expected = one.session.generate(self.tokenizer, one.max_tokens or 6,
+                                            True if one.ignore_eos is None else one.ignore_eos,
+                                            log_probabilities=True)
+            self.assertEqual((reply.ids.tolist(), reply.text, reply.stop),
+                             (expected.ids.tolist(), expected.text, expected.stop))
             self.assertEqual(reply.log_probabilities.tobytes(), expected.log_probabilities.tobytes())
             self.assertEqual(row.session.digests(), one.session.digests())
             seen = before.append(expected.ids, points)
             self.assertEqual([*reply.captured], [*seen])
             for name, array in seen.items():
-                self.assertEqual((name, reply.captured[name].shape, reply.captured[name].tobytes()), (name, array.shape, array.tobytes()))
+                self.assertEqual((name, reply.captured[name].shape, reply.captured[name].tobytes()),
+                                 (name, array.shape, array.tobytes()))
 
     def test_wrong_batches_are_refused(self):
         s = self.session(10)
@@ -213,7 +226,7 @@ class Batches(common.Case):
 class Interrupts(common.Case):
     def interrupted(self, s, call):
         """Returns what the call leaves when a keyboard interrupt arrives during a pass. Another
-        thread sends it as soon as a pass has begun."""
+        thread sends it when a pass has started."""
         import stet._library as library
         interrupts = library.long_call.__self__
         ask, begun = interrupts._answers, threading.Event()
@@ -261,7 +274,9 @@ except KeyboardInterrupt:
 s.append([5])
 print(len(s))
 """
-        said = subprocess.run([sys.executable, "-c", code, os.path.join(common.ROOT, "python"), common.POCKET], capture_output=True, text=True, timeout=120)
+        said = subprocess.run([sys.executable, "-c", code,
+                               os.path.join(common.ROOT, "python"), common.POCKET], capture_output=True, text=True,
+                              timeout=120)
         self.assertEqual((said.stdout, said.stderr), ("0 True [1024]\n1\n", ""))
 
     def test_what_a_handler_raises_ends_a_call(self):
@@ -299,12 +314,15 @@ class Files(common.Case):
                 data = file.read()
             for snapshot in (stet.Snapshot(path), stet.Snapshot.from_bytes(data, "all")):
                 info = snapshot.info()
-                self.assertEqual((info.form, info.positions, info.has_weights, info.has_tokenizer, info.kv_type, info.config["family"]), ("full", 130, True, True, "f32", "gemma3"))
+                self.assertEqual((info.form, info.positions, info.has_weights, info.has_tokenizer, info.kv_type,
+                                  info.config["family"]), ("full", 130, True, True, "f32", "gemma3"))
                 self.assertGreater(snapshot.check().files, 2)
                 model, tokenizer = snapshot.load_model(), snapshot.load_tokenizer()
-                self.assertEqual((model.fingerprint, tokenizer.fingerprint), (self.model.fingerprint, self.tokenizer.fingerprint))
+                self.assertEqual((model.fingerprint, tokenizer.fingerprint),
+                                 (self.model.fingerprint, self.tokenizer.fingerprint))
                 again = snapshot.restore(model, tokenizer, check=True)
-                self.assertEqual((again.restored.reused, again.restored.recomputed, again.restored.checked), (130, 0, True))
+                self.assertEqual((again.restored.reused, again.restored.recomputed, again.restored.checked),
+                                 (130, 0, True))
                 self.assertEqual((again.digests(), again.stop_strings), (s.digests(), ["x"]))
                 self.assertEqual(snapshot.logits().tobytes(), s.logits().tobytes())
                 replayed = snapshot.restore(model, tokenizer, replay=True)
@@ -331,7 +349,8 @@ class Files(common.Case):
         files = common.files(where)
         model, plain = stet.Model.from_files(files, "held"), stet.Model(where)
         del files
-        self.assertEqual((model.fingerprints, model.architecture, model.contract), (plain.fingerprints, "GPT2LMHeadModel", "f32"))
+        self.assertEqual((model.fingerprints, model.architecture, model.contract),
+                         (plain.fingerprints, "GPT2LMHeadModel", "f32"))
         self.assertEqual(list(model.fingerprints)[-1], "model")
         a, b = model.session(), plain.session()
         for s in (a, b):

@@ -12,7 +12,8 @@ def near(a, b, tolerance=2e-4):
 
 
 class Weights(common.Case):
-    families = ("gemma3-tiny", "gemma2-tiny", "gemma-tiny", "gpt2-tiny", "llama31-tiny", "qwen2-tiny", "qwen3-tiny", "pythia-tiny", "phi3-tiny", "olmo2-tiny", "granite-tiny")
+    families = ("gemma3-tiny", "gemma2-tiny", "gemma-tiny", "gpt2-tiny", "llama31-tiny", "qwen2-tiny", "qwen3-tiny",
+                "pythia-tiny", "phi3-tiny", "olmo2-tiny", "granite-tiny")
 
     def models(self):
         yield self.model
@@ -24,24 +25,33 @@ class Weights(common.Case):
             with self.subTest(model.source):
                 s = model.session()
                 ids = [5, 9, 17, 6, 30, 11]
-                points = ["hook_embed", "blocks.*.attn.hook_z", "blocks.*.attn.hook_result", "blocks.*.mlp.hook_post", "ln_final.hook_normalized"]
+                points = [
+                    "hook_embed", "blocks.*.attn.hook_z", "blocks.*.attn.hook_result", "blocks.*.mlp.hook_post",
+                    "ln_final.hook_normalized"
+                ]
                 reads = {"q": "hook_q", "k": "hook_k", "v": "hook_v"}
                 normal = "blocks.0.ln1.hook_normalized" in model.points()
-                points += ["blocks.*.attn." + hook for hook in reads.values()] + (["blocks.*.ln1.hook_normalized", "blocks.*.ln2.hook_normalized", "blocks.*.mlp.hook_pre"] if normal else ["blocks.*.hook_resid_pre"])
+                points += ["blocks.*.attn." + hook for hook in reads.values()] + ([
+                    "blocks.*.ln1.hook_normalized", "blocks.*.ln2.hook_normalized", "blocks.*.mlp.hook_pre"
+                ] if normal else ["blocks.*.hook_resid_pre"])
                 seen = s.append(ids, points, logits=True)
                 rows = seen["hook_embed"]
                 self.assertEqual(model.W_E[ids].tobytes(), rows.tobytes())
                 for layer in range(model.layers):
-                    x = seen["blocks.%d.%s" % (layer, "ln1.hook_normalized" if normal else "hook_resid_pre")].astype(np.float64)
+                    x = seen["blocks.%d.%s" % (layer, "ln1.hook_normalized" if normal else "hook_resid_pre")].astype(
+                        np.float64)
                     for letter, hook in reads.items():
-                        w = model.weight("blocks.%d.attn.%sW_%s" % (layer, "_" if letter != "q" else "", letter.upper()))
+                        w = model.weight("blocks.%d.attn.%sW_%s" %
+                                         (layer, "_" if letter != "q" else "", letter.upper()))
                         found = np.einsum("pi,hio->pho", x, w)
                         bias = "blocks.%d.attn.%sb_%s" % (layer, "_" if letter != "q" else "", letter.upper())
                         if bias.replace("_b", "b") in model.weights():
                             found = found + model.weight(bias)
                         self.assertTrue(near(found, seen["blocks.%d.attn.%s" % (layer, hook)]), (layer, letter))
                     z = seen["blocks.%d.attn.hook_z" % layer].astype(np.float64)
-                    self.assertTrue(near(np.einsum("phd,hdo->pho", z, model.W_O[layer]), seen["blocks.%d.attn.hook_result" % layer]))
+                    self.assertTrue(
+                        near(np.einsum("phd,hdo->pho", z, model.W_O[layer]),
+                             seen["blocks.%d.attn.hook_result" % layer]))
                     if normal and model.weights("blocks.%d.mlp.W_*" % layer):
                         x = seen["blocks.%d.ln2.hook_normalized" % layer].astype(np.float64)
                         first = "gate" if "blocks.%d.mlp.W_gate" % layer in model.weights() else "in"
@@ -58,17 +68,24 @@ class Weights(common.Case):
         names = m.weights()
         self.assertEqual(len(names), len(set(names)))
         self.assertEqual((names[0], names[-1]), ("embed.W_E", "unembed.W_U"))
-        self.assertEqual(m.weights("blocks.0.*"), ["blocks.0." + n for n in ("attn.W_Q", "attn.W_K", "attn.W_V", "attn.W_O", "mlp.W_gate", "mlp.W_in", "mlp.W_out", "ln1.w", "ln1_post.w", "ln2.w", "ln2_post.w",
-                                                                           "attn.q_norm.w", "attn.k_norm.w")])
+        self.assertEqual(m.weights("blocks.0.*"), [
+            "blocks.0." + n
+            for n in ("attn.W_Q", "attn.W_K", "attn.W_V", "attn.W_O", "mlp.W_gate", "mlp.W_in", "mlp.W_out", "ln1.w",
+                      "ln1_post.w", "ln2.w", "ln2_post.w", "attn.q_norm.w", "attn.k_norm.w")
+        ])
         hidden, dim, inter = m.hidden_size, m.head_dim, m.intermediate_size
         self.assertEqual(m.W_Q.shape, (m.layers, m.heads, hidden, dim))
         self.assertEqual((m.W_K.shape, m.W_O.shape), (m.W_Q.shape, (m.layers, m.heads, dim, hidden)))
         self.assertEqual(m.weight("blocks.0.attn._W_K").shape, (m.kv_heads, hidden, dim))
         self.assertTrue((m.W_V[3, 2] == m.weight("blocks.3.attn._W_V")[2 * m.kv_heads // m.heads]).all())
-        self.assertEqual((m.W_in.shape, m.W_gate.shape, m.W_out.shape), ((m.layers, hidden, inter), (m.layers, hidden, inter), (m.layers, inter, hidden)))
-        self.assertEqual((m.W_E.shape, m.W_U.shape, m.weight("ln_final.w").shape), ((m.vocab_size, hidden), (hidden, m.vocab_size), (hidden,)))
+        self.assertEqual((m.W_in.shape, m.W_gate.shape, m.W_out.shape),
+                         ((m.layers, hidden, inter), (m.layers, hidden, inter), (m.layers, inter, hidden)))
+        self.assertEqual((m.W_E.shape, m.W_U.shape, m.weight("ln_final.w").shape),
+                         ((m.vocab_size, hidden), (hidden, m.vocab_size), (hidden, )))
         gpt2 = stet.Model(common.tiny("gpt2-tiny"))
-        self.assertEqual((gpt2.W_pos.shape, gpt2.b_Q.shape, gpt2.weight("blocks.0.attn.b_O").shape), ((gpt2.max_positions, gpt2.hidden_size), (gpt2.layers, gpt2.heads, gpt2.head_dim), (gpt2.hidden_size,)))
+        self.assertEqual(
+            (gpt2.W_pos.shape, gpt2.b_Q.shape, gpt2.weight("blocks.0.attn.b_O").shape),
+            ((gpt2.max_positions, gpt2.hidden_size), (gpt2.layers, gpt2.heads, gpt2.head_dim), (gpt2.hidden_size, )))
         for missing in ("b_Q", "W_pos", "W_X", "weights_of"):
             with self.assertRaises(AttributeError):
                 getattr(m, missing)
@@ -105,7 +122,9 @@ class Weights(common.Case):
         per_head = np.einsum("lphd,lhdo->lpho", z, m.W_O)
         ov = m.W_V[3, 1] @ m.W_O[3, 1]
         qk = m.W_Q[3, 1] @ m.W_K[3, 1].T
-        self.assertEqual((per_head.shape, ov.shape, qk.shape), ((m.layers, ids.size, m.heads, m.hidden_size), (m.hidden_size, m.hidden_size), (m.hidden_size, m.hidden_size)))
+        self.assertEqual((per_head.shape, ov.shape, qk.shape),
+                         ((m.layers, ids.size, m.heads, m.hidden_size), (m.hidden_size, m.hidden_size),
+                          (m.hidden_size, m.hidden_size)))
 
 
 if __name__ == "__main__":

@@ -528,8 +528,8 @@ class Serve(unittest.TestCase):
         packed, headers = gzip.compress(json.dumps(body).encode()), {"Content-Encoding": "gzip"}
         self.assertEqual(self.post("/v1/completions", None, raw=packed, headers=headers)["choices"], self.post("/v1/completions", body)["choices"])
         bomb = gzip.compress(bytes(257 << 20), 1)  # larger than any body may be
-        for raw, expected, said in ((packed[: len(packed) // 2], 400, "expected a body as its Content-Encoding says"), (b"{}", 400, "expected a body as its Content-Encoding says"),
-                                    (bomb, 413, "expected a body of at most")):
+        for raw, expected, said in ((packed[: len(packed) // 2], 400, "the body does not follow its Content-Encoding"), (b"{}", 400, "the body does not follow its Content-Encoding"),
+                                    (bomb, 413, "the uncompressed body has more than")):
             status, answer = self.server.call("POST", "/v1/completions", raw=raw, headers=headers)
             self.assertEqual(status, expected, answer)
             self.assertIn(said, answer["error"]["message"])

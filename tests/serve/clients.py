@@ -80,8 +80,11 @@ class Clients(unittest.TestCase):
             if e.get("left"):
                 continue
             with self.subTest(client=e["client"], path=e["path"], number=i):
-                mapped = json.loads(HANDLE.sub(lambda m: names.get(m.group(), m.group()), json.dumps([e["path"], e["body"]])))
-                status, answer = server.call(e["method"], mapped[0], mapped[1], headers={"Accept": e["accept"] or "*/*", "Content-Type": "application/json"})
+                mapped = json.loads(
+                    HANDLE.sub(lambda m: names.get(m.group(), m.group()), json.dumps([e["path"], e["body"]])))
+                status, answer = server.call(
+                    e["method"], mapped[0], mapped[1],
+                    headers={"Accept": e["accept"] or "*/*", "Content-Type": "application/json"})
                 self.assertEqual(status, e["status"], answer)
                 if e["type"] == "application/json":
                     self.same(json.loads(e["answer"]), answer, names, "")

@@ -158,7 +158,7 @@ class Framing(Raw):
             before = self.states()
             answer = self.ask(post(fields=kind) + post())
             self.assertIn(b" 415 ", answer[:20], kind)
-            self.assertIn(b"expected application/json", answer)
+            self.assertIn(b"send Content-Type: application/json", answer)
             self.assertEqual(self.states(), before)
         for kind in (b"Content-Type: application/json; charset=utf-8\r\n", b"Content-Type: Application/JSON\r\n"):
             self.assertIn(b" 200 ", self.ask(post(fields=kind + b"Connection: close\r\n"))[:20], kind)

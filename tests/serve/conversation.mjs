@@ -1,6 +1,5 @@
-// Uses the page as a person who talks with a model does: the tree of conversations, undoing
-// deletions, Markdown, settings, the keyboard, and the layout at several widths. See browser.mjs
-// for how to run it.
+// Uses the page as a visitor does: the tree of conversations, undoing deletions, Markdown,
+// settings, the keyboard, and the layout at several widths. See browser.mjs for how to run it.
 import assert from "node:assert/strict";
 import { address, browser, end, faults, get, hands, post, states, visitor } from "./browser.mjs";
 
@@ -47,7 +46,7 @@ const second = await now();
 assert.equal(await level(second.id), 3);
 assert.match(await said(second.id), /^What is a\?.*3/s);
 
-// A retried reply stands beside the one that it replaces; arrows switch between them.
+// A retried reply is beside the one that it replaces; arrows switch between them.
 await set("temperature", "3");
 await set("top_k", "50");
 await set("seed", "11");
@@ -83,7 +82,7 @@ await set("top_k", "");
 await page.$eval("#text", (e) => { e.value = ""; });
 await page.click("#settings summary");
 
-// An edited message stands beside the original.
+// An edited message is beside the original.
 await go(second.id);
 await page.$$eval('#messages [aria-label="Edit this message"]', (all) => all[2].click());
 await fill({ content: "What is a + a?" });
@@ -97,7 +96,7 @@ assert.equal((await states()).find((s) => s.id === edited.parent).continues, fir
 await go(second.id);
 await does("prune");
 await fill({ sinks: 4, keep_last: 8, shift: true });
-await told("positions are seen no more");
+await told(" pruned");
 const pruned = await now();
 assert.equal(await level(pruned.id), 3);
 assert.match(await said(pruned.id), /prune/);
@@ -145,7 +144,7 @@ await told("there again");
 assert.equal(await level(uploaded.id), 3);
 const [whole, alone] = [await rows(), (await states()).length];
 
-// After a minute the state is gone. A page that is loaded later sends pending deletions.
+// After a minute the state is deleted. A page that is loaded later sends pending deletions.
 await go(uploaded.id);
 await does("delete");
 await fill({});

@@ -41,7 +41,7 @@ assert.equal((await now()).tokens, 10);
 await go(second.id);
 await does("prune");
 await fill({ sinks: 4, keep_last: 16 });
-await told("positions are seen no more");
+await told(" pruned");
 const pruned = await now();
 assert.equal(pruned.operation.name, "prune");
 await page.click('[data-look="tokens"]');

@@ -55,7 +55,7 @@ class Busy {
   std::thread thread_;
 };
 
-TEST(Engine, WhoeverWaitsMayThrow) {
+TEST(Engine, ACallbackMayThrowWhileWaiting) {
   Engine engine({});
   const std::vector<int32_t> ids = some_ids(1500);
   {
@@ -86,7 +86,7 @@ TEST(Engine, WhoeverWaitsMayThrow) {
   expect_as_alone(session, ids);
 }
 
-TEST(Engine, WhoeverWaitsForAPlaceMayThrow) {
+TEST(Engine, ACallbackMayThrowWhileWaitingForAPlace) {
   Engine engine({.streams = 1});
   {
     const Engine::Lease only = engine.enter("a", kStays);
@@ -98,7 +98,7 @@ TEST(Engine, WhoeverWaitsForAPlaceMayThrow) {
   const Engine::Lease next = engine.enter("b", kStays);
 }
 
-TEST(Engine, AJobThatNobodyWaitsForIsItsOwn) {
+TEST(Engine, AJobWithoutAClientOwnsItsMemory) {
   struct Work {
     Session session{small_model(), options(1)};
     std::vector<int32_t> ids = some_ids(1500);

@@ -43,7 +43,8 @@ class Directory(unittest.TestCase):
 
     def refusal(self, *options):
         """Returns the one-line error of a server that does not start."""
-        done = subprocess.run([STET, "serve", "-m", MODEL, "--port", "0", "--state-dir", self.directory, *options], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([STET, "serve", "-m", MODEL, "--port", "0", "--state-dir", self.directory, *options],
+                              capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertEqual(done.stdout, "")
         return done.stderr
@@ -55,7 +56,10 @@ class Directory(unittest.TestCase):
             for name in folders + files:
                 path = os.path.join(folder, name)
                 info = os.lstat(path)
-                found[os.path.relpath(path, self.directory)] = (info.st_mode, read(path) if os.path.isfile(path) and not os.path.islink(path) else None)
+                found[os.path.relpath(
+                    path,
+                    self.directory)] = (info.st_mode,
+                                        read(path) if os.path.isfile(path) and not os.path.islink(path) else None)
         return found
 
     def write(self, name, data=b"mine"):
@@ -91,8 +95,10 @@ class Ownership(Directory):
         self.assertTrue(os.path.isdir(self.path("lost+found")))
 
     def test_any_other_directory_is_refused_and_stays_as_it_was(self):
-        for files in ({"mine.stet": b"x"}, {"notes/a.txt": b"x"}, {"secret": b"x" * 31}, {"secret": b"x" * 32, "notes.txt": b"x"}, {DOWNLOAD: b"x", "README.md": b"x"},
-                      {"secret": b"x" * 32, "package.json": b"{}"}, {"lock": b"pid 1"}, {"stet-states": b"stet states 2\n"}):
+        for files in ({"mine.stet": b"x"}, {"notes/a.txt": b"x"}, {"secret": b"x" * 31},
+                      {"secret": b"x" * 32, "notes.txt": b"x"}, {DOWNLOAD: b"x", "README.md": b"x"},
+                      {"secret": b"x" * 32,
+                       "package.json": b"{}"}, {"lock": b"pid 1"}, {"stet-states": b"stet states 2\n"}):
             shutil.rmtree(self.directory, ignore_errors=True)
             for name, data in files.items():
                 self.write(name, data)
@@ -106,7 +112,9 @@ class Ownership(Directory):
         os.makedirs(self.directory)
         for mode in (0o777, 0o720, 0o1777):
             os.chmod(self.directory, mode)
-            self.assertIn("permissions: expected a directory that nobody else may write to (chmod go-w), found %o" % mode, self.refusal())
+            self.assertIn(
+                "permissions: expected a directory that nobody else may write to (chmod go-w), found %o" % mode,
+                self.refusal())
         os.chmod(self.directory, 0o700)
         if os.geteuid() == 0:
             os.chown(self.directory, 12345, 12345)
@@ -152,8 +160,15 @@ class Ownership(Directory):
         server = self.server("--durable")
         state = self.make(server, "Let a = 3.")["id"]
         server.kill()
-        mine = {DOWNLOAD: b"x", "mine.stet": b"x", "notes.json": b"x", "st_1.recipe": b"x", state + ".stet.tmp-1": b"x", "notes.tmp-0123456789abcdef": b"x"}
-        left = [state + ".json.tmp-0123456789abcdef", "st_%032x.recipe.tmp-0123456789abcdef" % 9, "st_%032x.recipe" % 9]
+        mine = {
+            DOWNLOAD: b"x", "mine.stet": b"x", "notes.json": b"x", "st_1.recipe": b"x", state + ".stet.tmp-1": b"x",
+            "notes.tmp-0123456789abcdef": b"x"
+        }
+        left = [
+            state + ".json.tmp-0123456789abcdef",
+            "st_%032x.recipe.tmp-0123456789abcdef" % 9,
+            "st_%032x.recipe" % 9
+        ]
         for name in [*mine, *left]:
             self.write(name, b"x")
         self.server().stop()
@@ -179,10 +194,13 @@ class Ownership(Directory):
     def test_one_directory_has_one_server(self):
         server = self.server()
         said = self.refusal("--stop-seconds", "0")
-        self.assertIn("lock: expected a directory that no other server uses, found one that another server still used after 5 s", said)
+        self.assertIn(
+            "lock: expected a directory that no other server uses, found one that another server still used after 5 s",
+            said)
         state = self.make(server, "Let a = 3.")["id"]
         # A server that starts before the previous one has ended waits for it.
-        next_one = subprocess.Popen([STET, "serve", "-m", MODEL, "--port", "0", "--state-dir", self.directory], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        next_one = subprocess.Popen([STET, "serve", "-m", MODEL, "--port", "0", "--state-dir", self.directory],
+                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.addCleanup(next_one.communicate)
         self.addCleanup(next_one.kill)
         self.assertIn("waiting for the server that uses it", next_one.stderr.readline())
@@ -196,8 +214,10 @@ def edited(directory, server):
     """Edits keys and values of a state, so that its tokens no longer reproduce it. Returns the
     server's description."""
     path, changed = os.path.join(directory, "before.stet"), os.path.join(directory, "after.stet")
-    subprocess.run([STET, "generate", "-m", MODEL, "--prompt", LONG, "-n", "0", "--save", path], check=True, capture_output=True)
-    subprocess.run([STET, "edit", path, "-m", MODEL, "--scale", "0.5", "--layers", "0", "-o", changed], check=True, capture_output=True)
+    subprocess.run([STET, "generate", "-m", MODEL, "--prompt", LONG, "-n", "0", "--save", path], check=True,
+                   capture_output=True)
+    subprocess.run([STET, "edit", path, "-m", MODEL, "--scale", "0.5", "--layers", "0", "-o", changed], check=True,
+                   capture_output=True)
     with open(changed, "rb") as file:
         status, answer = server.call("POST", "/v1/states/upload", raw=file.read())
     assert status == 200, answer
@@ -219,12 +239,15 @@ class Ending(Directory):
         large = server.post("/v1/chat/completions", request_of("Let a = 3. " * 30, n=4))
         small = server.post("/v1/chat/completions", request_of("Let b = 4.", n=12))
         said = server.stop()
-        self.assertIn("%s: kept as its tokens: %s: expected to write" % (large["state_id"], self.path(large["state_id"] + ".stet")), said)
+        self.assertIn(
+            "%s: kept as its tokens: %s: expected to write" %
+            (large["state_id"], self.path(large["state_id"] + ".stet")), said)
         self.assertIn("File too large", said)
         self.assertIn(small["state_id"] + ".stet", self.files())
         server = self.server()
         for answer in (large, small):
-            self.assertEqual(server.get("/v1/states/" + answer["state_id"])["digest"], answer["choices"][0]["state_digest"])
+            self.assertEqual(
+                server.get("/v1/states/" + answer["state_id"])["digest"], answer["choices"][0]["state_digest"])
             self.assertTrue(server.post("/v1/states/%s/verify" % answer["state_id"], {})["same_bits"])
         server.stop()
 
@@ -252,7 +275,8 @@ class Ending(Directory):
         server = self.server()
         self.assertEqual(set(self.states(server)), {s["id"] for s in (*plain, uploaded, changed)})
         for s in plain[1:]:
-            more = server.post("/v1/states/%s/continue" % s["id"], {"message": {"role": "user", "content": "?"}, "max_tokens": 1})
+            more = server.post("/v1/states/%s/continue" % s["id"],
+                               {"message": {"role": "user", "content": "?"}, "max_tokens": 1})
             self.assertEqual(more["usage"]["reason"], "the state was kept as its tokens: computed again")
             self.assertTrue(server.post("/v1/states/%s/verify" % s["id"], {})["same_bits"])
         self.assertEqual(server.get("/v1/states/" + changed["id"])["digest"], changed["digest"])
@@ -267,7 +291,10 @@ class Ending(Directory):
         for i in range(8):  # evicts the state from memory
             self.make(server, "%d %d Let k = %d. %s" % (i, i, i, LONG * 2))
         self.assertIn(first + ".stet", self.files())
-        later = [self.make(server, LONG * 2 + "And then?")["id"], self.make(server, "What is the sum of 3 and 5?")["id"]]
+        later = [
+            self.make(server, LONG * 2 + "And then?")["id"],
+            self.make(server, "What is the sum of 3 and 5?")["id"]
+        ]
         os.unlink(self.path(first + ".stet"))
         server.stop()
         server = self.server("--memory", "1")
@@ -328,7 +355,8 @@ class Lost(Directory):
                     file.write(whole)
                 self.damage(state["id"], how)
                 server = self.server()
-                self.assertEqual(server.call("POST", "/v1/chat/completions", request_of(LONG + "And then?", n=2))[0], 200)
+                self.assertEqual(
+                    server.call("POST", "/v1/chat/completions", request_of(LONG + "And then?", n=2))[0], 200)
                 verified = server.post("/v1/states/%s/verify" % state["id"], {})
                 self.assertEqual((verified["same_bits"], verified["digest"]), (True, state["digest"]))
                 server.stop()
@@ -408,7 +436,10 @@ class Deleting(Directory):
         server = self.server()
         chain = [self.make(server, "Let a = 3.")["id"]]
         for i in range(3):
-            chain.append(server.post("/v1/states/%s/continue" % chain[-1], {"message": {"role": "user", "content": "What is a?"}, "max_tokens": 3} if i else {"max_tokens": 3})["state"]["id"])
+            chain.append(
+                server.post("/v1/states/%s/continue" % chain[-1],
+                            {"message": {"role": "user", "content": "What is a?"}, "max_tokens": 3}
+                            if i else {"max_tokens": 3})["state"]["id"])
         side = server.post("/v1/states/%s/fork" % chain[1], {})["id"]
         server.call("DELETE", "/v1/states/" + chain[1])
         server.call("DELETE", "/v1/states/" + chain[2])
@@ -431,7 +462,9 @@ class Deleting(Directory):
         kept = server.post("/v1/responses", ask)
         for _ in range(2):
             self.assertEqual(server.post("/v1/responses", {**ask, "store": False})["state_id"], kept["state_id"])
-        self.assertEqual([server.call("GET", path)[0] for path in ("/v1/responses/" + kept["id"], "/v1/states/" + kept["state_id"])], [200, 200])
+        self.assertEqual([
+            server.call("GET", path)[0] for path in ("/v1/responses/" + kept["id"], "/v1/states/" + kept["state_id"])
+        ], [200, 200])
         server.stop()
         server = self.server()
         server.post("/v1/responses", {**ask, "store": False})
@@ -492,7 +525,8 @@ class Many(Directory):
             for state in chain[:2]:
                 self.assertTrue(self.expired(server, state))
             self.assertEqual(server.call("GET", "/v1/states/st_%032x" % 5)[1]["error"]["code"], "no_such_state")
-            status, answer = server.call("POST", "/v1/responses", {"input": "?", "previous_response_id": "resp_" + chain[0][3:]})
+            status, answer = server.call("POST", "/v1/responses",
+                                         {"input": "?", "previous_response_id": "resp_" + chain[0][3:]})
             self.assertEqual((status, answer["error"]["code"]), (404, "state_expired"))
             self.assertEqual(server.call("POST", "/v1/chat/completions", request_of("Hi", n=2))[0], 200)  # without end
             server.stop()

@@ -43,15 +43,26 @@ def seeds():
     length = b"POST /b HTTP/1.1\r\n" + host + b"Content-Length: 5\r\n\r\nhello"
     chunks = b"POST /c HTTP/1.1\r\n" + host + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n3\r\nyou\r\n0\r\n\r\n"
     inner = b"POST /d HTTP/1.1\r\n" + host + b"Content-Length: %d\r\n\r\n" % len(get) + get
-    both = b"POST /e HTTP/1.1\r\n" + host + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
+    both = (
+        b"POST /e HTTP/1.1\r\n"
+        + host
+        + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
+    )
     old = b"POST /f HTTP/1.0\r\n" + host + b"Connection: keep-alive\r\nContent-Length: 5\r\n\r\nhello"
-    return [get, length, chunks, inner, both, old, b"DELETE /g HTTP/1.1\r\n" + host + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"]
+    return [
+        get, length, chunks, inner, both, old,
+        b"DELETE /g HTTP/1.1\r\n" + host + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    ]
 
 
 def strings(count):
     draws, all = random.Random(17), seeds()
-    pieces = [b"\r\n", b"\n", b"\r", b" ", b"\t", b":", b"0", b"1", b"5", b";", b"+", b"-", b",", b"x", b"\0", b"\x0b", b"\xff", b"chunked", b"Content-Length: 3\r\n", b"Content-Length: 5\r\n",
-              b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding: identity\r\n", b"Transfer-Encoding:\r\n chunked\r\n", b"Host: other\r\n", b"0\r\n\r\n", b"\r\n\r\n", b"GET /z HTTP/1.1\r\nHost: localhost\r\n\r\n"]
+    pieces = [
+        b"\r\n", b"\n", b"\r", b" ", b"\t", b":", b"0", b"1", b"5", b";", b"+", b"-", b",", b"x", b"\0", b"\x0b",
+        b"\xff", b"chunked", b"Content-Length: 3\r\n", b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: identity\r\n", b"Transfer-Encoding:\r\n chunked\r\n", b"Host: other\r\n", b"0\r\n\r\n",
+        b"\r\n\r\n", b"GET /z HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    ]
     for _ in range(count):
         text = bytearray(b"".join(draws.choice(all) for _ in range(draws.randrange(1, 4))))
         for _ in range(draws.choice([0, 1, 1, 2, 3])):
@@ -61,7 +72,8 @@ def strings(count):
 
 
 def ours(texts):
-    said = subprocess.run([FRAMES], input=b"".join(struct.pack("<I", len(t)) + t for t in texts), capture_output=True, check=True).stdout
+    said = subprocess.run([FRAMES], input=b"".join(struct.pack("<I", len(t)) + t for t in texts), capture_output=True,
+                          check=True).stdout
     return [json.loads(line) for line in said.split(b"\n")[:-1]]
 
 
@@ -113,7 +125,8 @@ def compare(name, texts, mine, theirs):
         known = [any(request == own for own in rest) for request in other]
         if not all(known[:len(frame["requests"])]) or (not all(known) and not frame["refused"]):
             wrong.append((text, frame, other))
-    print("%s: %d strings, %d requests here, %d there; %d strings framed otherwise" % (name, len(texts), sum(len(f["requests"]) for f in mine), sum(map(len, theirs.values())), len(wrong)))
+    print("%s: %d strings, %d requests here, %d there; %d strings framed otherwise" %
+          (name, len(texts), sum(len(f["requests"]) for f in mine), sum(map(len, theirs.values())), len(wrong)))
     for case in wrong[:10]:
         print("  ", *case)
     return not wrong
@@ -132,7 +145,10 @@ def main():
                 to, port = port, free_port()
                 with open(work + "/proxy.conf", "w") as file:
                     file.write(config % {"work": work, "port": port, "to": to})
-                proxy = subprocess.Popen(["nginx", "-c", work + "/proxy.conf", "-p", work] if name == "nginx" else ["haproxy", "-f", work + "/proxy.conf"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                proxy = subprocess.Popen(
+                    ["nginx", "-c", work +
+                     "/proxy.conf", "-p", work] if name == "nginx" else ["haproxy", "-f", work + "/proxy.conf"],
+                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
                 wait_for(port)
             with concurrent.futures.ThreadPoolExecutor(64) as clients:
                 list(clients.map(lambda numbered: send(port, *numbered), enumerate(texts)))

@@ -14,7 +14,8 @@ import unittest
 from api import Server, request_of
 
 KILLS = int(os.environ.get("STET_SERVE_KILLS", "4"))
-TEXTS = ["Let a = %d." % i for i in range(24)] + ["Let a = 3. Let b = 4. Let c = 5. " * 4 + "What is %s?" % c for c in "abc"]
+TEXTS = ["Let a = %d." % i
+         for i in range(24)] + ["Let a = 3. Let b = 4. Let c = 5. " * 4 + "What is %s?" % c for c in "abc"]
 
 
 class Known:
@@ -47,7 +48,15 @@ class Client(threading.Thread):
 
     def __init__(self, server, texts, known, asked, draws, answers):
         super().__init__()
-        self.server, self.texts, self.known, self.asked, self.draws, self.answers, self.fault = server, texts, known, asked, draws, answers, None
+        self.server, self.texts, self.known, self.asked, self.draws, self.answers, self.fault = (
+            server,
+            texts,
+            known,
+            asked,
+            draws,
+            answers,
+            None,
+        )
         self.start()
 
     def run(self):
@@ -94,7 +103,11 @@ class Client(threading.Thread):
 
     def change(self, state, what):
         known = self.known[state]
-        field, value = ("name", "n%d" % self.draws.randrange(1000)) if what == "n" else ("pinned", self.draws.choice([True, False]))
+        field, value = (
+            ("name", "n%d" % self.draws.randrange(1000))
+            if what == "n"
+            else ("pinned", self.draws.choice([True, False]))
+        )
         setattr(known, field, getattr(known, field) | {value})
         status, answer = self.server.call("PATCH", "/v1/states/" + state, {field: value})
         assert status == 200, answer
@@ -109,7 +122,10 @@ class Kills(unittest.TestCase):
             parts = [({}, {}) for _ in range(4)]
             for _ in range(KILLS):
                 answers = Answers()
-                clients = [Client(server, TEXTS[i::4], *part, random.Random(draws.random()), answers) for i, part in enumerate(parts)]
+                clients = [
+                    Client(server, TEXTS[i::4], *part, random.Random(draws.random()), answers)
+                    for i, part in enumerate(parts)
+                ]
                 answers.wait(draws.randrange(1, 40))
                 server.kill()
                 for client in clients:

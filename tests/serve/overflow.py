@@ -48,15 +48,21 @@ class Overflow(unittest.TestCase):
         write_large(cls.large)
 
     def run_stet(self, *arguments):
-        return subprocess.run([STET, *arguments, "-m", self.large, "--threads", "1"], capture_output=True, text=True, timeout=120)
+        return subprocess.run([STET, *arguments, "-m", self.large, "--threads", "1"], capture_output=True, text=True,
+                              timeout=120)
 
     def test_the_command_keeps_nothing(self):
         state = os.path.join(self.scratch.name, "s.stet")
-        for arguments in (["generate", "--say", "Let a = 3. What is a?", "-n", "4"], ["save", "-p", "Let a = 3.", "-o", state], ["logits", "--digest", "-p", "Let a = 3."]):
+        for arguments in (
+            ["generate", "--say", "Let a = 3. What is a?", "-n", "4"],
+            ["save", "-p", "Let a = 3.", "-o", state],
+            ["logits", "--digest", "-p", "Let a = 3."],
+        ):
             run = self.run_stet(*arguments, "--kv", "f16")
             self.assertEqual((run.returncode, run.stdout, run.stderr), (1, "", "stet: " + SAYS + "\n"), arguments)
         self.assertEqual(os.listdir(self.scratch.name), ["large"])
-        plain = subprocess.run([STET, "generate", "-m", MODEL, "--say", "Let a = 3. What is a?", "-n", "12"], capture_output=True, text=True, timeout=120)
+        plain = subprocess.run([STET, "generate", "-m", MODEL, "--say", "Let a = 3. What is a?", "-n", "12"],
+                               capture_output=True, text=True, timeout=120)
         for kind in ("f32", "bf16", "q8"):
             run = self.run_stet("generate", "--say", "Let a = 3. What is a?", "-n", "12", "--kv", kind)
             self.assertEqual((run.returncode, run.stdout), (0, plain.stdout), run.stderr)
@@ -64,9 +70,13 @@ class Overflow(unittest.TestCase):
     def test_the_server_is_at_fault(self):
         server = Server("--kv", "f16", "--threads", "1", model=self.large)
         try:
-            for path, body in (("/v1/chat/completions", request_of("Hi", n=2)), ("/v1/completions", {"prompt": "Hi", "max_tokens": 2})):
+            for path, body in (
+                ("/v1/chat/completions", request_of("Hi", n=2)),
+                ("/v1/completions", {"prompt": "Hi", "max_tokens": 2}),
+            ):
                 status, answer = server.call("POST", path, body)
-                self.assertEqual((status, answer["error"]["type"], answer["error"]["code"]), (500, "server_error", "kv_overflow"), answer)
+                self.assertEqual((status, answer["error"]["type"], answer["error"]["code"]),
+                                 (500, "server_error", "kv_overflow"), answer)
                 self.assertEqual(answer["error"]["message"], SAYS)
             self.assertEqual(server.call("GET", "/health")[0], 200)
         finally:

@@ -118,8 +118,8 @@ test("no text is lost", () => {
     const parsed = parse(text);
     walk(parsed);
     const count = (t, c) => t.split(c).length;
-    // As in other renderers, cells beyond a table's columns and words after a fence's language are
-    // dropped.
+    // Cells beyond a table's columns and words after a fence's language are dropped, as in other
+    // renderers.
     if (!/```|~~~|\|/.test(text)) for (const c of "abc") assert.equal(count(letters(got.join("")), c), count(letters(text), c), JSON.stringify(text));
     assert.ok(parsed.every((b, k) => b.to > b.from && b.from >= (parsed[k - 1]?.to ?? 0)));
   }

@@ -29,7 +29,13 @@ def assistant(text):
 
 
 def said(answer):
-    return answer["output_text"] if "output_text" in answer else answer["content"][0]["text"] if "content" in answer else answer["choices"][0]["message"]["content"]
+    return (
+        answer["output_text"]
+        if "output_text" in answer
+        else answer["content"][0]["text"]
+        if "content" in answer
+        else answer["choices"][0]["message"]["content"]
+    )
 
 
 def events(content):
@@ -76,9 +82,11 @@ class WithServer(unittest.TestCase):
     def ways(self):
         """Returns, for each address that replies to messages, a body with the question, the field
         of the id, and the way to continue."""
-        return (("/v1/chat/completions", lambda text, **f: {"messages": user(text), **f}, "resume_from", lambda a: a["state_id"]),
-                ("/v1/messages", lambda text, **f: {"messages": user(text), "max_tokens": 12, **f}, "resume_from", lambda a: a["state_id"]),
-                ("/v1/responses", lambda text, **f: {"input": text, **f}, "previous_response_id", lambda a: a["id"]))
+        return (("/v1/chat/completions", lambda text, **f: {"messages": user(text), **f}, "resume_from",
+                 lambda a: a["state_id"]),
+                ("/v1/messages", lambda text, **f: {"messages": user(text), "max_tokens": 12, **f}, "resume_from",
+                 lambda a: a["state_id"]), ("/v1/responses", lambda text, **f: {"input": text, **f},
+                                            "previous_response_id", lambda a: a["id"]))
 
 
 class Settings(WithServer):
@@ -88,7 +96,9 @@ class Settings(WithServer):
             plain = self.post(path, ask("Let a = 3."))
             odd = self.post(path, ask("Let a = 3.", temperature=0.0001, top_p=0.9, top_k=3, seed=7, **{stop: ["zzz"]}))
             answers = [self.post(path, ask("What is a?", **{field: id_of(a)})) for a in (plain, odd)]
-            self.assertEqual(self.state(answers[0]["state_id"])["sampling"], self.state(answers[1]["state_id"])["sampling"], path)
+            self.assertEqual(
+                self.state(answers[0]["state_id"])["sampling"],
+                self.state(answers[1]["state_id"])["sampling"], path)
             self.assertEqual(*(self.state(a["state_id"])["digest"] for a in answers), path)
 
     def test_a_stop_string_of_an_earlier_request_stops_nothing(self):
@@ -99,11 +109,16 @@ class Settings(WithServer):
             inside = then[1:5]
             self.assertNotIn(inside, told)
             first = self.post(path, ask("Let a = 3.", **{stop: [inside]}))
-            self.assertEqual((said(first), said(self.post(path, ask("What is a?", **{field: id_of(first)})))), (told, then), path)
-            self.assertNotIn(inside, said(self.post(path, ask("What is a?", **{field: id_of(first), stop: [inside]}))), path)
+            self.assertEqual(
+                (said(first), said(self.post(path, ask("What is a?", **{field: id_of(first)})))), (told, then), path
+            )
+            self.assertNotIn(
+                inside, said(self.post(path, ask("What is a?", **{field: id_of(first), stop: [inside]}))), path
+            )
 
     def test_text_goes_on_with_settings_of_its_own(self):
-        first = self.post("/v1/completions", {"prompt": "Let a", "max_tokens": 3, "temperature": 2, "seed": 3, "stop": "zzz"})
+        first = self.post("/v1/completions",
+                          {"prompt": "Let a", "max_tokens": 3, "temperature": 2, "seed": 3, "stop": "zzz"})
         second = self.post("/v1/completions", {"prompt": " and", "max_tokens": 3, "resume_from": first["state_id"]})
         sampling = self.state(second["state_id"])["sampling"]
         self.assertEqual((sampling["greedy"], sampling["seed"]), (True, 0))
@@ -113,15 +128,21 @@ class Settings(WithServer):
         first = self.post("/v1/states/%s/continue" % made["id"], {"n": 5})
         sampling = self.state(first["state"]["id"])["sampling"]
         self.assertEqual((sampling["greedy"], sampling["temperature"], sampling["seed"]), (False, 3, 11))
-        self.assertEqual(self.post("/v1/states/%s/continue" % made["id"], {"n": 5})["state"]["id"], first["state"]["id"])
+        self.assertEqual(
+            self.post("/v1/states/%s/continue" % made["id"], {"n": 5})["state"]["id"], first["state"]["id"])
 
     def test_instructions_stay_and_cannot_be_others(self):
         first = self.post("/v1/responses", {"input": "Let a = 3.", "instructions": "Be kind."})
         for fields in ({}, {"instructions": "Be kind."}, {"instructions": ""}, {"instructions": None}):
-            second = self.post("/v1/responses", {"input": "What is a?", "previous_response_id": first["id"], **fields})
-            self.assertEqual([m["role"] for m in self.state(second["state_id"])["messages"]], ["system", "user", "assistant"] + ["user", "assistant"])
+            second = self.post("/v1/responses",
+                               {"input": "What is a?", "previous_response_id": first["id"], **fields})
+            self.assertEqual([m["role"] for m in self.state(second["state_id"])["messages"]],
+                             ["system", "user", "assistant"] + ["user", "assistant"])
         for stream in (False, True):
-            error = self.refused("/v1/responses", {"input": "What is a?", "previous_response_id": first["id"], "instructions": "Be rude.", "stream": stream})
+            error = self.refused("/v1/responses", {
+                "input": "What is a?", "previous_response_id": first["id"], "instructions": "Be rude.",
+                "stream": stream
+            })
             self.assertEqual(error["param"], "/instructions")
 
 
@@ -136,12 +157,16 @@ class Seeds(WithServer):
             for a in answers:
                 self.assertEqual(self.state(a["state_id"])["sampling"]["seed"], a["seed"])
                 again = self.post(path, ask("Hello", temperature=5, seed=a["seed"]))
-                self.assertEqual((again["seed"], self.state(again["state_id"])["digest"]), (a["seed"], self.state(a["state_id"])["digest"]))
+                self.assertEqual((again["seed"], self.state(again["state_id"])["digest"]),
+                                 (a["seed"], self.state(a["state_id"])["digest"]))
 
     def test_every_event_that_tells_the_end_tells_the_seed(self):
         for path, ask, _, _ in self.ways():
             stream = self.stream(path, ask("Hello", temperature=5))
-            told = {d[key]["seed"] if key else d["seed"] for _, d in stream for key in ("response", "message", None) if "seed" in (d.get(key, {}) if key else d)}
+            told = {
+                d[key]["seed"] if key else d["seed"] for _, d in stream for key in ("response", "message", None)
+                if "seed" in (d.get(key, {}) if key else d)
+            }
             self.assertEqual(len(told), 1, (path, stream))
 
     def test_greedy_replies_have_seed_0(self):
@@ -164,8 +189,9 @@ class Beginnings(WithServer):
     MODEL = GEMMA
 
     def asked(self, path, messages, **fields):
-        return self.post(path, {"max_tokens": 20, ("input" if path == "/v1/responses" else "messages"): messages, **fields} if path != "/v1/responses"
-                         else {"max_output_tokens": 20, "input": messages, **fields})
+        return self.post(path,
+                         {"max_tokens": 20, ("input" if path == "/v1/responses" else "messages"): messages, **fields}
+                         if path != "/v1/responses" else {"max_output_tokens": 20, "input": messages, **fields})
 
     def test_it_is_gone_on_with(self):
         messages = user("Let a = 3. What is a?")
@@ -194,14 +220,17 @@ class Beginnings(WithServer):
         self.assertEqual(answer["choices"][0]["state_digest"], whole["state_digest"])
 
     def test_stop_strings_are_found_behind_it(self):
-        answer = self.post("/v1/messages", {"messages": user("Let a = 3. What is a?") + assistant("a is"), "max_tokens": 20, "stop_sequences": ["."]})
+        answer = self.post("/v1/messages", {
+            "messages": user("Let a = 3. What is a?") + assistant("a is"), "max_tokens": 20, "stop_sequences": ["."]
+        })
         self.assertEqual((answer["stop_reason"], answer["stop_sequence"], said(answer)), ("stop_sequence", ".", " 3"))
 
     def test_a_stream_says_the_same(self):
         messages = user("Let a = 3. What is a?") + assistant("a is")
         whole = self.chat(messages, max_tokens=20)
         pieces = self.stream("/v1/chat/completions", {"messages": messages, "max_tokens": 20})
-        self.assertEqual("".join(d["choices"][0]["delta"].get("content", "") for _, d in pieces), whole["choices"][0]["message"]["content"])
+        self.assertEqual("".join(d["choices"][0]["delta"].get("content", "") for _, d in pieces),
+                         whole["choices"][0]["message"]["content"])
         self.assertEqual(pieces[-1][1]["choices"][0]["state_digest"], whole["choices"][0]["state_digest"])
 
     def test_text_of_many_bytes_at_the_end_is_not_told_again(self):
@@ -218,13 +247,17 @@ class Beginnings(WithServer):
             for path, *_ in self.ways():
                 for more in ({}, {"stream": True}):
                     field = "input" if path == "/v1/responses" else "messages"
-                    error = self.refused(path, {**({} if field == "input" else {"max_tokens": 4}), field: user("Hi") + assistant(content), **more})
+                    error = self.refused(path, {
+                        **({} if field == "input" else {"max_tokens": 4}), field: user("Hi") + assistant(content),
+                        **more
+                    })
                     self.assertIn("template", error["message"])
                     self.assertIn("pocket-gemma3", error["message"])
                     self.assertIn("continue_final_message", error["message"])
 
     def test_another_turn_where_that_is_asked_for(self):
-        error = self.refused("/v1/chat/completions", {"messages": user("Hi") + assistant("Hello."), "continue_final_message": "no"})
+        error = self.refused("/v1/chat/completions",
+                             {"messages": user("Hi") + assistant("Hello."), "continue_final_message": "no"})
         self.assertEqual(error["param"], "/continue_final_message")
         answer = self.chat(user("Hi") + assistant("Hello. "), continue_final_message=False, max_tokens=4)
         self.assertEqual(self.text_of(answer["state_id"]).count("<start_of_turn>model"), 2)
@@ -233,25 +266,35 @@ class Beginnings(WithServer):
     def test_an_empty_one_begins_with_nothing(self):
         for content in ("", None, []):
             answer = self.chat(user("Let a = 3.") + assistant(content), max_tokens=30)
-            self.assertEqual(answer["choices"][0]["state_digest"], self.chat(user("Let a = 3."), max_tokens=30)["choices"][0]["state_digest"])
+            self.assertEqual(answer["choices"][0]["state_digest"],
+                             self.chat(user("Let a = 3."), max_tokens=30)["choices"][0]["state_digest"])
 
     def test_states_and_templates_know_it_too(self):
         messages = user("Let a = 3. What is a?") + assistant("a is")
         prompt = self.post("/apply-template", {"messages": messages})
         self.assertTrue(prompt["prompt"].endswith("<start_of_turn>model\na is"))
-        self.assertTrue(self.post("/apply-template", {"messages": messages, "continue_final_message": False})["prompt"].endswith("<start_of_turn>model\n"))
+        self.assertTrue(
+            self.post(
+                "/apply-template",
+                {"messages": messages, "continue_final_message": False})["prompt"].endswith("<start_of_turn>model\n"))
         made = self.post("/v1/states", {"messages": messages})
         self.assertEqual(self.state(made["id"])["ids"], prompt["tokens"])
         reply = self.post("/v1/states/%s/continue" % made["id"], {"n": 20})
         answer = self.chat(messages, max_tokens=20)["choices"][0]
-        self.assertEqual((reply["text"], reply["state"]["digest"]), (answer["message"]["content"], answer["state_digest"]))
+        self.assertEqual((reply["text"], reply["state"]["digest"]),
+                         (answer["message"]["content"], answer["state_digest"]))
         self.assertTrue(self.post("/v1/states/%s/verify" % answer["state_id"], {})["same_bits"])
-        more = self.post("/v1/states/%s/continue" % answer["state_id"], {"message": {"role": "user", "content": "What is a?"}})
+        more = self.post("/v1/states/%s/continue" % answer["state_id"],
+                         {"message": {"role": "user", "content": "What is a?"}})
         self.assertIn("3", more["text"])
         # The prefilled reply keeps its tokens.
         self.assertGreater(more["usage"]["reused"], len(prompt["tokens"]) - 2)
-        behind = self.post("/v1/states/%s/continue" % self.chat(user("Let a = 3."))["state_id"], {"message": {"role": "user", "content": "What is a?"}, "n": 1})
-        self.assertEqual(behind["ids"], self.post("/v1/states/%s/continue" % behind["state"]["parent"], {"message": {"role": "user", "content": "What is a?"}, "n": 1})["ids"])
+        behind = self.post("/v1/states/%s/continue" % self.chat(user("Let a = 3."))["state_id"],
+                           {"message": {"role": "user", "content": "What is a?"}, "n": 1})
+        self.assertEqual(
+            behind["ids"],
+            self.post("/v1/states/%s/continue" % behind["state"]["parent"],
+                      {"message": {"role": "user", "content": "What is a?"}, "n": 1})["ids"])
 
     def test_a_response_has_the_text_that_it_had(self):
         answer = self.post("/v1/responses", {"input": user("Let a = 3. What is a?") + assistant("a is")})
@@ -270,10 +313,18 @@ class Templates(unittest.TestCase):
     """Templates treat a last message of the assistant in different ways."""
 
     def test_one_that_writes_more_than_marks_behind_it_is_refused(self):
-        begin, end = "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n", "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
-        templates = {"{{ m.content }}<|eot_id|>": 200, "{{ m.content }}": 200, "{{ m.content }} \n<|eot_id|>\n": 200, "{{ m.content | upper }}<|eot_id|>": 400,
-                     "{{ m.content }} (said)<|eot_id|>": 400, "{{ m.content }}<|eot_id|>{{ messages[0].content }}": 400, "{{ m.content.split('is')[0] }}<|eot_id|>": 400,
-                     "{% if m.role == 'user' %}{{ m.content }}{% endif %}<|eot_id|>": 400, "{{ '' if loop.last else m.content }}<|eot_id|>": 400}
+        begin, end = (
+            "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n",
+            "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
+        )
+        templates = {
+            "{{ m.content }}<|eot_id|>": 200, "{{ m.content }}": 200, "{{ m.content }} \n<|eot_id|>\n": 200,
+            "{{ m.content | upper }}<|eot_id|>": 400, "{{ m.content }} (said)<|eot_id|>": 400,
+            "{{ m.content }}<|eot_id|>{{ messages[0].content }}": 400,
+            "{{ m.content.split('is')[0] }}<|eot_id|>": 400,
+            "{% if m.role == 'user' %}{{ m.content }}{% endif %}<|eot_id|>": 400,
+            "{{ '' if loop.last else m.content }}<|eot_id|>": 400
+        }
         with tempfile.TemporaryDirectory() as directory:
             for name in os.listdir(LLAMA):
                 shutil.copy(os.path.join(LLAMA, name), directory)
@@ -290,12 +341,17 @@ class Templates(unittest.TestCase):
                 with open(os.path.join(own, "tokenizer_config.json"), "w", encoding="utf-8") as f:
                     json.dump({**config, "chat_template": begin + template + end}, f)
                 server = Server(model=own)
-                status, answer = server.call("POST", "/v1/chat/completions", {"messages": user("Let a = 3. What is a?") + assistant("a is"), "max_tokens": 4})
+                status, answer = server.call(
+                    "POST", "/v1/chat/completions",
+                    {"messages": user("Let a = 3. What is a?") + assistant("a is"), "max_tokens": 4})
                 self.assertEqual(status, expected, (template, answer))
                 if status == 400:
                     self.assertIn("template", answer["error"]["message"])
                     self.assertEqual(answer["error"]["code"], "altered_by_template")
-                self.assertEqual(server.call("POST", "/v1/chat/completions", {"messages": user("Hi") + assistant("a is"), "max_tokens": 1, "continue_final_message": False})[0], 200)
+                self.assertEqual(
+                    server.call("POST", "/v1/chat/completions", {
+                        "messages": user("Hi") + assistant("a is"), "max_tokens": 1, "continue_final_message": False
+                    })[0], 200)
                 server.stop()
 
             with concurrent.futures.ThreadPoolExecutor(2) as pool:
@@ -324,14 +380,19 @@ class HeldBack(WithServer):
             self.assertEqual("".join(d["choices"][0]["delta"].get("content", "") for _, d in pieces), text)
             self.assertEqual(pieces[-1][1]["choices"][0]["state_id"], whole["state_id"])
             on = self.post("/v1/states/%s/continue" % whole["state_id"], {"n": 60})
-            self.assertEqual(text + on["text"], self.chat(user(self.PROMPT), max_tokens=60)["choices"][0]["message"]["content"])
+            self.assertEqual(text + on["text"],
+                             self.chat(user(self.PROMPT), max_tokens=60)["choices"][0]["message"]["content"])
             streamed = self.stream("/v1/states/%s/continue" % whole["state_id"], {"n": 60})
             self.assertEqual("".join(d.get("text", "") for _, d in streamed[:-1]), on["text"])
             fork = self.post("/v1/states/%s/fork" % whole["state_id"], {})
             self.assertEqual(self.post("/v1/states/%s/continue" % fork["id"], {"n": 60})["text"], on["text"])
             said = self.chat(user("What is a?"), resume_from=whole["state_id"])["choices"][0]["message"]["content"]
             self.assertIn("3", said)
-            self.assertFalse(said.startswith(stop[:-1]) and not self.chat(user("What is a?"), resume_from=self.chat(user(self.PROMPT), max_tokens=n)["state_id"])["choices"][0]["message"]["content"].startswith(stop[:-1]))
+            self.assertFalse(
+                said.startswith(stop[:-1])
+                and not self.chat(user("What is a?"), resume_from=self.chat(user(
+                    self.PROMPT), max_tokens=n)["state_id"])["choices"][0]["message"]["content"].startswith(
+                        stop[:-1]))
 
     def test_other_addresses_tell_it_too(self):
         n, stop, text = list(self.cuts())[1]
@@ -379,9 +440,13 @@ class HeldBack(WithServer):
 
     def test_the_command_says_the_same(self):
         n, stop, text = list(self.cuts())[1]
-        alone = json.loads(subprocess.run([STET, "generate", "-m", LLAMA, "--say", self.PROMPT, "--json", "-n", str(n), "--stop", stop], check=True, capture_output=True, text=True).stdout)
+        alone = json.loads(
+            subprocess.run(
+                [STET, "generate", "-m", LLAMA, "--say", self.PROMPT, "--json", "-n",
+                 str(n), "--stop", stop], check=True, capture_output=True, text=True).stdout)
         choice = self.chat(user(self.PROMPT), max_tokens=n, stop=[stop])["choices"][0]
-        self.assertEqual((choice["message"]["content"], choice["state_digest"]), (alone["text"], alone["digests"]["id"]))
+        self.assertEqual((choice["message"]["content"], choice["state_digest"]),
+                         (alone["text"], alone["digests"]["id"]))
 
 
 class Streams(WithServer):
@@ -390,10 +455,14 @@ class Streams(WithServer):
         ids = {d["response"]["id"] for d in stream if "response" in d}
         self.assertEqual(len(ids), 1)
         id = ids.pop()
-        items = {d["item_id"] for d in stream if "item_id" in d} | {d["item"]["id"] for d in stream if "item" in d} | {i["id"] for d in stream if "response" in d for i in d["response"]["output"]}
+        items = {d["item_id"] for d in stream if "item_id" in d} | {
+            d["item"]["id"] for d in stream if "item" in d
+        } | {i["id"] for d in stream if "response" in d for i in d["response"]["output"]}
         self.assertEqual(len(items), 1)
         self.assertEqual(self.get("/v1/responses/" + id)["output_text"], stream[-1]["response"]["output_text"])
-        self.assertEqual(self.state("st_" + id[5:])["digest"], self.post("/v1/responses", {"input": "Let a = 6."})["state_digest"])
+        self.assertEqual(
+            self.state("st_" + id[5:])["digest"],
+            self.post("/v1/responses", {"input": "Let a = 6."})["state_digest"])
         second = self.post("/v1/responses", {"input": "What is a?", "previous_response_id": id})
         self.assertIn("6", second["output_text"])
         self.assertEqual(second["previous_response_id"], id)
@@ -401,23 +470,36 @@ class Streams(WithServer):
         self.assertNotEqual(again[0]["response"]["id"], id)
         self.assertTrue(self.server.call("DELETE", "/v1/responses/" + id)[1]["deleted"])
         self.assertEqual(self.server.call("GET", "/v1/responses/" + id)[0], 404)
-        self.assertEqual(self.get("/v1/responses/" + again[0]["response"]["id"])["output_text"], stream[-1]["response"]["output_text"])
+        self.assertEqual(
+            self.get("/v1/responses/" + again[0]["response"]["id"])["output_text"],
+            stream[-1]["response"]["output_text"])
 
     def test_what_is_refused_is_refused_before_the_first_byte(self):
         long = "word " * 3000
         state = self.chat(user("Hello"), max_tokens=4)["state_id"]
         raw = self.post("/v1/completions", {"prompt": "Hello", "max_tokens": 4})["state_id"]
         first = self.post("/v1/responses", {"input": "Hello", "max_output_tokens": 4})["id"]
-        edited = self.post("/v1/states/%s/continue" % self.post("/v1/states", {"messages": user("Hi")})["id"], {})["state"]["id"]
-        for path, body in (("/v1/chat/completions", {"messages": user(long)}), ("/v1/completions", {"prompt": long}), ("/v1/completions", {"prompt": ["a", long]}),
-                           ("/v1/completions", {"prompt": [5] * 3000}), ("/v1/completions", {"prompt": long, "resume_from": raw}), ("/v1/completions", {"prompt": []}),
-                           ("/v1/chat/completions", {"messages": user(long), "resume_from": state}), ("/v1/chat/completions", {"messages": user("Hi"), "resume_from": raw}),
-                           ("/v1/messages", {"messages": user(long), "max_tokens": 4}), ("/v1/messages", {"messages": user(long), "max_tokens": 4, "resume_from": state}),
-                           ("/v1/responses", {"input": long}), ("/v1/responses", {"input": long, "previous_response_id": first}),
-                           ("/v1/states/%s/continue" % state, {"message": user(long)[0]}), ("/v1/states/%s/continue" % raw, {"text": long}), ("/v1/states/%s/continue" % raw, {"ids": [5] * 3000}),
-                           ("/v1/states/%s/continue" % edited, {}), ("/v1/states/%s/continue" % raw, {"retry": True}), ("/v1/states/%s/continue" % raw, {"message": user("Hi")[0]}),
+        edited = self.post("/v1/states/%s/continue" % self.post("/v1/states", {"messages": user("Hi")})["id"],
+                           {})["state"]["id"]
+        for path, body in (("/v1/chat/completions", {"messages": user(long)}), ("/v1/completions", {"prompt": long}),
+                           ("/v1/completions", {"prompt": ["a", long]}), ("/v1/completions", {"prompt": [5] * 3000}),
+                           ("/v1/completions", {"prompt": long,
+                                                "resume_from": raw}), ("/v1/completions", {"prompt": []}),
+                           ("/v1/chat/completions", {"messages": user(long), "resume_from": state}),
+                           ("/v1/chat/completions", {"messages": user("Hi"), "resume_from": raw}), ("/v1/messages", {
+                               "messages": user(long), "max_tokens": 4
+                           }), ("/v1/messages", {"messages": user(long), "max_tokens": 4,
+                                                 "resume_from": state}), ("/v1/responses", {"input": long}),
+                           ("/v1/responses", {"input": long, "previous_response_id": first
+                                              }), ("/v1/states/%s/continue" % state, {"message": user(long)[0]}),
+                           ("/v1/states/%s/continue" % raw, {"text": long}), ("/v1/states/%s/continue" % raw, {
+                               "ids": [5] * 3000
+                           }), ("/v1/states/%s/continue" % edited,
+                                {}), ("/v1/states/%s/continue" % raw,
+                                      {"retry": True}), ("/v1/states/%s/continue" % raw, {"message": user("Hi")[0]}),
                            ("/v1/chat/completions", {"messages": user("Hi"), "template_variables": {"messages": 1}})):
-            plain, (status, answer) = self.server.call("POST", path, body), self.server.call("POST", path, {**body, "stream": True})
+            plain, (status, answer) = self.server.call("POST", path,
+                                                       body), self.server.call("POST", path, {**body, "stream": True})
             self.assertEqual((plain[0], status), (400, 400), (path, str(body)[:100], plain, answer))
             self.assertEqual(answer["error"], plain[1]["error"])
 
@@ -443,7 +525,9 @@ class Streams(WithServer):
                 self.assertIn("--deadline", last["message"])
             if path != "/v1/chat/completions":
                 self.assertTrue(all(name == d["type"] for name, d in events(content)))
-        status, content = server.call("POST", "/v1/chat/completions", {"messages": user("Hi"), "max_tokens": 1900, "ignore_eos": True, "stream": True})
+        status, content = server.call(
+            "POST", "/v1/chat/completions",
+            {"messages": user("Hi"), "max_tokens": 1900, "ignore_eos": True, "stream": True})
         self.assertIn((status, events(content)[-1][0] if status == 200 else None), ((200, "error"), (504, None)))
         server.stop()
 
@@ -471,14 +555,20 @@ class Offsets(WithServer):
             server = self.server if model == GEMMA else Server(model=model)
             halves = 0
             for seed in range(60):
-                c = self.offsets(server, {"prompt": "Hello", "max_tokens": 60, "logprobs": 0, "temperature": 1e9, "seed": seed, "ignore_eos": True})[0]
+                c = self.offsets(
+                    server, {
+                        "prompt": "Hello", "max_tokens": 60, "logprobs": 0, "temperature": 1e9, "seed": seed,
+                        "ignore_eos": True
+                    })[0]
                 text, tokens, offsets = c["text"], c["logprobs"]["tokens"], c["logprobs"]["text_offset"]
                 self.assertEqual(offsets, sorted(offsets))
                 self.assertLessEqual(offsets[-1], len(text))
                 for token, at in zip(tokens, offsets):
                     # Special tokens are left out, and the first space may be.
                     if "\ufffd" not in token and text[at:at + len(token)] != token:
-                        self.assertTrue(token.startswith("<") or token[1:] == text[:len(token) - 1] and at == 0, (token, text[at:at + 9]))
+                        self.assertTrue(
+                            token.startswith("<") or token[1:] == text[:len(token) - 1] and at == 0,
+                            (token, text[at:at + 9]))
                 if "".join(tokens) == text and "\ufffd" in "".join(tokens[:-1]):
                     halves += 1
                     self.assertEqual([text[at:at + len(t)] for t, at in zip(tokens, offsets)], tokens)
@@ -516,29 +606,37 @@ class Completions(WithServer):
             self.assertEqual(texts, {c["index"]: c["text"] for c in answer["choices"]})
 
     def test_lists_that_are_none(self):
-        for prompt, where in (([], None), ([[]], None), (["a", 5], "/prompt/1"), ([["a"]], "/prompt/0/0"), ([[1], [2, -1]], "/prompt/1/1"), (["a"] * 257, "/prompt"), ({}, "/prompt"), (5, "/prompt"), ([None], "/prompt/0")):
+        for prompt, where in (([], None), ([[]], None), (["a", 5], "/prompt/1"), ([["a"]], "/prompt/0/0"),
+                              ([[1], [2, -1]], "/prompt/1/1"), (["a"] * 257, "/prompt"), ({}, "/prompt"),
+                              (5, "/prompt"), ([None], "/prompt/0")):
             self.assertEqual(self.refused("/v1/completions", {"prompt": prompt})["param"], where, prompt)
 
     def test_nothing_is_drawn_of_no_tokens(self):
         answer = self.post("/v1/completions", {"prompt": "Let a", "max_tokens": 0})
         choice = answer["choices"][0]
-        self.assertEqual((choice["text"], choice["finish_reason"], answer["usage"]["completion_tokens"]), ("", "length", 0))
+        self.assertEqual((choice["text"], choice["finish_reason"], answer["usage"]["completion_tokens"]),
+                         ("", "length", 0))
         self.assertEqual(self.state(choice["state_id"])["ids"], self.post("/tokenize", {"text": "Let a"})["tokens"])
         full = [5] * 2048
-        self.assertEqual(self.post("/v1/completions", {"prompt": full, "max_tokens": 0})["usage"]["prompt_tokens"], 2048)
+        self.assertEqual(
+            self.post("/v1/completions", {"prompt": full, "max_tokens": 0})["usage"]["prompt_tokens"], 2048)
         self.assertEqual(self.refused("/v1/completions", {"prompt": full})["code"], "context_length_exceeded")
 
     def test_echo(self):
         plain = self.post("/v1/completions", {"prompt": "Let a", "max_tokens": 4})["choices"][0]
         for stream in (False, True):
             if stream:
-                text = "".join(d["choices"][0]["text"] for _, d in self.stream("/v1/completions", {"prompt": "Let a", "max_tokens": 4, "echo": True}))
+                text = "".join(
+                    d["choices"][0]["text"]
+                    for _, d in self.stream("/v1/completions", {"prompt": "Let a", "max_tokens": 4, "echo": True}))
             else:
-                text = self.post("/v1/completions", {"prompt": "Let a", "max_tokens": 4, "echo": True})["choices"][0]["text"]
+                text = self.post("/v1/completions",
+                                 {"prompt": "Let a", "max_tokens": 4, "echo": True})["choices"][0]["text"]
             self.assertEqual(text, "Let a" + plain["text"])
 
     def test_log_probabilities_of_prompts(self):
-        drawn = self.post("/v1/completions", {"prompt": "Let a = 3. What is a?", "max_tokens": 9, "logprobs": 3})["choices"][0]
+        drawn = self.post("/v1/completions",
+                          {"prompt": "Let a = 3. What is a?", "max_tokens": 9, "logprobs": 3})["choices"][0]
         ids = self.state(drawn["state_id"])["ids"]
         echoed = self.post("/v1/completions", {"prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 3})
         scores = echoed["choices"][0]["logprobs"]
@@ -550,57 +648,97 @@ class Completions(WithServer):
         told = self.get("/v1/states/%s/tokens?logprobs=true" % drawn["state_id"])["data"]
         self.assertEqual([t["logprob"] for t in told], scores["token_logprobs"])
         self.assertEqual(echoed["usage"]["prompt_tokens"], len(ids))
-        both = self.post("/v1/completions", {"prompt": "Let a = 3. What is a?", "max_tokens": 9, "logprobs": 3, "echo": True})["choices"][0]
+        both = self.post(
+            "/v1/completions",
+            {"prompt": "Let a = 3. What is a?", "max_tokens": 9, "logprobs": 3, "echo": True})["choices"][0]
         self.assertEqual(both["logprobs"], {**scores, "text_offset": both["logprobs"]["text_offset"]})
         self.assertEqual(both["state_digest"], drawn["state_digest"])
         text = both["text"]
         for token, at in zip(both["logprobs"]["tokens"], both["logprobs"]["text_offset"]):
             self.assertTrue(token.startswith("<|") or text[at:at + len(token)] == token, (token, at))
-        behind = self.post("/v1/completions", {"prompt": ids[6:], "max_tokens": 0, "echo": True, "logprobs": 0, "resume_from": self.post("/v1/completions", {"prompt": ids[:6], "max_tokens": 0})["state_id"]})
+        behind = self.post(
+            "/v1/completions", {
+                "prompt": ids[6:], "max_tokens": 0, "echo": True, "logprobs": 0, "resume_from": self.post(
+                    "/v1/completions", {"prompt": ids[:6], "max_tokens": 0})["state_id"]
+            })
         self.assertEqual(behind["choices"][0]["logprobs"]["token_logprobs"], scores["token_logprobs"][6:])
-        many = self.post("/v1/completions", {"prompt": [ids, ids[:5]], "max_tokens": 0, "echo": True, "logprobs": 3})["choices"]
+        many = self.post("/v1/completions",
+                         {"prompt": [ids, ids[:5]], "max_tokens": 0, "echo": True, "logprobs": 3})["choices"]
         self.assertEqual(many[0]["logprobs"], scores)
         self.assertEqual(many[1]["logprobs"]["token_logprobs"], scores["token_logprobs"][:5])
-        said = subprocess.run([STET, "score", "-m", self.MODEL, "--jsonl"], input=json.dumps({"ids": ids}), capture_output=True, text=True, check=True).stdout
+        said = subprocess.run([STET, "score", "-m", self.MODEL, "--jsonl"], input=json.dumps({"ids": ids}),
+                              capture_output=True, text=True, check=True).stdout
         self.assertEqual([None] + json.loads(said)["logprobs"], scores["token_logprobs"])
 
     def test_log_probabilities_of_a_changed_state_are_those_that_it_draws_by(self):
         with tempfile.TemporaryDirectory() as folder:
             with open(folder + "/i.json", "w") as file:
                 json.dump([{"point": "ln_final.hook_normalized", "op": "scale", "amount": 0.5}], file)
-            subprocess.run([STET, "save", "-m", self.MODEL, "--ids", "5,6,7", "--intervene", folder + "/i.json", "-o", folder + "/s.stet"], check=True, capture_output=True)
+            subprocess.run([
+                STET, "save", "-m", self.MODEL, "--ids", "5,6,7", "--intervene", folder + "/i.json", "-o",
+                folder + "/s.stet"
+            ], check=True, capture_output=True)
             with open(folder + "/s.stet", "rb") as file:
                 start = self.server.call("POST", "/v1/states/upload", raw=file.read())[1]["id"]
         drawn = self.post("/v1/completions", {"prompt": [8, 9], "max_tokens": 4, "logprobs": 0, "resume_from": start})
         ids = self.state(drawn["state_id"])["ids"][5:]
-        plain, changed = (self.post("/v1/completions", {"prompt": [8, 9] + ids, "max_tokens": 0, "echo": True, "logprobs": 0, **more})["choices"][0]["logprobs"]["token_logprobs"][2:] for more in ({}, {"resume_from": start}))
+        plain, changed = (self.post("/v1/completions",
+                                    {"prompt": [8, 9] + ids, "max_tokens": 0, "echo": True, "logprobs": 0, **more
+                                     })["choices"][0]["logprobs"]["token_logprobs"][2:]
+                          for more in ({}, {"resume_from": start}))
         self.assertEqual(changed, drawn["choices"][0]["logprobs"]["token_logprobs"])
         self.assertNotEqual(plain, changed)
 
     def test_long_prompts_are_scored_in_parts(self):
         ids = [(7 * i) % 900 for i in range(700)]
-        scores = self.post("/v1/completions", {"prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 0})["choices"][0]["logprobs"]["token_logprobs"]
+        scores = self.post(
+            "/v1/completions",
+            {"prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 0})["choices"][0]["logprobs"]["token_logprobs"]
         state = self.post("/v1/states", {"ids": ids})
-        self.assertEqual([t["logprob"] for t in self.get("/v1/states/%s/tokens?logprobs=true" % state["id"])["data"]], scores)
+        self.assertEqual([t["logprob"] for t in self.get("/v1/states/%s/tokens?logprobs=true" % state["id"])["data"]],
+                         scores)
 
 
 class Fields(WithServer):
     def test_what_asks_for_nothing_is_accepted(self):
         nothing = (None, "", [], {})
         fields = {
-            "/v1/chat/completions": {"tools": [None, [], {}], "tool_choice": [None, "none", "auto", ""], "functions": nothing, "function_call": [None, "none", "auto"], "parallel_tool_calls": [None, True, False],
-                                     "response_format": [None, {}, {"type": "text"}, {"type": "text", "json_schema": None}], "modalities": [None, [], ["text"]], "audio": nothing, "prediction": nothing, "stop": nothing[:3],
-                                     "logprobs": [None, False], "top_logprobs": [None, 0], "store": [None, False], "service_tier": [None, "auto", "default", ""], "web_search_options": nothing, "reasoning_effort": [None, "none", ""],
-                                     "verbosity": [None, "medium"], "user": nothing, "metadata": nothing, "n": [None, 1], "seed": [None], "stream_options": [None, {}], "logit_bias": [None, {}], "model": [None, ""],
-                                     "resume_from": [None, ""], "unheard_of": [None], "max_completion_tokens": [None], "temperature": [None], "prompt_cache_retention": [None, "24h"]},
-            "/v1/completions": {"suffix": [None, ""], "best_of": [None, 1], "echo": [None, False], "logprobs": [None], "stop": nothing[:3], "user": nothing, "resume_from": [None, ""], "logit_bias": [None, {}]},
-            "/v1/responses": {"tools": nothing, "tool_choice": [None, "none", "auto"], "truncation": [None, "auto", "disabled"], "text": [None, {}, {"format": {"type": "text"}}, {"format": {"type": "text"}, "verbosity": "medium"}],
-                              "reasoning": [None, {}, {"effort": None, "summary": None}, {"effort": "none"}], "include": [None, []], "instructions": [None, ""], "previous_response_id": [None, ""], "background": [None, False],
-                              "conversation": [None], "prompt": [None], "max_tool_calls": [None], "service_tier": [None, "auto"], "metadata": nothing, "stream_options": [None, {"include_obfuscation": False}], "top_logprobs": [None, 0]},
-            "/v1/messages": {"tools": nothing, "tool_choice": [None, {"type": "none"}, {"type": "auto"}, {"type": "auto", "disable_parallel_tool_use": True}], "thinking": [None, {"type": "disabled"}], "system": [None, "", []],
-                             "stop_sequences": [None, []], "metadata": [None, {}, {"user_id": "me"}], "service_tier": [None, "auto", "standard_only"], "resume_from": [None, ""]}}
-        good = {"/v1/chat/completions": {"messages": user("Hi"), "max_tokens": 1}, "/v1/completions": {"prompt": "Hi", "max_tokens": 1}, "/v1/responses": {"input": "Hi", "max_output_tokens": 1},
-                "/v1/messages": {"messages": user("Hi"), "max_tokens": 1}}
+            "/v1/chat/completions": {
+                "tools": [None, [], {}], "tool_choice": [None, "none", "auto", ""], "functions": nothing,
+                "function_call": [None, "none", "auto"], "parallel_tool_calls": [None, True, False],
+                "response_format": [None, {}, {"type": "text"},
+                                    {"type": "text", "json_schema": None}], "modalities": [None, [], ["text"]],
+                "audio": nothing, "prediction": nothing, "stop": nothing[:3], "logprobs": [None, False],
+                "top_logprobs": [None, 0], "store": [None, False], "service_tier": [None, "auto", "default", ""],
+                "web_search_options": nothing, "reasoning_effort": [None, "none", ""], "verbosity": [None, "medium"],
+                "user": nothing, "metadata": nothing, "n": [None, 1], "seed": [None], "stream_options": [None, {}],
+                "logit_bias": [None, {}], "model": [None, ""], "resume_from": [None, ""], "unheard_of": [None],
+                "max_completion_tokens": [None], "temperature": [None], "prompt_cache_retention": [None, "24h"]
+            }, "/v1/completions": {
+                "suffix": [None, ""], "best_of": [None, 1], "echo": [None, False], "logprobs": [None],
+                "stop": nothing[:3], "user": nothing, "resume_from": [None, ""], "logit_bias": [None, {}]
+            }, "/v1/responses": {
+                "tools": nothing, "tool_choice": [None, "none", "auto"], "truncation": [None, "auto", "disabled"],
+                "text": [None, {}, {"format": {"type": "text"}}, {"format": {"type": "text"}, "verbosity": "medium"}],
+                "reasoning": [None, {}, {"effort": None, "summary": None}, {"effort": "none"}], "include": [None, []],
+                "instructions": [None, ""], "previous_response_id": [None, ""], "background": [None, False],
+                "conversation": [None], "prompt": [None], "max_tool_calls": [None], "service_tier": [None, "auto"],
+                "metadata": nothing, "stream_options": [None,
+                                                        {"include_obfuscation": False}], "top_logprobs": [None, 0]
+            }, "/v1/messages": {
+                "tools": nothing, "tool_choice": [
+                    None, {"type": "none"}, {"type": "auto"}, {"type": "auto", "disable_parallel_tool_use": True}
+                ], "thinking": [None, {"type": "disabled"}], "system": [None, "", []], "stop_sequences": [None, []],
+                "metadata": [None, {}, {"user_id": "me"}], "service_tier": [None, "auto", "standard_only"],
+                "resume_from": [None, ""]
+            }
+        }
+        good = {
+            "/v1/chat/completions": {"messages": user("Hi"),
+                                     "max_tokens": 1}, "/v1/completions": {"prompt": "Hi", "max_tokens": 1},
+            "/v1/responses": {"input": "Hi",
+                              "max_output_tokens": 1}, "/v1/messages": {"messages": user("Hi"), "max_tokens": 1}
+        }
         for path, all in fields.items():
             digest = self.state(self.post(path, good[path])["state_id"])["digest"]
             for name, values in all.items():
@@ -611,21 +749,38 @@ class Fields(WithServer):
     def test_what_asks_for_something_is_not_supported(self):
         call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
         chat = "/v1/chat/completions"
-        cases = [(chat, {"messages": user("w"), "tools": [{"type": "function"}]}, "/tools", "tools is not supported"),
-                 (chat, {"messages": user("w"), "tool_choice": "required"}, "/tool_choice", "tool_choice is not supported"),
-                 (chat, {"messages": user("w"), "response_format": {"type": "json_object"}}, "/response_format", "response_format is not supported by this server; send {\"type\":\"text\"} or leave it out"),
-                 (chat, {"messages": user("w"), "banana": 1}, "/banana", "banana is not supported"),
-                 (chat, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "/messages/0/content/0/type", "image_url is not supported"),
-                 ("/v1/responses", {"input": [{"type": "function_call", "name": "f", "call_id": "c", "arguments": "{}"}]}, "/input/0/type", "function_call is not supported"),
-                 ("/v1/responses", {"input": [{"type": "function_call_output", "call_id": "c", "output": "3"}]}, "/input/0/type", "function_call_output is not supported"),
-                 ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "3"}]}]}, "/messages/0/content/0/type", "tool_result is not supported"),
-                 ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": [{"type": "text", "text": "a", "citations": [{}]}]}]}, "/messages/0/content/0/citations", "citations is not supported")]
+        cases = [
+            (chat, {"messages": user("w"), "tools": [{"type": "function"}]}, "/tools", "tools is not supported"),
+            (chat, {"messages": user("w"),
+                    "tool_choice": "required"}, "/tool_choice", "tool_choice is not supported"),
+            (chat, {"messages": user("w"), "response_format": {"type": "json_object"}}, "/response_format",
+             "response_format is not supported by this server; send {\"type\":\"text\"} or leave it out"),
+            (chat, {"messages": user("w"), "banana": 1}, "/banana", "banana is not supported"),
+            (chat, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+             "/messages/0/content/0/type", "image_url is not supported"),
+            ("/v1/responses", {"input": [{"type": "function_call", "name": "f", "call_id": "c",
+                                          "arguments": "{}"}]}, "/input/0/type", "function_call is not supported"),
+            ("/v1/responses", {"input": [{"type": "function_call_output", "call_id": "c",
+                                          "output": "3"}]}, "/input/0/type", "function_call_output is not supported"),
+            ("/v1/messages", {
+                "max_tokens": 1, "messages": [{
+                    "role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "3"}]
+                }]
+            }, "/messages/0/content/0/type", "tool_result is not supported"),
+            ("/v1/messages", {
+                "max_tokens": 1,
+                "messages": [{"role": "user", "content": [{"type": "text", "text": "a", "citations": [{}]}]}]
+            }, "/messages/0/content/0/citations", "citations is not supported")
+        ]
         for content in (None, "", "text", "absent"):
             message = {"role": "assistant", "content": content, "tool_calls": [call]}
             if content == "absent":
                 del message["content"]
-            cases.append((chat, {"messages": user("w") + [message]}, "/messages/1/tool_calls", "tool_calls is not supported"))
-            cases.append((chat, {"messages": user("w") + assistant("x") + [{"role": "tool", "tool_call_id": "c1", "content": content}]}, "/messages/2/role", "role tool is not supported"))
+            cases.append(
+                (chat, {"messages": user("w") + [message]}, "/messages/1/tool_calls", "tool_calls is not supported"))
+            cases.append((chat, {
+                "messages": user("w") + assistant("x") + [{"role": "tool", "tool_call_id": "c1", "content": content}]
+            }, "/messages/2/role", "role tool is not supported"))
         for path, body, where, said in cases:
             for stream in (False, True):
                 error = self.refused(path, {**body, "stream": stream})
@@ -633,43 +788,61 @@ class Fields(WithServer):
                 self.assertIn(said, error["message"])
 
     def test_histories_come_back_as_servers_gave_them(self):
-        replies = [{"role": "assistant", "content": "3", "refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None, "name": None, "reasoning_content": None},
-                   {"role": "assistant", "content": "3", "tool_calls": [], "refusal": ""}, {"role": "assistant", "content": [{"type": "text", "text": "3", "citations": None}], "unheard_of": None},
-                   self.post("/v1/responses", {"input": "Let a = 3."})["output"][0], self.chat(user("Let a = 3."))["choices"][0]["message"]]
+        replies = [{
+            "role": "assistant", "content": "3", "refusal": None, "annotations": [], "audio": None,
+            "function_call": None, "tool_calls": None, "name": None, "reasoning_content": None
+        }, {"role": "assistant", "content": "3", "tool_calls": [], "refusal": ""}, {
+            "role": "assistant", "content": [{"type": "text", "text": "3", "citations": None}], "unheard_of": None
+        },
+                   self.post("/v1/responses", {"input": "Let a = 3."})["output"][0],
+                   self.chat(user("Let a = 3."))["choices"][0]["message"]]
         for reply in replies:
             self.chat(user("Let a = 3.") + [reply] + user("What is a?"))
             self.post("/v1/responses", {"input": user("Let a = 3.") + [reply] + user("What is a?")})
         content = self.post("/v1/messages", {"messages": user("Let a = 3."), "max_tokens": 9})["content"]
-        self.post("/v1/messages", {"messages": user("Let a = 3.") + [{"role": "assistant", "content": content}] + user("What is a?"), "max_tokens": 9})
+        self.post(
+            "/v1/messages", {
+                "messages": user("Let a = 3.") + [{"role": "assistant", "content": content}] + user("What is a?"),
+                "max_tokens": 9
+            })
 
     def test_addresses_that_sdks_call(self):
         body = {"messages": user("Let a = 3."), "system": "Be kind.", "max_tokens": 4}
         for query in ("", "?beta=true"):
             answer = self.post("/v1/messages" + query, body)
-            count = self.post("/v1/messages/count_tokens" + query, {name: body[name] for name in ("messages", "system")})
-            self.assertEqual(count, {"input_tokens": answer["usage"]["input_tokens"] + answer["usage"]["cache_read_input_tokens"]})
-        behind = self.post("/v1/messages/count_tokens", {"messages": user("What is a?"), "resume_from": answer["state_id"]})
+            count = self.post("/v1/messages/count_tokens" + query,
+                              {name: body[name] for name in ("messages", "system")})
+            self.assertEqual(
+                count, {"input_tokens": answer["usage"]["input_tokens"] + answer["usage"]["cache_read_input_tokens"]})
+        behind = self.post("/v1/messages/count_tokens",
+                           {"messages": user("What is a?"), "resume_from": answer["state_id"]})
         self.assertGreater(behind["input_tokens"], count["input_tokens"])
         # An estimate may exceed the limit.
-        self.assertGreater(self.post("/v1/messages/count_tokens", {"messages": user("word " * 3000)})["input_tokens"], 2048)
+        self.assertGreater(
+            self.post("/v1/messages/count_tokens", {"messages": user("word " * 3000)})["input_tokens"], 2048)
         self.assertEqual(self.server.call("POST", "/v1/messages?banana=1", body)[0], 400)
         self.assertEqual(self.server.call("GET", "/v1/models?beta=true")[0], 200)
 
 
 class Names(unittest.TestCase):
     def test_a_model_has_aliases(self):
-        server = Server("--alias", "gpt-4o", "--alias", "anthropic/claude", "--alias", "gpt-4o", "--alias", "pocket-llama3")
+        server = Server("--alias", "gpt-4o", "--alias", "anthropic/claude", "--alias", "gpt-4o", "--alias",
+                        "pocket-llama3")
         names = ["pocket-llama3", "gpt-4o", "anthropic/claude"]
         self.assertEqual([m["id"] for m in server.get("/v1/models")["data"]], names)
         for name in names:
-            for path, body in (("/v1/chat/completions", {"messages": user("Hi"), "max_tokens": 1}), ("/v1/completions", {"prompt": "Hi", "max_tokens": 1}), ("/v1/messages", {"messages": user("Hi"), "max_tokens": 1}),
-                               ("/v1/responses", {"input": "Hi", "max_output_tokens": 1}), ("/v1/embeddings", {"input": "Hi"})):
+            for path, body in (("/v1/chat/completions", {"messages": user("Hi"), "max_tokens": 1
+                                                         }), ("/v1/completions", {"prompt": "Hi", "max_tokens": 1}),
+                               ("/v1/messages", {"messages": user("Hi"), "max_tokens": 1}),
+                               ("/v1/responses", {"input": "Hi",
+                                                  "max_output_tokens": 1}), ("/v1/embeddings", {"input": "Hi"})):
                 self.assertEqual(server.post(path, {**body, "model": name})["model"], name)
                 self.assertEqual(server.call("POST", path, {**body, "model": "gpt-5"})[0], 404)
         self.assertEqual(server.get("/v1/models/gpt-4o")["root"], "pocket-llama3")
         self.assertEqual(server.call("GET", "/v1/models/gpt-5")[0], 404)
         server.stop()
-        done = subprocess.run([STET, "serve", "-m", LLAMA, "--port", "0", "--alias", ""], capture_output=True, text=True)
+        done = subprocess.run([STET, "serve", "-m", LLAMA, "--port", "0", "--alias", ""], capture_output=True,
+                              text=True)
         self.assertEqual((done.returncode, "--alias" in done.stderr), (2, True), done.stderr)
 
 
@@ -685,25 +858,39 @@ class Bounds(WithServer):
         before = self.peak()
         answer = self.post("/tokenize", {"text": "a b c d " * (1 << 17)})
         self.assertEqual((len(answer["tokens"]), len(answer["pieces"])), (answer["count"], answer["count"]))
-        self.assertEqual(answer["pieces"][1], {"id": answer["tokens"][1], "bytes": list(self.post("/detokenize", {"tokens": [answer["tokens"][1]]})["text"].encode())})
+        self.assertEqual(
+            answer["pieces"][1], {
+                "id": answer["tokens"][1], "bytes": list(
+                    self.post("/detokenize", {"tokens": [answer["tokens"][1]]})["text"].encode())
+            })
         self.assertLess(self.peak() - before, 100_000)
         error = self.refused("/tokenize", {"text": "a" * ((1 << 20) + 1)})
         self.assertEqual(error["param"], "/text")
         before = self.peak()
-        for path, body in (("/v1/completions", {"prompt": "a b c d " * (1 << 18)}), ("/v1/chat/completions", {"messages": user("a b c d " * (1 << 18))}), ("/v1/states", {"text": "a b c d " * (1 << 18)}),
-                           ("/v1/embeddings", {"input": "a " * 30000}), ("/v1/responses", {"input": "a b c d " * (1 << 18)}), ("/v1/messages", {"messages": user("a b c d " * (1 << 18)), "max_tokens": 1})):
+        for path, body in (("/v1/completions", {"prompt": "a b c d " * (1 << 18)}), ("/v1/chat/completions", {
+                "messages": user("a b c d " * (1 << 18))
+        }), ("/v1/states", {"text": "a b c d " * (1 << 18)}), ("/v1/embeddings", {"input": "a " * 30000}),
+                           ("/v1/responses", {"input": "a b c d " * (1 << 18)}),
+                           ("/v1/messages", {"messages": user("a b c d " * (1 << 18)), "max_tokens": 1})):
             self.assertEqual(self.refused(path, body)["code"], "context_length_exceeded", path)
         self.assertLess(self.peak() - before, 40_000)
 
     def test_whoever_makes_tokens_waits_for_a_place(self):
         import socket
-        body = json.dumps({"messages": user("Hi"), "max_tokens": 1900, "ignore_eos": True, "temperature": 1, "seed": 1, "stream": True}).encode()
+        body = json.dumps({
+            "messages": user("Hi"), "max_tokens": 1900, "ignore_eos": True, "temperature": 1, "seed": 1,
+            "stream": True
+        }).encode()
         with socket.create_connection(("127.0.0.1", self.server.port)) as s:
             s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
             while b"delta" not in s.recv(65536):
                 pass
             with concurrent.futures.ThreadPoolExecutor(2) as pool:
-                waiting = [pool.submit(self.post, path, b) for path, b in (("/tokenize", {"text": "Hi"}), ("/v1/messages/count_tokens", {"messages": user("Hi")}))]
+                waiting = [
+                    pool.submit(self.post, path, b)
+                    for path, b in (("/tokenize", {"text": "Hi"}), ("/v1/messages/count_tokens",
+                                                                    {"messages": user("Hi")}))
+                ]
                 while self.get("/v1/status")["queued"] < 2:
                     pass
                 s.close()
@@ -717,7 +904,10 @@ class Operators(unittest.TestCase):
         with tempfile.TemporaryDirectory() as directory:
             states = os.path.join(directory, "states")
             limited = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000)); os.execv(sys.argv[1], sys.argv[1:])"
-            process = subprocess.Popen([sys.executable, "-c", limited, STET, "serve", "-m", LLAMA, "--port", "0", "--state-dir", states, "--durable"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            process = subprocess.Popen([
+                sys.executable, "-c", limited, STET, "serve", "-m", LLAMA, "--port", "0", "--state-dir", states,
+                "--durable"
+            ], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             server = Server.__new__(Server)
             server.process = process
             server.port = int(process.stdout.readline().rsplit(":", 1)[1].strip("/\n"))

@@ -1,5 +1,5 @@
 """Servers that share states through a store. Any of them continues any state with the tokens of a
-single server, even if one is killed during a reply or the store is gone.
+single server. This holds even if one is killed during a reply, or if the store is unavailable.
 
     shared_store.py STET ROOT
 """
@@ -24,7 +24,8 @@ LONG = "Let a = 17. Let b = 4. " * 12 + "What is a?"  # several blocks
 
 class Server:
     def __init__(self, *options, env=None):
-        self.process = subprocess.Popen([STET, "serve", "-m", MODEL, "--port", "0", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+        self.process = subprocess.Popen([STET, "serve", "-m", MODEL, "--port", "0", *options], stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE, text=True, env=env)
         line = self.process.stdout.readline()
         if "http://" not in line:
             raise AssertionError("no address: " + line + self.process.stderr.read())
@@ -38,15 +39,18 @@ class Server:
 
 def call(port, method, path, body=None, key=None):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request(method, path, None if body is None else json.dumps(body).encode(), {"Content-Type": "application/json", **({"Authorization": "Bearer " + key} if key else {})})
+    connection.request(method, path, None if body is None else json.dumps(body).encode(),
+                       {"Content-Type": "application/json", **({"Authorization": "Bearer " + key} if key else {})})
     answer = connection.getresponse()
     content = answer.read()
     connection.close()
-    return answer.status, json.loads(content) if answer.headers["Content-Type"] == "application/json" else content.decode()
+    return answer.status, json.loads(
+        content) if answer.headers["Content-Type"] == "application/json" else content.decode()
 
 
 def respond(port, text, previous=None, key=None, **more):
-    status, answer = call(port, "POST", "/v1/responses", {"input": text, **({"previous_response_id": previous} if previous else {}), **more}, key)
+    status, answer = call(port, "POST", "/v1/responses",
+                          {"input": text, **({"previous_response_id": previous} if previous else {}), **more}, key)
     assert status == 200, answer
     return answer
 
@@ -64,7 +68,9 @@ def what_was_said(answer):
 
 def metric(port, name):
     lines = call(port, "GET", "/metrics")[1].splitlines()
-    return float(next(line for line in lines if line.startswith("stet_" + name + " ") or line.startswith("stet_" + name + "{")).rsplit(" ", 1)[1])
+    return float(
+        next(line for line in lines
+             if line.startswith("stet_" + name + " ") or line.startswith("stet_" + name + "{")).rsplit(" ", 1)[1])
 
 
 def free_port(count=1):
@@ -86,7 +92,9 @@ class SharedStates(unittest.TestCase):
     def setUp(self):
         self.scratch = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, self.scratch)
-        self.env = {**os.environ, "STET_STORE": "dir:" + self.scratch + "/store", "STET_STORE_KEY": self.scratch + "/key"}
+        self.env = {
+            **os.environ, "STET_STORE": "dir:" + self.scratch + "/store", "STET_STORE_KEY": self.scratch + "/key"
+        }
         subprocess.run([STET, "store", "init"], env=self.env, check=True, capture_output=True)
         self.alone = self.server(env={k: v for k, v in os.environ.items() if not k.startswith("STET_STORE")})
 
@@ -163,7 +171,8 @@ class SharedStates(unittest.TestCase):
             # All full blocks of the state were stored, so only tokens after them were processed.
             stored = (previous["usage"]["input_tokens"] + previous["usage"]["output_tokens"]) // 64 * 64
             self.assertGreaterEqual(stored, 64)
-            self.assertLessEqual(metric(other.port, "prompt_tokens_total") - before, answer["usage"]["input_tokens"] - stored)
+            self.assertLessEqual(
+                metric(other.port, "prompt_tokens_total") - before, answer["usage"]["input_tokens"] - stored)
             self.assertGreaterEqual(answer["usage"]["input_tokens_details"]["cached_tokens"], stored)
             self.assertEqual(metric(other.port, "store_blocks_computed_total"), 0)
             self.assertEqual(metric(other.port, "store_failures_total"), 0)
@@ -176,7 +185,9 @@ class SharedStates(unittest.TestCase):
     @unittest.skipUnless(all(map(shutil.which, ("redis-server", "redis-cli"))), "redis-server or redis-cli is missing")
     def test_the_same_on_a_server_of_states(self):
         port = free_port()
-        redis = subprocess.Popen(["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", self.scratch], stdout=subprocess.DEVNULL)
+        redis = subprocess.Popen(
+            ["redis-server", "--port",
+             str(port), "--bind", "127.0.0.1", "--save", "", "--dir", self.scratch], stdout=subprocess.DEVNULL)
         self.addCleanup(redis.wait)
         self.addCleanup(redis.kill)
         while subprocess.run(["redis-cli", "-p", str(port), "ping"], capture_output=True).stdout != b"PONG\n":
@@ -191,7 +202,9 @@ class SharedStates(unittest.TestCase):
         for name in os.listdir(self.scratch + "/store/blocks"):
             os.remove(self.scratch + "/store/blocks/" + name)
         found = respond(b.port, SAYINGS[1], first["id"])
-        self.assertEqual(what_was_said(found), what_was_said(respond(self.alone.port, SAYINGS[1], respond(self.alone.port, LONG)["id"])))
+        self.assertEqual(what_was_said(found),
+                         what_was_said(respond(self.alone.port, SAYINGS[1],
+                                               respond(self.alone.port, LONG)["id"])))
         self.assertGreater(metric(b.port, "store_blocks_computed_total"), 0)
 
     def test_a_store_that_is_gone_is_done_without(self):
@@ -209,19 +222,26 @@ class SharedStates(unittest.TestCase):
         os.chmod(keys, 0o600)
         a, b = self.server("--api-key-file", keys), self.server("--api-key-file", keys)
         first = respond(a.port, LONG, key="alice-secret")
-        self.assertEqual(call(b.port, "POST", "/v1/responses", {"input": "x", "previous_response_id": first["id"]}, "bob-secret")[0], 404)
+        self.assertEqual(
+            call(b.port, "POST", "/v1/responses", {"input": "x", "previous_response_id": first["id"]},
+                 "bob-secret")[0], 404)
         # Reply times must not reveal other users' messages either: their blocks have other names.
-        other = call(b.port, "POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}, "bob-secret")[1]
+        other = call(b.port, "POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]},
+                     "bob-secret")[1]
         self.assertEqual(other["usage"]["reused"], 0)
-        self.assertEqual(call(b.port, "POST", "/v1/responses", {"input": "x", "previous_response_id": first["id"]}, "alice-secret")[0], 200)
+        self.assertEqual(
+            call(b.port, "POST", "/v1/responses", {"input": "x", "previous_response_id": first["id"]},
+                 "alice-secret")[0], 200)
 
     def test_a_state_that_is_deleted_is_gone_everywhere(self):
         a, b = self.server(), self.server()
         first = respond(a.port, SAYINGS[0])
         self.assertEqual(call(a.port, "DELETE", "/v1/responses/" + first["id"])[0], 200)
-        self.assertEqual(call(b.port, "POST", "/v1/responses", {"input": "x", "previous_response_id": first["id"]})[0], 404)
+        self.assertEqual(
+            call(b.port, "POST", "/v1/responses", {"input": "x", "previous_response_id": first["id"]})[0], 404)
 
-    @unittest.skipUnless(all(map(shutil.which, ("redis-server", "redis-cli", "haproxy", "curl"))), "redis-server, redis-cli, haproxy or curl is missing")
+    @unittest.skipUnless(all(map(shutil.which, ("redis-server", "redis-cli", "haproxy", "curl"))),
+                         "redis-server, redis-cli, haproxy or curl is missing")
     def test_a_response_that_is_not_kept_removes_what_it_made_alone(self):
         a, b, c = self.server(), self.server(), self.server()
         kept = respond(a.port, "Let a = 5.", max_output_tokens=4)

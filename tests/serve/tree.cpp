@@ -52,7 +52,7 @@ size_t expected(const std::vector<Made>& states, size_t i) {
 
 }  // namespace
 
-TEST(ConversationTree, RetriesAndEditsStandBesideWhatTheyReplace) {
+TEST(ConversationTree, RetriesAndEditsAreSiblingsOfTheOriginal) {
   const std::vector<Made> states = {
       {"asked", "", {1, 2, 3}},
       {"reply", "asked", {1, 2, 3, 4, 5}},
@@ -64,7 +64,7 @@ TEST(ConversationTree, RetriesAndEditsStandBesideWhatTheyReplace) {
   EXPECT_EQ(tree_of(states), (std::vector<size_t>{kTreeRoot, 0, 1, 1, kTreeRoot, 4}));
 }
 
-TEST(ConversationTree, EqualStatesStandSideBySideAndKeepWhatWentOnFromThem) {
+TEST(ConversationTree, EqualStatesAreSiblingsAndKeepTheirContinuations) {
   const std::vector<Made> states = {
       {"one", "", {1, 2}},
       {"fork", "one", {1, 2}},
@@ -94,7 +94,7 @@ TEST(ConversationTree, OperationsThatLeadInACircleEnd) {
   EXPECT_EQ(tree_of(states), (std::vector<size_t>{kTreeRoot, kTreeRoot, 0, 1}));
 }
 
-TEST(ConversationTree, IsWhatComparingEachWithEachGives) {
+TEST(ConversationTree, EqualsComparingAllPairs) {
   std::mt19937 draws(7);
   for (int round = 0; round < 300; ++round) {
     std::vector<Made> states;
@@ -113,7 +113,7 @@ TEST(ConversationTree, IsWhatComparingEachWithEachGives) {
 }
 
 // Comparing every pair would take 10^10 comparisons of tokens.
-TEST(ConversationTree, TenThousandLongStatesAreNoWork) {
+TEST(ConversationTree, TenThousandLongStatesTakeLinearTime) {
   std::vector<int32_t> ids(200, 5);
   std::vector<Made> states;
   for (size_t i = 0; i < 10000; ++i) {

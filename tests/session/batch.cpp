@@ -148,7 +148,7 @@ class LlamaBatch : public testing::Test {
 };
 
 // More sessions than rows of logits computed at a time.
-TEST_F(LlamaBatch, OfManySessions) {
+TEST_F(LlamaBatch, ManySessions) {
   const Group group(m, Contract::f32, 50);
   std::vector<Session> expected = group.alone(), together = forks_of(group.start);
   append_all(together, group.single);
@@ -156,7 +156,7 @@ TEST_F(LlamaBatch, OfManySessions) {
   EXPECT_TRUE(same_sessions(together, expected));
 }
 
-TEST_F(LlamaBatch, ForksOfOneAnotherGoTheirOwnWays) {
+TEST_F(LlamaBatch, ForksInOneBatchAreIndependent) {
   for (const size_t shared : {64u, 100u, 128u}) {
     std::vector<Session> together, expected;
     std::vector<Ids> ids;
@@ -173,7 +173,7 @@ TEST_F(LlamaBatch, ForksOfOneAnotherGoTheirOwnWays) {
   }
 }
 
-TEST_F(LlamaBatch, OfPrunedSessions) {
+TEST_F(LlamaBatch, PrunedSessions) {
   std::vector<Session> together, expected;
   std::vector<Ids> ids;
   for (uint32_t i = 0; i < 6; ++i) {
@@ -224,7 +224,7 @@ class FailingBatch : public LlamaBatch {
             outside = {3, static_cast<int32_t>(m->config().vocab_size)};
 };
 
-TEST_F(FailingBatch, OfWrongEntries) {
+TEST_F(FailingBatch, WrongEntries) {
   Session a = session(100), b = session(30), full = session(290),
           bf16(m, session_options(*m, Contract::bf16, KvType::f32));
   Session other(model(data_path("models/gemma3-tiny")), options(1));
@@ -234,13 +234,13 @@ TEST_F(FailingBatch, OfWrongEntries) {
                "batch[1]: ids[1]: expected a token id in 0.." +
                    std::to_string(m->config().vocab_size - 1) + ", found " + vocab);
   expect_error({{&a, some}, {&b, one}, {&a, one}}, argument,
-               "batch[2]: session: expected one that stands once, found one that stands twice");
+               "batch[2]: session: expected each session once, found one twice");
   expect_error({{&a, some}, {nullptr, one}}, argument,
                "batch[1]: session: expected a session, found null");
   expect_error({{&a, some}, {&b, {}}}, argument,
                "batch[1]: ids: expected at least one token, found none");
   expect_error({{&a, some}, {&other, one}}, argument,
-               "batch[1]: model: expected that of the first session, found another");
+               "batch[1]: model: expected the model of the first session, found another model");
   expect_error({{&a, some}, {&bf16, one}}, argument,
                "batch[1]: contract: expected f32, as of the first session, found bf16");
   expect_error({{&a, one}, {&full, some}}, ErrorKind::capacity,
@@ -257,8 +257,8 @@ TEST_F(FailingBatch, OfWrongEntries) {
 }
 
 // The fault is in the second of three sessions. Token by token, the first is finished by then and
-// the third has not begun. The first is pruned, so it could not recompute its logits.
-TEST_F(FailingBatch, OfADamagedBlock) {
+// the third has not started. The first is pruned, so it could not recompute its logits.
+TEST_F(FailingBatch, ADamagedBlock) {
   for (const int64_t chunk : {1, 512}) {
     Session a = session(150), b = damaged(130), c = session(63);
     a.prune({.keep_last = 60, .sinks = 2, .shift = true});
@@ -285,7 +285,7 @@ TEST_F(FailingBatch, OfADamagedBlock) {
 }
 
 // One session heals during the batch. No bit of any session changes.
-TEST_F(FailingBatch, NotOfAFileThatWasCutOff) {
+TEST_F(FailingBatch, ATruncatedFileHeals) {
   Session a = session(100), saved = session(80), c = session(100);
   Snapshot::save(saved, file);
   Session b = Snapshot::open(file).restore(m, {.session = options(1)});
@@ -299,7 +299,7 @@ TEST_F(FailingBatch, NotOfAFileThatWasCutOff) {
 }
 
 // Calls the batch from a sink of one of its sessions, in the middle of a pass.
-TEST_F(FailingBatch, OfASessionThatIsAppending) {
+TEST_F(FailingBatch, ASessionThatIsAppending) {
   Session a = session(100), b = session(30), before = a.fork(), b_before = b.fork();
   const std::vector<BatchEntry> batch = {{&b, one}, {&a, one}};
   const std::string refusal =
@@ -315,7 +315,7 @@ TEST_F(FailingBatch, OfASessionThatIsAppending) {
 }
 
 // The last call that may throw. A pruned session must keep the logits that it cannot recompute.
-TEST_F(FailingBatch, OfOnePrunedSessionInItsProgress) {
+TEST_F(FailingBatch, ProgressOfOnePrunedSession) {
   Session a = session(150), b = session(150);
   for (Session* s : {&a, &b}) s->prune({.keep_last = 60, .sinks = 2, .shift = false});
   EXPECT_THROW(

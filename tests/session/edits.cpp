@@ -97,8 +97,8 @@ TEST_F(Edits, AreKeptInSnapshotsAndCannotBeReplayed) {
   EXPECT_EQ(
       error_of([&] { Snapshot::save(mapped, scratch / "r.stet", {.form = SnapshotForm::recipe}); }),
       "argument: " + scratch / "r.stet" +
-          ": form: expected full or delta (its tokens do not give this state: the key of "
-          "position 3, layer 1, head 0 was set), found recipe");
+          ": form: the state cannot be saved as a recipe, since its tokens do not give it: the key "
+          "of position 3, layer 1, head 0 was set");
   EXPECT_EQ(first_difference(s.state(), mapped.state())->what, "edits");
 }
 
@@ -115,7 +115,7 @@ TEST_F(Edits, GoWithThePositionsThatARewindDrops) {
   EXPECT_EQ(digests_of(s).state, digests_of(plain).state);
 }
 
-TEST_F(Edits, RefuseWhatIsNotThere) {
+TEST_F(Edits, PositionsOutsideOfTheStateAreRefused) {
   Session s = session(150);
   s.prune_range(10, 20, false);
   const auto x = numbers();
@@ -139,7 +139,7 @@ TEST_F(Edits, RefuseWhatIsNotThere) {
 }
 
 // In q8, only one position's integers and scale change.
-TEST_F(Edits, OfQ8RoundToAScaleOfTheirOwn) {
+TEST_F(Edits, Q8EditsHaveTheirOwnScale) {
   Session original = session(150, KvType::q8), edited = original.fork();
   edited.set_key(1, 0, 70, numbers());
   edited.set_value(0, 0, 149, numbers());
@@ -241,7 +241,7 @@ TEST_P(Edits, RangesAreSetScaledAndCopied) {
   }
 }
 
-TEST_F(Edits, RangesRefuseWhatIsNotThere) {
+TEST_F(Edits, RangesOutsideOfTheStateAreRefused) {
   Session s = session(100), other = session(50);
   const StateDigests before = digests_of(s);
   const auto refused = [&](const std::string& words, auto change) {
@@ -254,7 +254,7 @@ TEST_F(Edits, RangesRefuseWhatIsNotThere) {
     t.zero_kv({{1, 1}, {}, 0, -1, true, true});
   });
   refused("heads: expected 0..", [](Session& t) { t.zero_kv({{}, {7}, 0, -1, true, true}); });
-  refused("positions: expected some of 0..99, found 5..100", [](Session& t) {
+  refused("positions: expected positions in 0..99, found 5..100", [](Session& t) {
     t.zero_kv({{}, {}, 5, 101, true, true});
   });
   refused("keys, values or both", [](Session& t) { t.zero_kv({{}, {}, 0, -1, false, false}); });

@@ -415,7 +415,7 @@ TEST(Session, NothingIsCarriedThroughScratchMemory) {
       return logits;
     };
     const std::vector<float> clean = run();
-    auto w = m->take_workspace(50, 2);
+    auto w = m->acquire_workspace(50, 2);
     const auto poison = [](const Memory& memory) {
       std::memset(memory.data(), 0xFF, memory.size());
     };
@@ -425,7 +425,7 @@ TEST(Session, NothingIsCarriedThroughScratchMemory) {
          {w->x, w->normed, w->qkv, w->attention, w->gate_up, w->mlp, w->out, w->last, w->logits}) {
       for (size_t r = 0; r < rows.count; ++r) std::fill_n(rows.row(r), rows.width, NAN);
     }
-    m->give_workspace(std::move(w));
+    m->release_workspace(std::move(w));
     EXPECT_TRUE(same_bytes(run(), clean)) << subject.name;
   }
 }
@@ -438,8 +438,8 @@ TEST(Session, ScratchMemoryDoesNotPileUp) {
     Session s(m, options(1 + static_cast<int>(n % 2)));
     s.append(std::span(ids).first(n));
   }
-  const auto kept = m->take_workspace(60, 2);  // the only workspace left
-  const auto made = m->take_workspace(1, 1);   // a second one is made
+  const auto kept = m->acquire_workspace(60, 2);  // the only workspace left
+  const auto made = m->acquire_workspace(1, 1);   // a second one is made
   EXPECT_EQ(kept->rows, 60u);
   EXPECT_EQ(kept->threads, 2);
   EXPECT_EQ(made->rows, 1u);

@@ -284,7 +284,7 @@ TEST_P(Generate, ACutInTheMiddleOfAStopStringDoesNotMatter) {
   EXPECT_GT(expect_cuts_do_not_matter(greedy, 12, {"g = 13", "= 12, "}), 0);
 }
 
-TEST_P(Generate, RefusesWhatItCannotDoBeforeItDraws) {
+TEST_P(Generate, RefusesImpossibleRequestsBeforeDrawing) {
   const auto refused = [&](auto change, const Tokenizer* with) {
     Session s = asked();
     change(s.generation());

@@ -63,7 +63,7 @@ struct Bytes {
   }
 };
 
-TEST_F(Identity, IsWhatTheHeaderSays) {
+TEST_F(Identity, FollowsTheDefinitionInTheHeader) {
   Session s = session(150);
   const Sha256 start = Bytes()
                            .put("stet blocks 1\n")
@@ -159,7 +159,7 @@ TEST_F(Identity, DoesNotDependOnHowTheStateCameAbout) {
 
 // ---------------------------------------------------------------- traps
 
-TEST_F(Identity, WhatWasShiftedOutIsNotAsIfItHadNeverBeen) {
+TEST_F(Identity, AShiftedStateDiffersFromOneWithoutTheTokens) {
   Session abc = session(150), ac = session(64);
   abc.prune_range(64, 86, true);
   ac.append(std::span(ids).subspan(86, 64));
@@ -169,7 +169,7 @@ TEST_F(Identity, WhatWasShiftedOutIsNotAsIfItHadNeverBeen) {
   EXPECT_NE(id(abc), id(ac));
 }
 
-TEST_F(Identity, ABlockKnowsWhetherItSawWhatWasPruned) {
+TEST_F(Identity, ABlocksIdentityDependsOnVisiblePrunedPositions) {
   Session before = session(64), after = session(128);
   before.prune_range(3, 9, false);
   before.append(std::span(ids).subspan(64, 64));
@@ -182,7 +182,7 @@ TEST_F(Identity, ABlockKnowsWhetherItSawWhatWasPruned) {
   EXPECT_NE(names(after)[0], names(plain)[0]);
 }
 
-TEST_F(Identity, IsOfContractKvTypeAndModel) {
+TEST_F(Identity, DependsOnContractKvTypeAndModel) {
   std::vector<Sha256> found;
   const auto add = [&](Session s) {
     found.push_back(names(s)[0].id);
@@ -205,7 +205,7 @@ TEST_F(Identity, IsOfContractKvTypeAndModel) {
   EXPECT_EQ(std::adjacent_find(found.begin(), found.end()), found.end());
 }
 
-TEST_F(Identity, OfAStateIsAllThatWillInfluenceIt) {
+TEST_F(Identity, AStatesIdentityCoversEverythingThatAffectsIt) {
   Session s = session(70);
   std::vector<Sha256> found = {id(s)};
   const auto changed = [&](auto change) {
@@ -237,7 +237,7 @@ TEST_F(Identity, OfAStateIsAllThatWillInfluenceIt) {
 // ---------------------------------------------------------------- states that tokens do not
 // reproduce
 
-TEST_F(Identity, EditedBlocksAndThoseThatSawThemAreNamedByTheirBytes) {
+TEST_F(Identity, EditedBlocksAndTheirDependentsAreIdentifiedByBytes) {
   Session s = session(200), plain = session(330);
   const std::vector<float> x(static_cast<size_t>(s.kv().shape().head_dim), 0.5f);
   EXPECT_FALSE(replay_limit(s.state()));
@@ -307,7 +307,7 @@ TEST_F(Identity, SurvivesSnapshotsWhereTokensDoNotGiveIt) {
 }
 
 // A block without a visible position is in no file, and is verified nevertheless.
-TEST_F(Identity, OfPrunedBlocksThatTokensDoNotGiveIsProved) {
+TEST_F(Identity, PrunedEditedBlocksAreVerified) {
   Session s = session(200);
   s.set_key(0, 1, 70, std::vector<float>(static_cast<size_t>(s.kv().shape().head_dim), 0.5f));
   s.prune_range(64, 128, false);
@@ -329,15 +329,15 @@ TEST_F(Identity, OfPrunedBlocksThatTokensDoNotGiveIsProved) {
               }).starts_with("format: " + file + ": KV block 1: expected sha256:"));
 }
 
-TEST_F(Identity, WhatBlasComputedIsNamedByItsBytes) {
+TEST_F(Identity, BlocksComputedByBlasAreIdentifiedByBytes) {
   if (!have_blas()) GTEST_SKIP() << "built without OpenBLAS";
   Session s = session(130, KvType::f32, Contract::f32_blas);
   EXPECT_EQ(given(s), (std::vector<bool>{false, false}));
   EXPECT_EQ(replay_limit(s.state())->position, 0);
   EXPECT_EQ(error_of([&] { Snapshot::save(s, file, {.form = SnapshotForm::recipe}); }),
             "argument: " + file +
-                ": form: expected full or delta (its tokens do not give this state: OpenBLAS "
-                "computed it (contract f32-blas)), found recipe");
+                ": form: the state cannot be saved as a recipe, since its tokens do not give it: "
+                "OpenBLAS computed it (contract f32-blas)");
   Snapshot::save(s, file);
   EXPECT_EQ(Snapshot::open(file).block_identities(), names(s));
   Snapshot::open(file).check(1);

@@ -85,7 +85,7 @@ TEST_F(Overflow, NothingIsKeptInFloat16) {
 }
 
 // Overflow is detected at any position, dimension, layer and head, in keys and in values.
-TEST_F(Overflow, IsFoundWhereverItIs) {
+TEST_F(Overflow, IsDetectedAtEveryPlace) {
   Session s = session(model(data_path("models/gemma3-tiny-bf16")), KvType::f16);
   const std::vector<int32_t> ids = random_tokens(s.model(), 130);
   s.append(ids);

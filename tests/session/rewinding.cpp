@@ -67,7 +67,7 @@ struct Change {
   std::function<void(Session&)> act;
 };
 
-TEST_F(Rewinding, OfAnEditedSessionGivesTheLogitsOfBefore) {
+TEST_F(Rewinding, AnEditedSessionHasTheEarlierLogits) {
   const KvRange some{{}, {}, 5, 9};
   const Session other = session(120);
   const std::vector<float> half = vector(0.5f);
@@ -115,7 +115,7 @@ TEST_F(Rewinding, OfAnEditedSessionGivesTheLogitsOfBefore) {
 }
 
 // Logits of sizes before the edit are those of the tokens alone.
-TEST_F(Rewinding, ToBeforeTheEditGivesTheLogitsOfTheTokens) {
+TEST_F(Rewinding, BeforeTheEditTheLogitsAreThoseOfTheTokens) {
   for (const bool pruned : {false, true}) {
     Session s(m, options(1)), plain(m, options(1));
     for (Session* each : {&s, &plain}) {
@@ -140,7 +140,7 @@ TEST_F(Rewinding, ToBeforeTheEditGivesTheLogitsOfTheTokens) {
   }
 }
 
-TEST_F(Rewinding, SaysWhereLogitsCannotBeHadAndGoesOn) {
+TEST_F(Rewinding, ReportsUnavailableLogitsAndContinues) {
   Session s(m, with_kv_type(session(100).state(), KvType::bf16), options(1));
   s.append(std::span(ids).first(20));
   s.rewind(60);
@@ -156,7 +156,7 @@ TEST_F(Rewinding, SaysWhereLogitsCannotBeHadAndGoesOn) {
   EXPECT_TRUE(same_bytes(s.logits(), known));
 }
 
-TEST_F(Rewinding, OfPartsPutTogetherGivesTheLogitsThatTheyGive) {
+TEST_F(Rewinding, ASplicedSessionHasTheLogitsOfItsParts) {
   const Session a = session(90), b = session(140);
   Session copy_a = a.fork(), copy_b = b.fork();
   const Cut cuts[] = {{&copy_a.state(), 0, 70}, {&copy_b.state(), 70, 130}};
@@ -177,7 +177,7 @@ TEST_F(Rewinding, OfPartsPutTogetherGivesTheLogitsThatTheyGive) {
 
 // ---------------------------------------------------------------- sessions that keep only windows
 
-TEST_F(Rewinding, OfWindowsAloneIsThatOfAllKeysAndValues) {
+TEST_F(Rewinding, AWindowOnlySessionRewindsLikeAWholeOne) {
   SessionOptions windows = options(1);
   windows.window = {true, 0, [](int64_t) {}};
   for (const int64_t to : {250, 200, 100, 64, 1}) {
@@ -200,7 +200,7 @@ TEST_F(Rewinding, OfWindowsAloneIsThatOfAllKeysAndValues) {
   EXPECT_EQ(digests_of(s).id, digests_of(plain).id);
 }
 
-TEST_F(Rewinding, OfWindowsAloneRoundsKeysAndValuesThatWereLetGo) {
+TEST_F(Rewinding, AWindowOnlySessionRoundsRecomputedKeysAndValues) {
   SessionOptions windows = options(1);
   int64_t told = 0;
   windows.window = {true, 0, [&](int64_t tokens) { told = tokens; }};

@@ -95,7 +95,7 @@ INSTANTIATE_TEST_SUITE_P(Subjects, Scores,
                                                  Contract::q8}),
                          subject_name);
 
-TEST(Score, IsThatOfTheReference) {
+TEST(Score, EqualsTheReference) {
   const std::string directory = data_path("models/gemma3-tiny");
   const auto m = model(directory);
   const std::vector<int32_t> ids = random_tokens(*m, 60, 4);
@@ -112,7 +112,7 @@ TEST(Score, IsThatOfTheReference) {
 }
 
 // Interventions still in force, and edits, affect scores of the tokens after them.
-TEST(Score, IsOfWhatStandsBefore) {
+TEST(Score, DependsOnThePrecedingState) {
   const auto m = model(data_path("models/gemma3-tiny"));
   Session before(m);
   before.append(random_tokens(*m, 40));
@@ -129,7 +129,7 @@ TEST(Score, IsOfWhatStandsBefore) {
 }
 
 // Contexts are processed first if the scored part is small.
-TEST(Score, IsTheSameBehindLongContexts) {
+TEST(Score, IsEqualAfterLongContexts) {
   const auto m = model(data_path("models/gemma3-tiny"));
   const Session before(m);
   std::vector<ScoreRequest> all;

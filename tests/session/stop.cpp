@@ -29,7 +29,7 @@ TEST(Stop, WithoutStringsEverythingPasses) {
   EXPECT_EQ(m.pending(), "");
 }
 
-TEST(Stop, HoldsBackWhatCouldBeABeginning) {
+TEST(Stop, HoldsBackPossibleBeginnings) {
   StopMatcher m({"</end>"});
   EXPECT_EQ(m.push("hello <").text, "hello ");
   EXPECT_EQ(m.pending(), "<");
@@ -41,7 +41,7 @@ TEST(Stop, HoldsBackWhatCouldBeABeginning) {
   EXPECT_EQ(r.stop, 0);
   EXPECT_EQ(r.consumed, 4u);
   EXPECT_EQ(m.pending(), "");
-  EXPECT_EQ(m.push("x").text, "x");  // starts anew
+  EXPECT_EQ(m.push("x").text, "x");  // starts over
 }
 
 TEST(Stop, FirstCompletedWinsThenTheLongest) {
@@ -69,7 +69,7 @@ TEST(Stop, FindsOverlappingBeginnings) {
   EXPECT_EQ(n.push("ac").stop, 0);
 }
 
-TEST(Stop, FlushShowsWhatWasHeldBack) {
+TEST(Stop, FlushReturnsHeldBackText) {
   StopMatcher m({"STOP"});
   EXPECT_EQ(m.push("a ST").text, "a ");
   EXPECT_EQ(m.flush(), "ST");

@@ -111,15 +111,15 @@ TEST_P(Window, GoingBackIsExactAndItsCostIsSaid) {
   }
 }
 
-TEST_P(Window, WhatIsNotAllowedIsRefusedAndChangesNothing) {
+TEST_P(Window, RefusedCallsChangeNothing) {
   SessionOptions o = windowed();
   o.window.before_recall = nullptr;
   Session s(m, o), straight = whole(508);
   s.append(ids);
   EXPECT_EQ(error_of([&] { s.rewind(200); }),
-            "argument: window-only: expected what its windows hold, or leave to process 256 tokens "
-            "again, found block " +
-                std::to_string(std::max<int64_t>(0, 200 - window) / 64) + ", which was let go");
+            "argument: window-only: expected positions whose windows are held, or permission to "
+            "process 256 tokens again, found block " +
+                std::to_string(std::max<int64_t>(0, 200 - window) / 64) + ", which was dropped");
   ASSERT_TRUE(same(s, straight));
   EXPECT_EQ(s.rewind_cost(500), 0);
   s.rewind(500);
@@ -220,7 +220,7 @@ TEST_P(Window, SnapshotsOfEveryFormAreTheSameState) {
   };
   EXPECT_EQ(bits(full), 16u);
   EXPECT_EQ(bits(plain), 0u);
-  EXPECT_GT(Snapshot::open(full).windowed_blocks(), 0);
+  EXPECT_GT(Snapshot::open(full).count_window_only_blocks(), 0);
   EXPECT_LT(read_text(full).size(), read_text(plain).size());
   const State a = Snapshot::open(full).state(), b = Snapshot::open(plain).state();
   EXPECT_FALSE(first_difference(a, b, 0));
@@ -228,7 +228,7 @@ TEST_P(Window, SnapshotsOfEveryFormAreTheSameState) {
 }
 
 // Damage in a held block is detected before use, and the block is computed again.
-TEST_P(Window, DamageInWhatIsHeldIsFound) {
+TEST_P(Window, DamageInAHeldBlockIsDetected) {
   TemporaryDirectory scratch;
   Session s(m, windowed()), straight = whole(508);
   s.append(some(0, 500));
@@ -308,10 +308,9 @@ INSTANTIATE_TEST_SUITE_P(Models, Window,
 TEST(WindowOptions, AreRefusedWhereTheyMeanNothing) {
   const auto llama = model(data_path("models/llama31-tiny")),
              gemma = model(data_path("models/gemma3-tiny"));
-  EXPECT_EQ(
-      error_of([&] { Session(llama, windowed()); }),
-      "unsupported: window-only: expected a model of which some layers have a sliding window, "
-      "found family llama");
+  EXPECT_EQ(error_of([&] { Session(llama, windowed()); }),
+            "unsupported: window-only: expected a model with sliding-window layers, "
+            "found family llama");
   EXPECT_EQ(error_of([&] { Session(gemma, windowed(100)); }),
             "argument: checkpoint-every: expected 0, or at least 272 positions for a window of 8, "
             "found 100");
@@ -319,7 +318,7 @@ TEST(WindowOptions, AreRefusedWhereTheyMeanNothing) {
 
 // Edited keys cannot be recomputed, so nothing is evicted from then on. Blocks evicted before the
 // edit can be recomputed.
-TEST(WindowOptions, AnEditedStateKeepsWhatItHas) {
+TEST(WindowOptions, AnEditedStateEvictsNothing) {
   const auto m = model(data_path("models/gemma3-tiny"));
   const std::vector<int32_t> ids = random_tokens(*m, 508);
   SessionOptions plain = options(1);

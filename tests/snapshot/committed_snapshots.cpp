@@ -19,7 +19,7 @@ INSTANTIATE_TEST_SUITE_P(Files, CommittedSnapshot, testing::ValuesIn(names()),
                            return name;
                          });
 
-TEST_P(CommittedSnapshot, IsWhatItWasAndGoesOn) {
+TEST_P(CommittedSnapshot, OpensAndContinuesAsExpected) {
   if (GetParam().ends_with("compressed") && !have_zlib()) GTEST_SKIP() << "built without zlib";
   std::ifstream file(data_path("snapshots/expected.txt"));
   std::string expected;

@@ -96,7 +96,7 @@ TEST_F(Compare, EditedNumbersAreFoundAndMeasured) {
   EXPECT_GT(c.layers[0].values.largest, 0);
 }
 
-TEST_F(Compare, OfAnotherTypeNumbersAreCompared) {
+TEST_F(Compare, NumbersOfDifferentTypesAreCompared) {
   Session a = session(10);
   const State rounded = with_kv_type(a.state(), KvType::bf16);
   const Comparison c = compare(a.state(), rounded);
@@ -145,7 +145,7 @@ TEST_F(Compare, DivergenceIsThatOfTheDistributions) {
   EXPECT_GT(pq, 0);
 }
 
-TEST_F(Compare, RecipesCompareByDigestsAndSayWhatTheyLeaveOut) {
+TEST_F(Compare, RecipesCompareByDigestsAndNoteSkippedParts) {
   Session a = session(150), longer = session(160), other = session(150);
   const Snapshot full = Snapshot::open(saved(a, "full.stet")),
                  recipe = Snapshot::open(saved(a, "recipe.stet", {.form = SnapshotForm::recipe})),

@@ -111,7 +111,7 @@ TEST_F(DeltaChains, ACircleIsRefused) {
 }
 
 // A parent is recognized by its own name, a symbolic link and a hard link.
-TEST_F(DeltaChains, ADeltaIsNotWrittenOverWhatItNeeds) {
+TEST_F(DeltaChains, ADeltaIsNotWrittenOverItsParents) {
   Session s = make(3, 90);
   const Snapshot parent = Snapshot::open(name(2));
   std::filesystem::create_symlink(name(1), scratch / "link.stet");
@@ -126,8 +126,7 @@ TEST_F(DeltaChains, ADeltaIsNotWrittenOverWhatItNeeds) {
       {scratch / "hard.stet", name(0)}};
   for (const auto& [path, file] : needed) {
     const std::string refused =
-        "argument: " + path + ": expected a file that the delta does not need, found its parent " +
-        file;
+        "argument: " + path + ": the delta needs its parent " + file + "; save to another file";
     EXPECT_EQ(error_of([&, &path = path] { Snapshot::save(s, path, delta); }), refused);
     EXPECT_EQ(error_of([&, &path = path] { Snapshot::save(s.state(), parent, path, delta); }),
               refused);

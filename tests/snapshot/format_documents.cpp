@@ -1,4 +1,4 @@
-// The worked examples of docs/snapshot-format.md and docs/packed-format.md equal the written files.
+// The worked examples of docs/formats.md, compared with the files that stet writes.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <regex>
@@ -13,10 +13,13 @@
 namespace stet::test::format_documents_tests {
 namespace {
 
-// Compares the lines "OFFSET  BYTES  words" of a document, in hexadecimal, with the file, and the
-// stated size with its size.
-void expect_lines(const std::string& document, const std::string& file, size_t at_least) {
-  const std::string text = read_text(std::string(STET_ROOT) + "/docs/" + document);
+// Compares the lines "OFFSET  BYTES  words" of an example, all in hexadecimal, with the file, and
+// also the size that the page gives. The example is the text below `heading`, up to the next one.
+void expect_lines(const std::string& heading, const std::string& file, size_t at_least) {
+  const std::string page = read_text(STET_ROOT "/docs/formats.md");
+  const size_t begin = page.find("### " + heading + "\n");
+  ASSERT_NE(begin, std::string::npos) << heading;
+  const std::string text = page.substr(begin, page.find("\n##", begin) - begin);
   const std::regex row("    ([0-9a-f]{5})  ((?:[0-9a-f]{2} ?)+?)(?:  .*)?");
   std::istringstream lines(text);
   size_t bytes = 0;
@@ -44,11 +47,11 @@ TEST(FormatDocument, EveryLineIsInTheSnapshot) {
   append_prompt(s, std::vector<int32_t>{1, 2, 3});
   TemporaryDirectory scratch;
   Snapshot::save(s, scratch / "example.stet");
-  expect_lines("snapshot-format.md", read_text(scratch / "example.stet"), 500);
+  expect_lines("Example of a snapshot", read_text(scratch / "example.stet"), 500);
 }
 
 // A second implementation of that page.
-TEST(FormatDocument, TheStateDigestIsCombinedAsItSays) {
+TEST(FormatDocument, TheStateDigestFollowsTheDocument) {
   using Json = nlohmann::json;
   for (const char* name :
        {"v3-full", "v3-recipe", "v3-conversation", "v3-shifted", "v3-kept", "v3-edited"}) {
@@ -92,7 +95,7 @@ TEST(FormatDocument, EveryLineIsInThePackedFile) {
   TemporaryDirectory scratch;
   const std::string directory = scratch / "example";
   pack_checkpoint(*directory_source(data_path("models/llama2-tiny-f16")), Contract::q4, directory);
-  expect_lines("packed-format.md", read_text(directory + "/packed.safetensors"), 140);
+  expect_lines("Example of a packed checkpoint", read_text(directory + "/packed.safetensors"), 140);
 }
 
 }  // namespace

@@ -117,7 +117,7 @@ TEST_F(HostileFiles, TheCommandAsksForModes) {
   }
 }
 
-TEST_F(HostileFiles, NobodysTemporaryIsWaitedForOrTaken) {
+TEST_F(HostileFiles, TemporariesOfOthersAreNeitherUsedNorAwaited) {
   const std::string temporary = file + ".tmp-0123456789abcdef",
                     pipe = file + ".tmp-fedcba9876543210";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0666), 0);
@@ -140,7 +140,7 @@ TEST_F(HostileFiles, NobodysTemporaryIsWaitedForOrTaken) {
 
 // ---------------------------------------------------------------- pipes, devices, folders
 
-TEST_F(HostileFiles, WhatIsNoRegularFileIsRefusedAtOnce) {
+TEST_F(HostileFiles, IrregularFilesAreRefusedAtOnce) {
   const std::string pipe = scratch / "pipe", link = scratch / "link", folder = scratch / "model";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0666), 0);
   fs::create_symlink(pipe, link);
@@ -234,7 +234,7 @@ TEST_F(HostileFiles, ATemplateInASnapshotHasTheLimitsOfAnyOther) {
 // ---------------------------------------------------------------- files in a self-contained
 // snapshot
 
-TEST_F(HostileFiles, OnlyFilesOfTheCheckpointComeAlong) {
+TEST_F(HostileFiles, OnlyFilesOfTheCheckpointAreIncluded) {
   const std::string folder = scratch / "model", secret = scratch / "secret";
   fs::copy(STET_ROOT "/assets/pocket-llama3", folder);
   write_file(secret, read_text(folder + "/tokenizer_config.json"));
@@ -260,7 +260,7 @@ TEST_F(HostileFiles, OnlyFilesOfTheCheckpointComeAlong) {
 }
 
 // models--x--y/snapshots/REVISION/NAME -> ../../blobs/HASH
-TEST_F(HostileFiles, FilesOfTheCacheOfHuggingFaceComeAlong) {
+TEST_F(HostileFiles, FilesOfTheHuggingFaceCacheAreIncluded) {
   const std::string cache = scratch / "models--x--y", revision = cache + "/snapshots/abc";
   fs::create_directories(revision);
   fs::create_directory(cache + "/blobs");
@@ -288,8 +288,8 @@ TEST_F(HostileFiles, AParentIsLookedForAmongFilesOfTheSameOwnerAlone) {
   fs::create_symlink("/dev/zero", scratch / "zero.stet");
   fs::rename(file, moved);
   EXPECT_EQ(error_of([&] { Snapshot::open_with_parents(delta); }), kNoError);
-  const std::string none = "io: " + delta + ": parent: expected a snapshot of state " +
-                           parent.state_name() + " beside it, or by --parent, found none";
+  const std::string none = "io: " + delta + ": parent: the delta needs the snapshot of state " +
+                           parent.state_name() + ", which is not beside it; name it with --parent";
   if (::chown(moved.c_str(), 65534, 65534) == 0) {  // only root may give files away
     EXPECT_EQ(error_of([&] { Snapshot::open_with_parents(delta); }), none);
     EXPECT_EQ(error_of([&] { Snapshot::open_with_parents(delta, moved); }), kNoError);

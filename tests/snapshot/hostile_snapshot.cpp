@@ -333,7 +333,7 @@ TEST_F(HostileSnapshot, MetaHasALimit) {
   change_meta([](Json& j) { j["checkpoint"] = std::string(kMaxMetaBytes, 'x'); });
   EXPECT_EQ(open_error().substr(0, 59),
             "format: FILE: META: expected at most 16777216 bytes, found ");
-  // As many values as fit.
+  // The largest number of values that fits.
   change_meta([](Json& j) {
     j["generation"]["stop_ids"] = std::vector<int>(kMaxMetaBytes / 2 - 10000, 1);
   });

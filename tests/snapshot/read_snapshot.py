@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A reader of snapshots that shares no code with stet, written from docs/snapshot-format.md with
+"""A reader of snapshots that shares no code with stet, written from docs/formats.md with
 the standard library only.
 
     read_snapshot.py FILE [--parent FILE] [--key LAYER HEAD POSITION] [--value LAYER HEAD POSITION]
@@ -69,8 +69,8 @@ def text(string):
 
 
 def members_as_text(document):
-    """Returns the members of an object as they stand in the text, which is what digests and
-    hashes cover."""
+    """Returns the members of an object with their original text, which is what digests and hashes
+    cover."""
     decoder, at, members = json.JSONDecoder(), 1, {}
     while document[at] != "}":
         at += document[at] == ","
@@ -185,7 +185,8 @@ class Snapshot:
         self.fingerprint = self.meta["fingerprints"][-1]["digest"]
         expect("positions", self.meta["positions"], len(self.tokens))
         for position in range(len(self.tokens), POSITIONS * len(self.visible)):
-            expect(f"VISIBLE: bit of position {position}", 1, self.visible[position // POSITIONS] >> position % POSITIONS & 1)
+            expect(f"VISIBLE: bit of position {position}", 1,
+                   self.visible[position // POSITIONS] >> position % POSITIONS & 1)
         expect("BLOCKS: bytes", len(self.visible) * self.layers * 16, len(get("BLOCKS")))
         self.places = self.find_blocks()
         self.check()
@@ -235,7 +236,9 @@ class Snapshot:
         """Puts layers without a window at their places in a block."""
         block = bytearray(self.block_bytes)
         for i, layer in enumerate(self.held):
-            block[layer * self.layer_bytes:(layer + 1) * self.layer_bytes] = data[i * self.layer_bytes:(i + 1) * self.layer_bytes]
+            block[layer * self.layer_bytes : (layer + 1) * self.layer_bytes] = data[
+                i * self.layer_bytes : (i + 1) * self.layer_bytes
+            ]
         return bytes(block)
 
     def stored(self, encoding, offset, length):
@@ -268,7 +271,10 @@ class Snapshot:
             offsets = [at + (t * self.head_dim + d) * self.element for d in range(self.head_dim)]
         # The product of an int8 and a float32 has 32 bits, so it is rounded once.
         if scale is not None:
-            return [struct.unpack("<f", struct.pack("<f", struct.unpack_from("<b", block, o)[0] * scale))[0] for o in offsets]
+            return [
+                struct.unpack("<f", struct.pack("<f",
+                                                struct.unpack_from("<b", block, o)[0] * scale))[0] for o in offsets
+            ]
         if self.kv_type == "bf16":
             return [struct.unpack("<f", b"\0\0" + block[o:o + 2])[0] for o in offsets]
         return [struct.unpack_from(ELEMENTS[self.kv_type], block, o)[0] for o in offsets]
@@ -341,8 +347,10 @@ class Snapshot:
         for e in edits:
             end = max(e.get("end", -1), e["position"] + 1)
             touched |= set(range(e["position"] // POSITIONS, -(-end // POSITIONS))) if e["position"] >= 0 else {None}
-        named = [b for b, (_, changed) in enumerate(full)
-                 if not edits or self.meta["contract"] == "f32-blas" or changed > first or b in touched or None in touched]
+        named = [
+            b for b, (_, changed) in enumerate(full)
+            if not edits or self.meta["contract"] == "f32-blas" or changed > first or b in touched or None in touched
+        ]
         return named + ([len(full)] if len(self.tokens) % POSITIONS else [])
 
     def identities(self):
@@ -382,8 +390,10 @@ class Snapshot:
             "capacity": self.meta["capacity"], "config": self.meta["config"],
             "contract": f"{self.meta['contract']} version {self.meta['contract_version']}",
             "kv": {**self.meta["kv"], "block_bytes": self.block_bytes},
-            "visible_positions": sum(self.visible[p // POSITIONS] >> p % POSITIONS & 1 for p in range(len(self.tokens))),
-            "id": hash_text(self.compute_id()), "replayable": self.replayable(),
+            "visible_positions": sum(self.visible[p // POSITIONS] >> p % POSITIONS & 1
+                                     for p in range(len(self.tokens))),
+            "id": hash_text(self.compute_id()),
+            "replayable": self.replayable(),
             "blocks": [{"id": hash_text(i), "replayable": r} for i, r in self.identities()],
             "prunes": [p.as_json() for p in self.prunes],
             "digests": {"tokens": digest_text(xxh3_128(get("TOKENS"))), "logits": digest_text(self.logits_digest()),
@@ -401,7 +411,7 @@ def read(path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Reads a snapshot of format version 3, as docs/snapshot-format.md says.")
+    parser = argparse.ArgumentParser(description="Reads a snapshot of format version 3, as docs/formats.md says.")
     parser.add_argument("file")
     parser.add_argument("--parent", help="of a delta")
     for what in ("key", "value"):

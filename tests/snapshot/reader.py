@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares docs/snapshot-format.md with stet. The output of read_snapshot.py, written from that
+"""Compares docs/formats.md with stet. The output of read_snapshot.py, written from that
 page, must equal that of `stet inspect --json`. An element addressed by the page's formulas must
 be the one that `stet diff` names.
 
@@ -66,7 +66,8 @@ def address(stet, scratch):
     and its value."""
     original, changed = f"{SNAPSHOTS}/v3-full.stet", os.path.join(scratch, "changed.stet")
     for what, *place in [("key", 0, 0, 0, 0), ("key", 2, 3, 99, 15), ("key", 1, 2, 37, 5), ("value", 0, 0, 0, 0),
-                         ("value", 2, 3, 99, 15), ("value", 1, 2, 37, 5), ("value", 0, 3, 64, 1), ("key", 2, 0, 63, 14)]:
+                         ("value", 2, 3, 99, 15), ("value", 1, 2, 37, 5), ("value", 0, 3, 64, 1),
+                         ("key", 2, 0, 63, 14)]:
         layer, head, position, element = place
         with open(changed, "wb") as file:
             file.write(with_element(read(original), what, *place, 0x5640))  # 100 as a float16
@@ -97,8 +98,11 @@ def of_q8(stet, scratch):
 def of_windows(stet, scratch):
     """Checks blocks without the layers that have a window: the same state, with the other layers
     readable."""
-    whole, windows, packed = (os.path.join(scratch, name) for name in ("whole.stet", "windows.stet", "windows-z.stet"))
-    save = ["save", "-m", "tests/data/models/gemma3-tiny", "--ids", ",".join(str(7 * i % 250) for i in range(300)), "-o"]
+    whole, windows, packed = (os.path.join(scratch, name)
+                              for name in ("whole.stet", "windows.stet", "windows-z.stet"))
+    save = [
+        "save", "-m", "tests/data/models/gemma3-tiny", "--ids", ",".join(str(7 * i % 250) for i in range(300)), "-o"
+    ]
     run(stet, *save, whole)
     run(stet, *save, windows, "--window-only", "--checkpoint-every", "0")
     run(stet, "convert", windows, "--compress", "zlib", "-o", packed)
@@ -110,7 +114,9 @@ def of_windows(stet, scratch):
         assert read(file).as_json()["digests"] == read(whole).as_json()["digests"], file
         assert os.path.getsize(file) < os.path.getsize(whole), file
         for position in (0, 100, 299):
-            assert read(file).elements("key", layer, 0, position) == read(whole).elements("key", layer, 0, position), position
+            assert read(file).elements("key", layer, 0, position) == read(whole).elements(
+                "key", layer, 0, position
+            ), position
 
 
 def long_logs(stet, scratch):
@@ -136,7 +142,8 @@ def of_penalties(stet, scratch):
     plain, weighed = (os.path.join(scratch, name) for name in ("plain.stet", "weighed.stet"))
     generate = ["generate", "-m", MODEL, "--ids", "1,2,3", "-n", "5", "--ignore-eos", "--save"]
     run(stet, *generate, plain, "--frequency-penalty", "0", "--logit-bias", "7=0")
-    run(stet, *generate, weighed, "--frequency-penalty", "0.5", "--presence-penalty", "-0.25", "--logit-bias", "7=-100,17=2.5")
+    run(stet, *generate, weighed, "--frequency-penalty", "0.5", "--presence-penalty", "-0.25", "--logit-bias",
+        "7=-100,17=2.5")
     for file in (plain, weighed):
         compare(stet, file)
         run(stet, "check", file)

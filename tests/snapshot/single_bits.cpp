@@ -73,38 +73,38 @@ class SingleBits : public testing::Test {
   TemporaryDirectory scratch;
 };
 
-TEST_F(SingleBits, OfAPlainFile) {
+TEST_F(SingleBits, InAPlainFile) {
   Session s = session();
   Snapshot::save(s, scratch / "plain.stet");
   expect_found(scratch / "plain.stet", 1);
 }
 
-TEST_F(SingleBits, OfACompressedFile) {
+TEST_F(SingleBits, InACompressedFile) {
   if (!have_zlib()) GTEST_SKIP() << "built without zlib";
   Session s = session(false, KvType::q8);
   Snapshot::save(s, scratch / "compressed.stet", {.compress = 1});
   expect_found(scratch / "compressed.stet", 2);
 }
 
-TEST_F(SingleBits, OfAnEditedFile) {
+TEST_F(SingleBits, InAnEditedFile) {
   Session s = session();
   edit(s);
   Snapshot::save(s, scratch / "edited.stet");
   expect_found(scratch / "edited.stet", 3);
 }
 
-TEST_F(SingleBits, OfAFileOfWindowsAlone) {
+TEST_F(SingleBits, InAWindowOnlyFile) {
   Session s = session(true, KvType::q8);
   Snapshot::save(s, scratch / "windows.stet");
-  ASSERT_GT(Snapshot::open(scratch / "windows.stet").windowed_blocks(), 0);
+  ASSERT_GT(Snapshot::open(scratch / "windows.stet").count_window_only_blocks(), 0);
   expect_found(scratch / "windows.stet", 4);
   edit(s);
   Snapshot::save(s, scratch / "edited.stet");
-  ASSERT_GT(Snapshot::open(scratch / "edited.stet").windowed_blocks(), 0);
+  ASSERT_GT(Snapshot::open(scratch / "edited.stet").count_window_only_blocks(), 0);
   expect_found(scratch / "edited.stet", 5);
 }
 
-TEST_F(SingleBits, OfAPrunedFile) {
+TEST_F(SingleBits, InAPrunedFile) {
   for (const bool shift : {false, true}) {
     Session s = session();
     s.prune_range(60, 140, shift);
@@ -114,7 +114,7 @@ TEST_F(SingleBits, OfAPrunedFile) {
   }
 }
 
-TEST_F(SingleBits, OfADelta) {
+TEST_F(SingleBits, InADelta) {
   Session s = session();
   Snapshot::save(s, scratch / "parent.stet");
   s.append(std::span(ids).first(80));
@@ -138,7 +138,7 @@ TEST_F(SingleBits, OfADelta) {
 }
 
 // A delta without its parent is compared by digests, and so are its own bytes.
-TEST_F(SingleBits, OfADeltaWithoutItsParent) {
+TEST_F(SingleBits, InADeltaWithoutItsParent) {
   Session s = session();
   Snapshot::save(s, scratch / "parent.stet");
   s.append(std::span(ids).first(80));
@@ -156,13 +156,13 @@ TEST_F(SingleBits, OfADeltaWithoutItsParent) {
               }).starts_with("format: " + scratch / "delta.stet" + ": KV block 3"));
 }
 
-TEST_F(SingleBits, OfARecipe) {
+TEST_F(SingleBits, InARecipe) {
   Session s = session();
   Snapshot::save(s, scratch / "recipe.stet", {.form = SnapshotForm::recipe});
   expect_found(scratch / "recipe.stet", 8);
 }
 
-TEST_F(SingleBits, OfAFileWithAnIntervention) {
+TEST_F(SingleBits, InAFileWithAnIntervention) {
   Session s = session();
   Intervention w;
   w.point = Point::resid_pre, w.op = Intervention::Op::scale, w.layers = {0}, w.amount = 0.5f;

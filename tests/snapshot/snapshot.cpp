@@ -201,7 +201,7 @@ TEST_F(SnapshotTest, AnEmptySessionAndEveryKvType) {
   }
 }
 
-TEST_F(SnapshotTest, TheSameStateIsTheSameBytesWhateverItsHistory) {
+TEST_F(SnapshotTest, EqualStatesHaveEqualBytesForAnyHistory) {
   Session s = session(70), t = session(90);
   t.rewind(70);
   t.generation() = s.generation();
@@ -338,10 +338,8 @@ TEST_F(SnapshotTest, DamagedKeysAndValuesAreNamedByBlock) {
     const std::string error = error_of([&] {
       live = snapshot.restore(m, {.session = options(1), .map = i % 2 == 0, .check = true});
     });
-    ASSERT_EQ(
-        error,
-        "format: " + file + ": KV block " + std::to_string((at - 65536) / block) +
-            ": expected the bytes that were saved (--heal computes them again), found others");
+    ASSERT_EQ(error, "format: " + file + ": KV block " + std::to_string((at - 65536) / block) +
+                         ": its bytes are not those that were saved; --heal computes them again");
     spoiled.put(at, bytes[at]);
   }
   EXPECT_EQ(live.tokens(), some_ids(7));  // a failed load changes nothing
@@ -378,7 +376,7 @@ TEST_F(SnapshotTest, SplicedFilesAreRefused) {
   }
 }
 
-TEST_F(SnapshotTest, WhatOtherVersionsMayWrite) {
+TEST_F(SnapshotTest, FilesOfOtherVersions) {
   EXPECT_EQ(changed([](SnapshotImage&) {}), "no error");
   for (const uint64_t version : {0, 1, 2, 4}) {
     EXPECT_EQ(changed([&](SnapshotImage& i) { i.version = version; }),
@@ -398,12 +396,12 @@ TEST_F(SnapshotTest, WhatOtherVersionsMayWrite) {
     EXPECT_EQ(changed([&](SnapshotImage& i) {
                 i.sections.insert(i.sections.begin() + at, {"NEWS", "anything", 1, 0});
               }),
-              "unsupported: FILE: section NEWS: expected one that this version knows, found flags "
-              "1, encoding 0");
+              "unsupported: FILE: section NEWS: this version of stet cannot read it (flags 1, "
+              "encoding 0)");
   }
   EXPECT_EQ(changed([](SnapshotImage& i) { i.section("LOGITS").encoding = 1; }),
-            "unsupported: FILE: section LOGITS: expected one that this version knows, found flags "
-            "1, encoding 1");
+            "unsupported: FILE: section LOGITS: this version of stet cannot read it (flags 1, "
+            "encoding 1)");
 }
 
 TEST_F(SnapshotTest, AnOptionalSectionIsSkippedAndTheStateIsTheSame) {
@@ -419,9 +417,9 @@ TEST_F(SnapshotTest, AnOptionalSectionIsSkippedAndTheStateIsTheSame) {
 
 TEST_F(SnapshotTest, SectionsThatDoNotFit) {
   EXPECT_EQ(changed([](SnapshotImage& i) { i.sections.erase(i.sections.begin()); }),
-            "format: FILE: section META: expected one, found none");
+            "format: FILE: section META: it is missing");
   EXPECT_EQ(changed([](SnapshotImage& i) { i.sections.push_back(i.sections[1]); }),
-            "format: FILE: section TOKENS: expected one, found two");
+            "format: FILE: section TOKENS: it occurs twice");
   EXPECT_EQ(changed([](SnapshotImage& i) { i.section("TOKENS").content.resize(16); }),
             "format: FILE: TOKENS: expected 20 bytes, found 16");
   EXPECT_EQ(changed([](SnapshotImage& i) { i.section("VISIBLE").content.clear(); }),
@@ -504,7 +502,7 @@ TEST_F(SnapshotTest, RefusesAnotherModelTokenizerContractAndRoom) {
   Session s = session();
   Snapshot::save(s, file, {.tokenizer = tokenizer.get()});
   const Snapshot snapshot = Snapshot::open(file);
-  const auto model_digest = [](const Model& of) { return of.fingerprint(); };
+  const auto model_digest = [](const Model& of) { return of.fingerprint().substr(0, 19) + "..."; };
   const auto error = [&](const std::shared_ptr<const Model>& with,
                          const std::shared_ptr<const Tokenizer>& used, const SessionOptions& o) {
     return error_of([&] { snapshot.restore(with, {.session = o, .tokenizer = used.get()}); });
@@ -513,8 +511,9 @@ TEST_F(SnapshotTest, RefusesAnotherModelTokenizerContractAndRoom) {
   EXPECT_EQ(
       error(gemma, tokenizer, options(1)),
       "mismatch: " + file +
-          ": architecture, embeddings+norms+attention+mlp weights: expected LlamaForCausalLM, " +
-          model_digest(*m) + ", found Gemma3ForCausalLM, " + model_digest(*gemma));
+          ": model: the model does not fit the snapshot: architecture Gemma3ForCausalLM instead of "
+          "LlamaForCausalLM, embeddings+norms+attention+mlp weights " +
+          model_digest(*gemma) + " instead of " + model_digest(*m));
   const auto other = model(data_path("models/llama32-tiny-bf16"));
   const std::string config = error(other, tokenizer, options(1));
   EXPECT_TRUE(config.starts_with("mismatch: " + file + ": attention_scale, head_dim, ")) << config;
@@ -557,11 +556,10 @@ TEST_F(SnapshotTest, WeightsThatDifferInOneGroupAreNamed) {
 }
 
 TEST_F(SnapshotTest, FilesThatAreNone) {
-  EXPECT_EQ(
-      error_of([&] { Snapshot::open(scratch / "none"); }),
-      "io: " + (scratch / "none") + ": expected a readable file, found No such file or directory");
+  EXPECT_EQ(error_of([&] { Snapshot::open(scratch / "none"); }),
+            "io: " + (scratch / "none") + ": cannot be read: No such file or directory");
   EXPECT_EQ(error_of([&] { Snapshot::open(scratch.path()); }),
-            "io: " + scratch.path() + ": expected a readable file, found Is a directory");
+            "io: " + scratch.path() + ": cannot be read: Is a directory");
   EXPECT_EQ(open_error(""),
             "format: " + file + ".bad: expected a file with content, found 0 bytes");
   EXPECT_EQ(open_error("{\"a\": 1}, and some more"),
@@ -572,7 +570,7 @@ TEST_F(SnapshotTest, FilesThatAreNone) {
             "format: " + file + ".bad: magic: expected a stet snapshot, found another file");
 }
 
-TEST_F(SnapshotTest, WhatCannotBeWrittenLeavesTheOldFile) {
+TEST_F(SnapshotTest, AFailedWriteLeavesTheOldFile) {
   Session s = session(), t = session(70);
   Snapshot::save(s, file);
   const std::string old = read_text(file);
@@ -580,7 +578,7 @@ TEST_F(SnapshotTest, WhatCannotBeWrittenLeavesTheOldFile) {
             "io: " + scratch.path() + ": expected a regular file to write, found a directory");
   EXPECT_EQ(error_of([&] { Snapshot::save(s, scratch / "no/s.stet"); }),
             "io: " + (scratch / "no/s.stet") +
-                ": expected to create a file in its directory, found No such file or directory");
+                ": no file can be made in its directory: No such file or directory");
   t.generation().stop_ids = {-1};
   EXPECT_TRUE(error_of([&] { Snapshot::save(t, file); }).starts_with("argument: stop_ids[0]: "));
   t.generation() = {};

@@ -142,16 +142,16 @@ TEST_F(SnapshotForms, ADeltaFindsItsParentByContentAndRefusesAnother) {
   std::filesystem::create_directory(scratch / "elsewhere");
   std::filesystem::rename(scratch / "renamed.stet", scratch / "elsewhere/p.stet");
   EXPECT_EQ(error_of([&] { restore(file); }),
-            "io: " + file + ": parent: expected a snapshot of state " + wanted +
-                " beside it, or by --parent, found none");
+            "io: " + file + ": parent: the delta needs the snapshot of state " + wanted +
+                ", which is not beside it; name it with --parent");
   const Snapshot delta = Snapshot::open_with_parents(file, scratch / "elsewhere/p.stet");
   Session found = delta.restore(m, {.session = options(1)});
   EXPECT_TRUE(same_state(found, longer));
   Session other = session(70);
   Snapshot::save(other, scratch / "other.stet");
   EXPECT_EQ(error_of([&] { Snapshot::open_with_parents(file, scratch / "other.stet"); }),
-            "io: " + file + ": parent: expected a snapshot of state " + wanted +
-                " beside it, or by --parent, found one of " + sha256_text(digests_of(other).id));
+            "io: " + file + ": parent: the delta needs the snapshot of state " + wanted +
+                "; the one named holds state " + sha256_text(digests_of(other).id));
 }
 
 TEST_F(SnapshotForms, ChainsOfDeltas) {
@@ -506,7 +506,7 @@ TEST_F(SnapshotForms, EveryDamagedBlockHeals) {
       EXPECT_LE(report.recomputed, 64 * static_cast<int64_t>(report.healed.size()));
     }
   }
-  // Damage before a prune: tokens that the block saw are gone, so everything is recomputed.
+  // Damage before a prune: tokens that the block saw are pruned, so everything is recomputed.
   s.prune({.keep_last = 100, .sinks = 70});
   Snapshot::save(s, file);
   std::string bad = read_text(file);
@@ -533,7 +533,7 @@ TEST_F(SnapshotForms, ReplayMigratesToAnotherKvType) {
 
 // Random damage of every form gives an error or exactly the saved state. STET_DAMAGES sets the
 // number for each form.
-TEST_F(SnapshotForms, DamageOfAnyFormIsNoticedOrHarmless) {
+TEST_F(SnapshotForms, DamageOfAnyFormIsDetectedOrHarmless) {
   Session s = session(150), longer = session(230);
   Snapshot::save(s, scratch / "parent.stet");
   const Snapshot parent = Snapshot::open(scratch / "parent.stet");

@@ -1,5 +1,5 @@
 // Eight processes reply and store on real servers of the Redis protocol, single and as a cluster.
-// Meanwhile primaries are killed and come back, slots move, connections are cut, servers hang,
+// MissingBlocks primaries are killed and come back, slots move, connections are cut, servers hang,
 // memory runs out and the processes' clocks jump. Every reply must equal the one computed alone bit
 // for bit, and everything acknowledged must be there afterwards. STET_CHAOS sets the operations of
 // each process (default 12). Each continues until all faults have occurred.
@@ -46,7 +46,7 @@ namespace {
 
 constexpr int kProcesses = 8, kConversations = 6, kTurns = 3, kNames = 12;
 constexpr int64_t kFarthestJump = 400 * 24 * 3600;  // far beyond the grace time
-constexpr StorePatience kPatience = {1, 10};
+constexpr StoreTimeouts kPatience = {1, 10};
 
 StoreKey chaos_key() {
   StoreKey key;
@@ -54,7 +54,7 @@ StoreKey chaos_key() {
   return key;
 }
 
-std::unique_ptr<Store> open_chaos(const std::string& url, StorePatience patience = kPatience) {
+std::unique_ptr<Store> open_chaos(const std::string& url, StoreTimeouts patience = kPatience) {
   return std::make_unique<Store>(open_store_backend(url, nullptr, patience), chaos_key(),
                                  StoreOptions{nullptr, 1});
 }
@@ -144,7 +144,7 @@ class Actor {
     Session found = known(c, t);
     reply(found, said);
     if (digests_of(found).state != digests_of(alone).state) log_ << "wrong reply" << std::endl;
-    StorePut how;
+    StorePutOptions how;
     how.parent = alone_.place(c, t);
     const StorePutReport put = put_session(*store_, found, how);
     log_ << "state " << sha256_text(put.place) << std::endl;
@@ -354,7 +354,7 @@ void run_out_of_memory(const RedisServer& server) {
   server.ask({"CONFIG", "SET", "maxmemory", "0"});
 }
 
-TEST(StoreChaos, AMachineWhoseClockIsWrongTakesNothingAway) {
+TEST(StoreChaos, AMachineWithAWrongClockDeletesNothing) {
   const TemporaryDirectory scratch;
   create_store(scratch / "store", 0);
   const auto store = open_chaos(scratch / "store");
@@ -374,7 +374,7 @@ TEST(StoreChaos, AMachineWhoseClockIsWrongTakesNothingAway) {
   clock_jump = 0;
 }
 
-TEST(StoreChaos, OfAServer) {
+TEST(StoreChaos, OnAServer) {
   if (!have_redis_server()) GTEST_SKIP() << "no redis-server and redis-cli here";
   RedisServer server({"--appendonly", "yes", "--appendfsync", "always"});
   create_store(server.url(), 0);
@@ -421,7 +421,7 @@ void fail_over(RedisCluster& cluster, RedisServer& server) {
   EXPECT_TRUE(eventually([&] { return cluster.ready(); }));
 }
 
-TEST(StoreChaos, OfACluster) {
+TEST(StoreChaos, InACluster) {
   if (!have_redis_server()) GTEST_SKIP() << "no redis-server and redis-cli here";
   RedisCluster cluster({"--min-replicas-to-write", "1", "--cluster-node-timeout", "2500"});
   ASSERT_TRUE(cluster.created);

@@ -1,8 +1,8 @@
-// Randomly damaged records of a store, in a directory and on a server: flipped, cut, lengthened,
-// swapped, of another kind or model, or written without the writers' key. Blocks are refused,
-// computed instead, and reported. States and names are refused in one line. Everything is whole
-// again after it is put again. STET_DAMAGED sets the number of damages (default 90, on a server a
-// third of it).
+// Randomly damaged records of a store, in a directory and on a server. They are flipped, cut,
+// lengthened, swapped, of another kind or model, or written without the writers' key. Blocks are
+// refused, computed instead, and reported. States and names are refused in one line. Everything is
+// whole again after it is put again. STET_DAMAGED sets the number of damages (default 90, on a
+// server a third of it).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -139,8 +139,8 @@ class Damage {
            bytes.substr(front);
   }
 
-  StoreRestore restore(size_t model) {
-    StoreRestore r;
+  StoreRestoreReport restore(size_t model) {
+    StoreRestoreReport r;
     RestoreOptions how;
     how.session.capacity = 1024;
     Session again = restore_session(*store_, *snapshots_[model].snapshot, models_[model], how, &r);
@@ -149,7 +149,7 @@ class Damage {
   }
 
   void expect_computed(const Target& target) {
-    const StoreRestore r = restore(target.model);
+    const StoreRestoreReport r = restore(target.model);
     EXPECT_EQ(r.computed, 1u) << r.text();
     EXPECT_EQ(r.fetched, 3u);
     ASSERT_EQ(r.reasons.size(), 1u);
@@ -205,7 +205,7 @@ unsigned damaged() {
   return given == nullptr ? 90 : static_cast<unsigned>(std::atoi(given));
 }
 
-TEST(StoreDamage, IsRefusedComputedAndToldInADirectory) {
+TEST(StoreDamage, IsRefusedRecomputedAndReportedInADirectory) {
   const TemporaryDirectory scratch;
   const std::string path = scratch / "store";
   Damage damage({path, [](const std::string& at) { return read_text(at); },
@@ -223,7 +223,7 @@ TEST(StoreDamage, IsRefusedComputedAndToldInADirectory) {
 }
 
 #ifdef STET_HAVE_HIREDIS
-TEST(StoreDamage, IsRefusedComputedAndToldOnAServer) {
+TEST(StoreDamage, IsRefusedRecomputedAndReportedOnAServer) {
   if (!have_redis_server()) GTEST_SKIP() << "no redis-server and redis-cli here";
   const RedisServer server({"--appendonly", "no"});
   Damage damage({server.url(),

@@ -82,8 +82,7 @@ TEST_F(StoreDirectory, IsNewOrEmptyOrRefused) {
       EXPECT_EQ(mode_of(path_ + "/blocks"), 0755u);
     } else {
       EXPECT_TRUE(error.starts_with("argument: " + path_ +
-                                    ": store: expected a new or empty directory, found one with "
-                                    "other files, as "))
+                                    ": store: the directory has other files, such as "))
           << error;
       EXPECT_EQ(after, before);
     }
@@ -93,12 +92,12 @@ TEST_F(StoreDirectory, IsNewOrEmptyOrRefused) {
   }
 }
 
-TEST_F(StoreDirectory, IsItsOwnersAloneWhereItIsNew) {
+TEST_F(StoreDirectory, ANewOneIsPrivateToItsOwner) {
   create_store("dir:" + path_ + "/", 0);
   EXPECT_EQ(mode_of(path_), 0700u);
   EXPECT_EQ(mode_of(path_ + "/blocks"), 0700u);
   EXPECT_EQ(error_of([&] { create_store(path_, 0); }),
-            "argument: " + path_ + ": store: expected a directory without one, found a store");
+            "argument: " + path_ + ": store: the directory is a store already");
   write_file(scratch_ / "file", "x");
   EXPECT_EQ(error_of([&] { create_store(scratch_ / "file", 0); }),
             "io: " + scratch_ / "file" + ": expected a directory, found a file");
@@ -124,7 +123,7 @@ TEST_F(StoreDirectory, OnlyTheStoresOwnTemporariesAreSwept) {
 }
 
 // Pipes and links under the names of records are not records, and do no harm.
-TEST_F(StoreDirectory, WhatIsNoFileIsNoRecord) {
+TEST_F(StoreDirectory, PipesAndLinksAreNotRecords) {
   create_store(path_, 0);
   write_old(scratch_ / "target", "mine");
   for (const std::string folder : {"/blocks/", "/states/", "/names/", "/leases/"}) {
@@ -156,10 +155,9 @@ TEST_F(StoreDirectory, ALockThatIsNoFileIsNotFollowed) {
   create_store(path_, 0);
   const std::string lock = path_ + "/lock", target = scratch_ / "target";
   fs::create_symlink(target, lock);
-  EXPECT_TRUE(
-      error_of([&] { collect(); })
-          .starts_with("io: " + lock +
-                       ": expected a lock file that can be opened, and is no link, found "));
+  EXPECT_TRUE(error_of([&] {
+                collect();
+              }).starts_with("io: " + lock + ": the lock file cannot be opened, or is a link: "));
   EXPECT_FALSE(fs::exists(target));
   fs::remove(lock);
   ASSERT_EQ(::mkfifo(lock.c_str(), 0600), 0);

@@ -1,5 +1,5 @@
-// Fetch or compute at run time: whatever a store does with requested blocks and whatever the policy
-// decides, a session has the same bytes and reports where its blocks came from.
+// Fetch or compute at run time. Whatever a store does with requested blocks and whatever the policy
+// decides, a session has the same bytes. It reports where its blocks came from.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -38,20 +38,20 @@ class Scripted : public StoreBackend {
 
   const std::string& url() const override { return inner_->url(); }
   int64_t now() override { return inner_->now(); }
-  Blocks read(Shelf shelf, std::span<const Sha256> names) override {
-    return inner_->read(shelf, names);
+  Blocks read(RecordClass record_class, std::span<const Sha256> names) override {
+    return inner_->read(record_class, names);
   }
-  std::vector<bool> touch(Shelf shelf, std::span<const Sha256> names) override {
-    return inner_->touch(shelf, names);
+  std::vector<bool> touch(RecordClass record_class, std::span<const Sha256> names) override {
+    return inner_->touch(record_class, names);
   }
-  size_t write(Shelf shelf, std::span<const NewRecord> records) override {
-    return inner_->write(shelf, records);
+  size_t write(RecordClass record_class, std::span<const NewRecord> records) override {
+    return inner_->write(record_class, records);
   }
-  void list(Shelf shelf, const std::function<void(const ShelfEntry&)>& each) override {
-    inner_->list(shelf, each);
+  void list(RecordClass record_class, const std::function<void(const RecordInfo&)>& each) override {
+    inner_->list(record_class, each);
   }
-  bool remove(Shelf shelf, const Sha256& name, int64_t since) override {
-    return inner_->remove(shelf, name, since);
+  bool remove(RecordClass record_class, const Sha256& name, int64_t since) override {
+    return inner_->remove(record_class, name, since);
   }
   std::vector<std::string> names() override { return inner_->names(); }
   std::optional<std::vector<std::byte>> read_name(const std::string& name) override {
@@ -89,8 +89,8 @@ class StoreFetch : public testing::Test {
     s.append(ids(size));
     return s;
   }
-  StoreRestore restore(const StoreSnapshot& from, Session& expected) {
-    StoreRestore r;
+  StoreRestoreReport restore(const StoreSnapshot& from, Session& expected) {
+    StoreRestoreReport r;
     Session again = restore_session(*store_, *from.snapshot, model_, {}, &r);
     EXPECT_EQ(digests_of(again).state, digests_of(expected).state);
     EXPECT_EQ(r.fetched + r.computed, static_cast<size_t>(expected.size() / 64));
@@ -118,7 +118,7 @@ class StoreFetch : public testing::Test {
   std::unique_ptr<Store> store_;
 };
 
-TEST_F(StoreFetch, WhatIsFasterToComputeIsComputed) {
+TEST_F(StoreFetch, ComputesWhenThatIsFaster) {
   Session s = session(300);
   const StoreSnapshot from = put(s);
   costs(1e-6, 1);
@@ -126,10 +126,10 @@ TEST_F(StoreFetch, WhatIsFasterToComputeIsComputed) {
   backend_->before = [](auto, const std::atomic<bool>& stop) {
     while (!stop) std::this_thread::yield();
   };
-  const StoreRestore r = restore(from, s);
+  const StoreRestoreReport r = restore(from, s);
   EXPECT_EQ(r.text(), "0 blocks fetched, 4 computed (4 were faster to compute)");
   EXPECT_EQ(r.restored.recomputed, 300);
-  EXPECT_LE(backend_->requests, 1);  // one request, to find out whether it has become faster
+  EXPECT_LE(backend_->requests, 1);  // one request, to measure whether it has become faster
   backend_->before = [](auto, const auto&) {};
   reopen({.fetch = FetchChoice::always});
   EXPECT_EQ(restore(from, s).text(), "4 blocks fetched, 0 computed");
@@ -160,14 +160,14 @@ TEST_F(StoreFetch, AStoreThatHangsIsNotWaitedForTwice) {
   EXPECT_EQ(restore(from, s).text(), "0 blocks fetched, 15 computed (15 did not come in time)");
 }
 
-TEST_F(StoreFetch, WhatComesLateIsTakenWhereItIsStillOfUse) {
+TEST_F(StoreFetch, ABlockThatDoesNotArriveIsComputed) {
   Session s = session(1000);
   const StoreSnapshot from = put(s);
   backend_->before = [&](std::span<const Sha256> names, const std::atomic<bool>& stop) {
     const bool first = std::ranges::count(names, from.record.blocks[0]) > 0;
     while (first && !stop) std::this_thread::yield();  // only that request hangs
   };
-  const StoreRestore r = restore(from, s);
+  const StoreRestoreReport r = restore(from, s);
   EXPECT_GE(r.computed, 1u);
   EXPECT_NE(r.text().find("did not come in time"), std::string::npos) << r.text();
 }
@@ -182,7 +182,7 @@ TEST_F(StoreFetch, AStoreThatFailsInTheMiddleIsDoneWithout) {
   };
   for (const FetchChoice choice : {FetchChoice::by_costs, FetchChoice::always}) {
     reopen({.fetch = choice});
-    const StoreRestore r = restore(from, s);
+    const StoreRestoreReport r = restore(from, s);
     EXPECT_GE(r.computed, 6u);
     EXPECT_NE(r.text().find("(the store: expected an answer, found none"), std::string::npos)
         << r.text();
@@ -242,7 +242,7 @@ TEST_F(StoreFetch, CompressedBlocksAreTheSame) {
         plain = bytes;
       else
         EXPECT_LT(bytes, plain);
-      StoreRestore r;
+      StoreRestoreReport r;
       Session again = restore_session(*store_, *from.snapshot, model_, {}, &r);
       EXPECT_EQ(digests_of(again).state, digests_of(s).state);
       EXPECT_EQ(r.computed, 0u) << r.text();
@@ -253,7 +253,7 @@ TEST_F(StoreFetch, CompressedBlocksAreTheSame) {
 TEST_F(StoreFetch, ASlowWireIsCompressedFor) {
   if (!have_zlib()) GTEST_SKIP() << "built without zlib";
   const auto encoding_of = [&](const Sha256& place) {
-    const auto found = backend_->read(Shelf::blocks, {&place, 1})[0];
+    const auto found = backend_->read(RecordClass::blocks, {&place, 1})[0];
     return open_record(key_, RecordKind::block, place, found->bytes, "r").encoding;
   };
   Session s = session(70), t(model_, {.capacity = 2048});
@@ -271,7 +271,7 @@ TEST_F(StoreFetch, ASlowWireIsCompressedFor) {
 }
 
 // A malicious owner of the writers' key cannot make readers allocate more memory than a block has.
-TEST(StoreEncodedBlock, SaysNoMoreThanItHolds) {
+TEST(StoreEncodedBlock, AFalseSizeIsRefused) {
   if (!have_zlib()) GTEST_SKIP() << "built without zlib";
   std::vector<std::byte> block(size_t{1} << 16);
   for (size_t i = 0; i < block.size(); i += 5) block[i] = std::byte{7};

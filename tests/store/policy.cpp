@@ -25,7 +25,7 @@ double best_cut(const FetchPolicy& policy, int64_t first, int64_t blocks, uint64
   return best;
 }
 
-TEST(StorePolicy, ForeseesWhatItsFormulasSay) {
+TEST(StorePolicy, PredictionsFollowTheFormulas) {
   const FetchPolicy p(
       {.token_seconds = 0.5, .growth = 64, .latency_seconds = 2, .byte_seconds = 0.25});
   // 64 tokens at positions 64 .. 127: each takes 1 + p / 64, on average 1 + 95.5 / 64.
@@ -33,8 +33,8 @@ TEST(StorePolicy, ForeseesWhatItsFormulasSay) {
   EXPECT_DOUBLE_EQ(p.compute_seconds(0, 2), p.compute_seconds(0, 1) + p.compute_seconds(1, 1));
   EXPECT_EQ(p.fetch_seconds(0), 0);
   EXPECT_EQ(p.fetch_seconds(8), 4);
-  EXPECT_EQ(p.patience_seconds(1), p.compute_seconds(1, 1));
-  EXPECT_EQ(FetchPolicy({.token_seconds = 1e-9}).patience_seconds(0), 0.25);
+  EXPECT_EQ(p.max_wait_seconds(1), p.compute_seconds(1, 1));
+  EXPECT_EQ(FetchPolicy({.token_seconds = 1e-9}).max_wait_seconds(0), 0.25);
 }
 
 TEST(StorePolicy, CutsWhereItIsFastest) {
@@ -69,7 +69,7 @@ TEST(StorePolicy, IsNeverSlowerThanTheBetterOfBothAlone) {
   EXPECT_NEAR(plan.seconds, 5 * 0.064, 1e-6);
 }
 
-// As above; computing half of it saves 0.32 s.
+// Computing half of it saves 0.32 s, as above.
 TEST(StorePolicy, ComputesForAGainOnly) {
   for (const double least : {0.3, 0.35}) {
     const FetchPolicy p({.token_seconds = 0.001,
@@ -81,7 +81,7 @@ TEST(StorePolicy, ComputesForAGainOnly) {
   }
 }
 
-TEST(StorePolicy, AsksForAsMuchAsComesWhileABlockIsComputed) {
+TEST(StorePolicy, RequestsAsMuchAsArrivesWhileABlockIsComputed) {
   const FetchCosts costs{
       .token_seconds = 1.0 / 64, .growth = 1e9, .latency_seconds = 0.01, .byte_seconds = 0.125};
   EXPECT_EQ(FetchPolicy(costs).batch(0, 32, 1), 8);
@@ -92,7 +92,7 @@ TEST(StorePolicy, AsksForAsMuchAsComesWhileABlockIsComputed) {
   EXPECT_EQ(FetchPolicy(far).batch(0, 32, 1), 16);
 }
 
-TEST(StorePolicy, FetchesAllFromWhatIsFastAndNothingFromWhatIsSlow) {
+TEST(StorePolicy, FetchesAllFromFastStoresAndNothingFromSlowOnes) {
   const FetchPolicy fast({.token_seconds = 0.02, .latency_seconds = 1e-4, .byte_seconds = 1e-9});
   EXPECT_EQ(fast.plan(0, 64, 4 << 20).computed, 0);
   const FetchPolicy slow({.token_seconds = 1e-5, .latency_seconds = 0.2, .byte_seconds = 1e-6});
@@ -103,23 +103,23 @@ TEST(StorePolicy, FetchesAllFromWhatIsFastAndNothingFromWhatIsSlow) {
 
 TEST(StorePolicy, CrossesOverWhereBothTakeEquallyLong) {
   const FetchPolicy p({.token_seconds = 0.01, .growth = 16384, .latency_seconds = 0.05});
-  const double rate = p.crossover(3, 20, 1 << 20);
+  const double rate = p.break_even_rate(3, 20, 1 << 20);
   const FetchPolicy there(
       {.token_seconds = 0.01, .growth = 16384, .latency_seconds = 0.05, .byte_seconds = 1 / rate});
   EXPECT_NEAR(there.fetch_seconds(20 << 20), there.compute_seconds(3, 20), 1e-9);
   const FetchPolicy far({.token_seconds = 1e-6, .latency_seconds = 1});
-  EXPECT_EQ(far.crossover(0, 1, 4096), 0);
+  EXPECT_EQ(far.break_even_rate(0, 1, 4096), 0);
 }
 
-TEST(StorePolicy, WhatIsMeasuredReplacesWhatWasAssumed) {
+TEST(StorePolicy, MeasurementsReplaceAssumptions) {
   FetchPolicy p({.token_seconds = 9, .growth = 64, .latency_seconds = 9, .byte_seconds = 9});
-  EXPECT_FALSE(p.knows_computing());
-  EXPECT_FALSE(p.knows_fetching());
+  EXPECT_FALSE(p.has_compute_cost());
+  EXPECT_FALSE(p.has_fetch_cost());
   p.computed(64, 64, 0.5 * 64 * (1 + 95.5 / 64));
   p.answered(0.25);
   p.fetched(8, 4.25);
-  EXPECT_TRUE(p.knows_computing());
-  EXPECT_TRUE(p.knows_fetching());
+  EXPECT_TRUE(p.has_compute_cost());
+  EXPECT_TRUE(p.has_fetch_cost());
   EXPECT_DOUBLE_EQ(p.costs().token_seconds, 0.5);
   EXPECT_EQ(p.costs().latency_seconds, 0.25);
   EXPECT_EQ(p.costs().byte_seconds, 0.5);

@@ -53,12 +53,12 @@ class RedisStoreTest : public testing::Test {
     s.append(stepped_ids(size, 37, 500, 0, first));
     return s;
   }
-  StoreRestore restore(const Sha256& place, Session& expected) {
+  StoreRestoreReport restore(const Sha256& place, Session& expected) {
     const StoreSnapshot from = open_snapshot(*store_, place);
     return restore(from, expected);
   }
-  StoreRestore restore(const StoreSnapshot& from, Session& expected) {
-    StoreRestore r;
+  StoreRestoreReport restore(const StoreSnapshot& from, Session& expected) {
+    StoreRestoreReport r;
     Session again = restore_session(*store_, *from.snapshot, model_, {}, &r);
     EXPECT_EQ(digests_of(again).state, digests_of(expected).state);
     return r;
@@ -146,7 +146,7 @@ TEST(RedisValues, AreReceivedWhereTheyAreToLie) {
   EXPECT_EQ(replies[4]->type, REDIS_REPLY_INTEGER);
 }
 
-TEST(RedisValues, WhatNoServerSaysIsNoAnswer) {
+TEST(RedisValues, MalformedAnswersAreRefused) {
   for (const std::string& answer : std::vector<std::string>{
            "", "$", "$5\r\nhel", "$5\r\nhelloXX", "$5\r\nhello\r\nmore",
            "$99999999999999999999\r\n", "$999999999999\r\nx", "$-2\r\n", "$x\r\n", "*2\r\n",
@@ -180,7 +180,7 @@ struct Arriving {
   bool receive(size_t n, std::span<const std::byte> value) {
     const auto to = record.place(n, value.size(), value.first(std::min(value.size(), kRedisHead)));
     std::ranges::copy(value.first(to.size()), to.begin());
-    record.placed(n);
+    record.set_received(n);
     return !to.empty();
   }
   bool receive(size_t n) { return receive(n, chunk(n)); }
@@ -198,7 +198,7 @@ struct Arriving {
 };
 constexpr size_t kThreeChunks = 2 * kRedisChunk + 5;
 
-TEST(RedisRecord, IsTakenOnceItsLastChunkIsThere) {
+TEST(RedisRecord, IsCompleteWithItsLastChunk) {
   Arriving a(kThreeChunks);
   EXPECT_TRUE(a.receive(0));
   EXPECT_TRUE(a.receive(2));
@@ -206,7 +206,7 @@ TEST(RedisRecord, IsTakenOnceItsLastChunkIsThere) {
   EXPECT_TRUE(a.record.is_missing(1));
   EXPECT_TRUE(a.receive(1));
   EXPECT_TRUE(a.is_whole());
-  a.record.gone(1);
+  a.record.set_missing(1);
   a.record.end();
   EXPECT_EQ(a.taken, 1);
   Arriving one(100);
@@ -231,16 +231,16 @@ TEST(RedisRecord, MoreChunksThanItHasAreNothing) {
   Arriving a(kThreeChunks);
   EXPECT_TRUE(a.receive(0));
   EXPECT_FALSE(a.receive(3, std::vector<std::byte>(10)));
-  a.record.gone(4);
+  a.record.set_missing(4);
   EXPECT_EQ(a.taken, 0);
   EXPECT_TRUE(a.receive(1) && a.receive(2) && a.is_whole());
 }
 
-TEST(RedisRecord, OfWhichAChunkIsGoneIsNotThere) {
+TEST(RedisRecord, WithAMissingChunkIsMissing) {
   for (const size_t n : {size_t{0}, size_t{2}}) {
     Arriving a(kThreeChunks);
     for (size_t i = 0; i < n; ++i) EXPECT_TRUE(a.receive(i));
-    a.record.gone(n);
+    a.record.set_missing(n);
     EXPECT_EQ(a.taken, 1);
     EXPECT_FALSE(a.found.has_value());
   }
@@ -255,7 +255,7 @@ TEST(RedisRecord, WithAChunkOfAnotherSizeIsRefused) {
   }
 }
 
-TEST(RedisRecord, ThatIsNoneIsRefused) {
+TEST(RedisRecord, InvalidBytesAreRefused) {
   Arriving claims(kThreeChunks), other(100);
   std::fill_n(claims.bytes.begin() + 80, 8, std::byte{255});  // the claimed payload size
   EXPECT_FALSE(claims.receive(0));
@@ -295,7 +295,7 @@ TEST_F(RedisStoreTest, StatesComeBackBitForBit) {
     Session s = session(size);
     const StorePutReport put = put_session(*store_, s, {});
     EXPECT_EQ(put.written + put.present, static_cast<size_t>(size / 64));
-    const StoreRestore r = restore(put.place, s);
+    const StoreRestoreReport r = restore(put.place, s);
     EXPECT_EQ(r.fetched, static_cast<size_t>(size / 64)) << r.text();
   }
 }
@@ -321,17 +321,18 @@ TEST_F(RedisStoreTest, NamesLeasesAndCollection) {
   EXPECT_EQ(store_->names(), std::vector<std::string>());
 }
 
-TEST_F(RedisStoreTest, DamageIsComputedAndTold) {
+TEST_F(RedisStoreTest, DamagedBlocksAreRecomputedAndReported) {
   Session s = session(300);
   const Sha256 place = put_session(*store_, s, {}).place;
   const std::vector<Sha256> blocks = store_->state(place).blocks;
   server_->ask({"SETRANGE", chunk(blocks[0]), "90000", "xyz"});
   server_->ask({"SET", chunk(blocks[1]), server_->ask({"GET", chunk(blocks[2])})});
   server_->ask({"DEL", chunk(blocks[3])});
-  const StoreRestore r = restore(place, s);
+  const StoreRestoreReport r = restore(place, s);
   EXPECT_EQ(r.fetched, 1u);
   EXPECT_EQ(r.computed, 3u);
-  EXPECT_NE(r.text().find("content: expected what was sealed"), std::string::npos) << r.text();
+  EXPECT_NE(r.text().find("content: the bytes are not those that were sealed"), std::string::npos)
+      << r.text();
   EXPECT_NE(r.text().find("name: expected sha256:"), std::string::npos);
   EXPECT_NE(r.text().find("1 was not in the store"), std::string::npos);
   server_->ask({"SET", chunk(blocks[0]), "short"});
@@ -367,20 +368,20 @@ TEST_F(RedisStoreTest, ChunksOfTwoWritersMakeARecord) {
   }
 }
 
-TEST_F(RedisStoreTest, AServerThatIsGoneOrHangsIsDoneWithout) {
+TEST_F(RedisStoreTest, AServerThatStopsOrHangsIsBypassed) {
   Session s = session(300);
   const StoreSnapshot from = open_snapshot(*store_, put_session(*store_, s, {}).place);
   Store quick(open_store_backend(server_->url()), kKey);
   server_->send(SIGSTOP);
-  StoreRestore late;
+  StoreRestoreReport late;
   Session again = restore_session(quick, *from.snapshot, model_, {}, &late);
   EXPECT_EQ(digests_of(again).state, digests_of(s).state);
   EXPECT_EQ(late.text(), "0 blocks fetched, 4 computed (4 did not come in time)");
   const auto start = std::chrono::steady_clock::now();
-  const StoreRestore hung = restore(from, s);
+  const StoreRestoreReport hung = restore(from, s);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
   EXPECT_EQ(hung.computed, 4u);
-  EXPECT_NE(hung.text().find("expected an answer in time"), std::string::npos) << hung.text();
+  EXPECT_NE(hung.text().find("no answer in time"), std::string::npos) << hung.text();
   server_->send(SIGCONT);
   EXPECT_EQ(restore(from, s).fetched, 4u);  // over a new connection
   server_->ask({"CLIENT", "KILL", "TYPE", "normal"});
@@ -443,7 +444,7 @@ void operate(const std::string& url, unsigned seed, int operations, const std::s
   }
 }
 
-TEST(RedisCluster, WhatWasAcknowledgedOutlivesAPrimary) {
+TEST(RedisCluster, AcknowledgedWritesSurviveAPrimary) {
   if (!have_redis_server()) GTEST_SKIP() << "no redis-server and redis-cli here";
   RedisCluster cluster;
   ASSERT_TRUE(cluster.created);
@@ -459,7 +460,7 @@ TEST(RedisCluster, WhatWasAcknowledgedOutlivesAPrimary) {
     operate(url, p, operations, scratch / std::to_string(p));
     ::_exit(0);
   }
-  // When all have begun, a primary dies other than the one that the processes were given.
+  // When all have started, a primary dies other than the one that the processes were given.
   EXPECT_TRUE(eventually([&] {
     return std::ranges::all_of(std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7}, [&](int p) {
       std::error_code ignored;

@@ -44,26 +44,26 @@ class Interrupted : public StoreBackend {
       : inner_(std::move(inner)), before_(std::move(before)) {}
   const std::string& url() const override { return inner_->url(); }
   int64_t now() override { return inner_->now(); }
-  std::vector<std::optional<StoredBytes>> read(Shelf shelf,
+  std::vector<std::optional<StoredBytes>> read(RecordClass record_class,
                                                std::span<const Sha256> names) override {
     before_();
-    return inner_->read(shelf, names);
+    return inner_->read(record_class, names);
   }
-  std::vector<bool> touch(Shelf shelf, std::span<const Sha256> names) override {
+  std::vector<bool> touch(RecordClass record_class, std::span<const Sha256> names) override {
     before_();
-    return inner_->touch(shelf, names);
+    return inner_->touch(record_class, names);
   }
-  size_t write(Shelf shelf, std::span<const NewRecord> records) override {
+  size_t write(RecordClass record_class, std::span<const NewRecord> records) override {
     before_();
-    return inner_->write(shelf, records);
+    return inner_->write(record_class, records);
   }
-  void list(Shelf shelf, const std::function<void(const ShelfEntry&)>& each) override {
+  void list(RecordClass record_class, const std::function<void(const RecordInfo&)>& each) override {
     before_();
-    inner_->list(shelf, each);
+    inner_->list(record_class, each);
   }
-  bool remove(Shelf shelf, const Sha256& name, int64_t unused_since) override {
+  bool remove(RecordClass record_class, const Sha256& name, int64_t unused_since) override {
     before_();
-    return inner_->remove(shelf, name, unused_since);
+    return inner_->remove(record_class, name, unused_since);
   }
   std::vector<std::string> names() override {
     before_();
@@ -146,13 +146,13 @@ class StoreWorld {
     collect(*store_);
     read();
     const std::set<Sha256> most = reachable(false);
-    for (const ShelfEntry& e : store_->states())
+    for (const RecordInfo& e : store_->states())
       EXPECT_TRUE(most.contains(e.name)) << sha256_text(e.name);
     std::set<Sha256> expected;
     for (const Sha256& s : most) {
       for (const int b : states_.at(s).blocks) expected.insert(hash_of_number("block", b));
     }
-    other_->backend().list(Shelf::blocks, [&](const ShelfEntry& e) {
+    other_->backend().list(RecordClass::blocks, [&](const RecordInfo& e) {
       EXPECT_TRUE(expected.contains(e.name)) << sha256_text(e.name);
     });
   }
@@ -249,8 +249,8 @@ class StoreWorld {
 
   // ---- reachability
 
-  // Returns the states that must be reachable or, if not `least`, all that may be. The former
-  // exclude those that were gone when they would have become reachable.
+  // Returns the states that must be reachable or, if not `least`, all that may be. A state need not
+  // be reachable if it was missing when it would have become so.
   std::set<Sha256> reachable(bool least) const {
     std::set<Sha256> found;
     const auto follow = [&](Sha256 at) {
@@ -277,7 +277,7 @@ class StoreWorld {
       s.kept.clear();
       for (const int b : s.blocks) {
         const Sha256 block = hash_of_number("block", b);
-        if (!other_->backend().touch(Shelf::blocks, {&block, 1})[0]) continue;
+        if (!other_->backend().touch(RecordClass::blocks, {&block, 1})[0]) continue;
         s.kept.insert(b);
         used_[block] = clock_;
       }
@@ -428,16 +428,16 @@ class StoreWorld {
     });
   }
 
-  void list_all(const std::function<void(const ShelfEntry&)>& each) {
+  void list_all(const std::function<void(const RecordInfo&)>& each) {
     const Alive alive;
-    other_->backend().list(Shelf::states, each);
-    other_->backend().list(Shelf::blocks, each);
+    other_->backend().list(RecordClass::states, each);
+    other_->backend().list(RecordClass::blocks, each);
   }
 
   void collect(Store& store) {
     const int64_t before = clock_ - kGrace;
-    std::set<Sha256> idle, there;  // idle: must be deleted if nobody else acts
-    list_all([&](const ShelfEntry& e) {
+    std::set<Sha256> idle, there;  // idle: must be deleted if nothing interferes
+    list_all([&](const RecordInfo& e) {
       if (e.used < before - slack_) idle.insert(e.name);
     });
     std::set<Sha256> kept = reachable(false);
@@ -449,7 +449,7 @@ class StoreWorld {
     options.grace = kGrace;
     const bool whole =
         done([&] { EXPECT_EQ(store.gc(options).refused, std::vector<std::string>()); });
-    list_all([&](const ShelfEntry& e) { there.insert(e.name); });
+    list_all([&](const RecordInfo& e) { there.insert(e.name); });
     for (const auto& [name, when] : used_) {
       EXPECT_TRUE(when < before + slack_ || there.contains(name))
           << "before its time: " << sha256_text(name);
@@ -523,7 +523,7 @@ TEST(StoreSchedules, NothingReachableIsLostAndNothingElseStays) {
 
 #ifdef STET_HAVE_HIREDIS
 // The server's own clock counts down the lifetimes of blocks and leases.
-TEST(StoreSchedules, NorOnAServer) {
+TEST(StoreSchedules, NothingReachableIsLostOnAServer) {
   if (!have_redis_server()) GTEST_SKIP() << "no redis-server and redis-cli here";
   const RedisServer server({"--appendonly", "no"});
   const auto pass = [&](int seconds) {

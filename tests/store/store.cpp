@@ -44,18 +44,18 @@ TEST(Hmac, IsThatOfTheStandard) {
   EXPECT_FALSE(equal_in_constant_time(a.bytes, std::span(a.bytes).first(31)));
 }
 
-TEST(StoreKey, IsKeptFromOthers) {
+TEST(StoreKey, IsPrivate) {
   const TemporaryDirectory scratch;
   const std::string path = scratch / "key";
   const StoreKey key = StoreKey::random();
   key.save(path);
   EXPECT_EQ(StoreKey::load(path).writers, key.writers);
   EXPECT_EQ(error_of([&] { key.save(path); }),
-            "argument: " + path + ": key: expected a file that is not there yet, found one");
+            "argument: " + path + ": key: the file exists already");
   ASSERT_EQ(::chmod(path.c_str(), 0640), 0);
   EXPECT_EQ(error_of([&] { StoreKey::load(path); }),
             "io: " + path +
-                ": permissions: expected 600: a key that its owner alone can read, found 640");
+                ": permissions: others can read the key (mode 640); chmod 600 makes it private");
   write_file(scratch / "other", "something else\n");
   ASSERT_EQ(::chmod((scratch / "other").c_str(), 0600), 0);
   EXPECT_EQ(error_of([&] { StoreKey::load(scratch / "other"); }),
@@ -97,7 +97,7 @@ void expect_guarded(const StoreKey& key, const Record& record, std::vector<std::
   expect_refused(key, record.kind, record.name, bytes, "format: r: bytes: expected ");
   bytes.pop_back();
   expect_refused(StoreKey::random(), record.kind, record.name, bytes,
-                 "mismatch: r: HMAC: expected one of the writers' key, found another");
+                 "mismatch: r: HMAC: the record was not sealed with this store's key");
   expect_refused(key, record.kind, Sha256(), bytes, "mismatch: r: name: expected sha256:000000");
   for (const RecordKind other : kKinds) {
     if (other != record.kind)
@@ -118,7 +118,7 @@ TEST(StoreRecord, EveryFlippedBitIsRefused) {
 // Offsets of fields that an owner of the key might change.
 constexpr size_t kVersionAt = 8, kNonceAt = 48, kTagAt = 64, kSealAt = 96;
 
-TEST(StoreRecord, OfAnUnknownVersionIsNotRead) {
+TEST(StoreRecord, AnUnknownVersionIsNotRead) {
   const StoreKey key = StoreKey::random();
   std::vector<std::byte> bytes = sealed(key, {RecordKind::state, kName, 0, {}});
   for (const int version : {0, 1, 3}) {
@@ -191,7 +191,7 @@ TEST(StoreRecord, TheTagOfAnotherIsRefused) {
     expect_refused(key, RecordKind::state, kName, bytes, "mismatch: r: HMAC: ");
     seal_again(key, bytes);
     expect_refused(key, RecordKind::state, kName, bytes,
-                   "format: r: content: expected what was sealed, found other bytes");
+                   "format: r: content: the bytes are not those that were sealed");
   };
   const auto state_of = [&](const Sha256& name, const std::string& text) {
     return sealed(key, {RecordKind::state, name, 0, as_bytes(text)});
@@ -231,12 +231,13 @@ class StoreTest : public testing::Test {
   }
   static std::vector<int32_t> ids(int64_t size) { return stepped_ids(size, 37, 500, 0, 3); }
   // Puts and restores a session. Compares every byte, before and after appending more.
-  StoreRestore round_trip(Session& s, const std::function<void(const Sha256&)>& between = nullptr,
-                          bool map = true) {
+  StoreRestoreReport round_trip(Session& s,
+                                const std::function<void(const Sha256&)>& between = nullptr,
+                                bool map = true) {
     const Sha256 place = put_session(*store_, s, {}).place;
     if (between) between(place);
     const StoreSnapshot from = open_snapshot(*store_, place);
-    StoreRestore report;
+    StoreRestoreReport report;
     Session again = restore_session(*store_, *from.snapshot, model_, {.map = map}, &report);
     expect_equal(again, s);
     return report;
@@ -271,7 +272,7 @@ TEST_F(StoreSessions, ComeBackBitForBitAtEveryLengthAroundABlock) {
     for (const int64_t size : {0, 1, 63, 64, 65, 127, 128, 129, 200}) {
       SCOPED_TRACE(size);
       Session s = session(size, type);
-      const StoreRestore r = round_trip(s);
+      const StoreRestoreReport r = round_trip(s);
       EXPECT_EQ(r.fetched, static_cast<size_t>(size / 64));
       EXPECT_EQ(r.computed, 0u);
       EXPECT_EQ(r.restored.recomputed, size % 64);
@@ -281,7 +282,7 @@ TEST_F(StoreSessions, ComeBackBitForBitAtEveryLengthAroundABlock) {
   }
 }
 
-TEST_F(StoreSessions, WhatIsPrunedOrIntervenedComesBackToo) {
+TEST_F(StoreSessions, PrunesAndInterventionsAreRestored) {
   for (const bool shift : {false, true}) {
     for (const auto& [begin, end, more] : std::vector<std::array<int64_t, 3>>{
              {10, 20, 0}, {10, 20, 5}, {0, 128, 3}, {60, 150, 80}}) {
@@ -307,7 +308,7 @@ TEST_F(StoreSessions, WhatIsPrunedOrIntervenedComesBackToo) {
   EXPECT_EQ(round_trip(steered).fetched, 3u);
 }
 
-TEST_F(StoreSessions, WhatTokensDoNotGiveIsInTheStateItself) {
+TEST_F(StoreSessions, EditedBlocksAreInTheStateRecord) {
   Session s = session(150);
   s.set_value(1, 0, 70, std::vector<float>(static_cast<size_t>(model_->config().head_dim), 0.5f));
   EXPECT_EQ(round_trip(s).restored.recomputed, 0);
@@ -333,7 +334,7 @@ TEST_F(StoreSessions, WhateverHappensToBlocksTheyAreComputedAndItIsTold) {
                           const std::string& why) {
     SCOPED_TRACE(why);
     for (const std::string& file : block_files()) fs::remove(file);
-    const StoreRestore r = round_trip(s, [&](const Sha256&) { how(block_files()); });
+    const StoreRestoreReport r = round_trip(s, [&](const Sha256&) { how(block_files()); });
     EXPECT_EQ(r.computed, computed);
     EXPECT_EQ(r.fetched, 4 - computed);
     EXPECT_NE(r.text().find(why), std::string::npos) << r.text();
@@ -370,7 +371,7 @@ TEST_F(StoreSessions, WhateverHappensToBlocksTheyAreComputedAndItIsTold) {
         Session again = session(300);
         EXPECT_THROW(put_session(*stranger, again, {}), Error);  // another user's state
       },
-      4, "HMAC: expected one of the writers' key, found another");
+      4, "HMAC: the record was not sealed with this store's key");
   // An owner of the key stores other bytes under these names. The state's own digests reveal it.
   damage(
       [&](auto files) {
@@ -387,7 +388,7 @@ TEST_F(StoreSessions, WhateverHappensToBlocksTheyAreComputedAndItIsTold) {
       4, "4 held other bytes than the state");
 }
 
-TEST_F(StoreSessions, WhatIsDamagedIsWrittenAgainWhenItIsPutAgain) {
+TEST_F(StoreSessions, APutRepairsDamagedRecords) {
   Session s = session(200);
   const Sha256 place = put_session(*store_, s, {}).place;
   const std::string state = path_ + "/states/" + sha256_text(place).substr(7);
@@ -417,7 +418,7 @@ TEST_F(StoreSessions, ACopyInAnotherDirectorySharesTheBytes) {
     fs::remove(file);
   }
   const StoreSnapshot from = open_snapshot(other, place);
-  StoreRestore report;
+  StoreRestoreReport report;
   Session again = restore_session(other, *from.snapshot, model_, {}, &report);
   expect_equal(again, s);
   EXPECT_EQ(report.fetched, 4u);
@@ -443,7 +444,7 @@ TEST_F(StoreSessions, RecordsOfAnotherVersionAreAsGoodAsNone) {
   const std::string refused = "version: expected 2, found 1";
   become_version_1("blocks");
   const StoreSnapshot from = open_snapshot(*store_, place);
-  StoreRestore report;
+  StoreRestoreReport report;
   Session again = restore_session(*store_, *from.snapshot, model_, {}, &report);
   expect_equal(again, s);
   EXPECT_EQ(report.fetched, 0u);
@@ -481,7 +482,7 @@ TEST_F(StoreSessions, ABudgetIsNeverExceeded) {
     return bytes;
   };
   Session s = session(300);
-  const StoreRestore r = round_trip(s);
+  const StoreRestoreReport r = round_trip(s);
   EXPECT_EQ(total(), 3 * block);
   EXPECT_EQ(r.computed, 1u);
   Session other = session(1);
@@ -490,7 +491,7 @@ TEST_F(StoreSessions, ABudgetIsNeverExceeded) {
   EXPECT_EQ(total(), 3 * block);
 }
 
-TEST_F(StoreTest, NamesAreSetByWhoeverKnowsWhatTheyHold) {
+TEST_F(StoreTest, SettingANameRequiresItsPresentValue) {
   Session a = session(70), b = session(80);
   const Sha256 first = put_session(*store_, a, {}).place,
                second = put_session(*store_, b, {.parent = first, .note = "more"}).place;
@@ -501,10 +502,11 @@ TEST_F(StoreTest, NamesAreSetByWhoeverKnowsWhatTheyHold) {
   const auto digits = [](const Sha256& s, size_t n) { return sha256_text(s).substr(7, n); };
   EXPECT_EQ(error_of([&] { store_->set_name("talk", first, first); }),
             "mismatch: dir:" + path_ + ": name talk: expected state " + digits(first, 16) +
-                ", found state " + digits(second, 16) + ", which somebody has set meanwhile");
+                ", found state " + digits(second, 16) +
+                ", which another writer has set in the meantime");
   EXPECT_EQ(store_->resolve(digits(second, 10)), second);
   EXPECT_EQ(error_of([&] { store_->resolve("nobody"); }),
-            "io: dir:" + path_ + ": nobody: expected a state that is in the store, found none");
+            "io: dir:" + path_ + ": nobody: no such state is in the store");
   EXPECT_THROW(store_->set_name("../x", std::nullopt, first), Error);
   EXPECT_THROW(store_->set_name("abcdef12", std::nullopt, first), Error);
   EXPECT_EQ(store_->names(), std::vector<std::string>{"talk"});
@@ -532,12 +534,12 @@ TEST_F(StoreTest, ATenantFindsNothingOfAnother) {
   EXPECT_EQ(report.states, 1u);
   EXPECT_EQ(report.blocks, 3u);
   const StoreSnapshot from = open_snapshot(alice, of_alice.place);
-  StoreRestore r;
+  StoreRestoreReport r;
   Session again = restore_session(alice, *from.snapshot, model_, {}, &r);
   EXPECT_EQ(r.fetched, 3u);
 }
 
-TEST(BlockMemory, HandsOutAgainWhatNobodyNeeds) {
+TEST(BlockMemory, ReusesFreedMemory) {
   constexpr size_t kBlock = (size_t{2} << 20) + 4096;
   std::shared_ptr<Memory> last;
   {
@@ -565,7 +567,7 @@ TEST(BlockMemory, HandsOutAgainWhatNobodyNeeds) {
   last = nullptr;
 }
 
-TEST_F(StoreTest, ALeaseKeepsWhatNoNameLeadsTo) {
+TEST_F(StoreTest, ALeaseKeepsUnnamedStates) {
   Session s = session(100);
   const Sha256 place = put_session(*store_, s, {}).place;
   GcOptions now;

@@ -258,8 +258,8 @@ class ReferenceModel::Weights {
     }
     return parts;
   }
-  // Returns the gate and the up projection. GPT-NeoX has a single projection, which stands in for
-  // the gate; its up factor is 1.
+  // Returns the gate and the up projection. GPT-NeoX has a single projection, which replaces the
+  // gate; its up factor is 1.
   std::pair<Vec, Vec> gate_and_up(const Vec& n, const std::string& mlp) const {
     if (weights_.contains(mlp + "gate_up_proj.weight")) {
       const Vec both = linear(n, mlp + "gate_up_proj");
@@ -462,8 +462,8 @@ class ReferenceModel::Weights {
     const double most = config_.at("clip_qkv");
     for (double& e : x) e = std::clamp(e, -most, most);
   }
-  // Normalizes a vector of heads and rotates each head to position t. A q/k norm applies to each
-  // head or to all heads at once, by the size of its weight.
+  // Normalizes a vector of heads and rotates each head to position `t`. The size of a q/k norm's
+  // weight decides whether it applies to each head or to all at once.
   Vec turned(Vec x, const std::string& qk_norm, size_t dim, size_t t, size_t layer) const {
     const auto weight = weights_.find(qk_norm + ".weight");
     const bool normed = weight != weights_.end(), each = normed && weight->second.size() == dim;

@@ -86,7 +86,7 @@ Text render(const std::string& source, const ordered_json& messages,
       .render(value_of(messages), false, value_of(variables), 0);
 }
 
-TEST(Template, MarksTellWhoseTextItIs) {
+TEST(Template, MarksShowTheOriginOfText) {
   const std::string source =
       "<a>{% for m in messages %}[{{ m.role }}|{{ m.content }}]{% endfor %}{{ tools[0].name }}{{ "
       "bos_token }}";
@@ -121,7 +121,7 @@ TEST(Template, NamesOfSpecialTokens) {
             "qb['a', 'b']c");
 }
 
-TEST(Template, ToolsAndDocumentsAreNoneWhereTheyAreNotGiven) {
+TEST(Template, MissingToolsAndDocumentsAreNone) {
   const std::string source =
       "{{ tools }} {{ documents }} {{ tools is defined }} {{ add_generation_prompt }} {{ "
       "enable_thinking is defined }}";
@@ -148,7 +148,7 @@ TEST(Template, OneOfSeveralNamedTemplates) {
   EXPECT_EQ(with({{"tools", {1, 2}}}), "T2");
 }
 
-TEST(Template, WhatIsNoConversationIsAnError) {
+TEST(Template, AnInvalidConversationIsAnError) {
   const auto error = [](const ordered_json& messages, const ordered_json& variables) {
     return message_of([&] { render("x", messages, variables); });
   };
@@ -161,7 +161,7 @@ TEST(Template, WhatIsNoConversationIsAnError) {
   EXPECT_EQ(error(ordered_json::array(), {{"messages", 1}}),
             "variables: expected names beside messages and add_generation_prompt, found messages");
   EXPECT_EQ(message_of([] { ChatTemplate{*tokenizer_with(ordered_json::object())}; }),
-            "chat_template: expected a tokenizer with a chat template, found one without");
+            "chat_template: the tokenizer has no chat template");
   EXPECT_EQ(message_of([] {
               ChatTemplate{*tokenizer_with({{"chat_template", "\n{{"}})};
             }),

@@ -141,7 +141,7 @@ TEST(JinjaErrors, NameTheirPlace) {
             "format: t: line 3 column 8: expected a defined value, found 'nope' is undefined");
 }
 
-TEST(JinjaErrors, WhatIsLeftOutIsNamed) {
+TEST(JinjaErrors, MissingPartsAreNamed) {
   EXPECT_EQ(error_in("{% include 'a' %}"),
             "unsupported: t: line 1 column 4: expected a template of one file, without inheritance "
             "or escaping, found include");

@@ -38,7 +38,8 @@ def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=Fa
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols])
+environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                            extensions=[Generation, ext.loopcontrols])
 environment.filters["tojson"] = tojson
 environment.globals["raise_exception"] = refuse
 
@@ -59,4 +60,7 @@ for path in sys.argv[1:]:
         cases = [json.loads(line) for line in f]
     with open(path, "w", encoding="utf-8") as f:
         for template, variables, *_ in cases:
-            f.write(json.dumps([template, variables, result(template, variables, pathlib.Path(path).parent)], ensure_ascii=False) + "\n")
+            f.write(
+                json.dumps(
+                    [template, variables, result(template, variables,
+                                                 pathlib.Path(path).parent)], ensure_ascii=False) + "\n")

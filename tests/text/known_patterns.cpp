@@ -178,7 +178,7 @@ TEST(KnownPatterns, WordsOfEach) {
 
 #ifdef STET_HAVE_PCRE2
 
-TEST(KnownPatterns, EveryCharacterIsOfTheClassThatPcre2Says) {
+TEST(KnownPatterns, CharacterClassesEqualPcre2s) {
   char version[64] = {};
   pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, version);
   if (std::string(stet::kUnicodeVersion) != version) {
@@ -294,7 +294,7 @@ size_t expect_same_ids(const std::string& directory) {
   return count;
 }
 
-TEST(KnownPatterns, TokenizersGiveTheIdsThatTheyGiveWithPcre2) {
+TEST(KnownPatterns, TokenizersGiveTheIdsOfPcre2) {
   EXPECT_GT(expect_same_ids(kLlama), 2500u);
   EXPECT_GT(expect_same_ids(STET_ROOT "/tests/data/tokenizer/gpt2"), 2650u);
   EXPECT_GT(expect_same_ids(STET_ROOT "/tests/data/tokenizer/llama3_1"), 2650u);
@@ -310,7 +310,7 @@ TEST(KnownPatterns, RealTokenizersGiveTheIdsThatTheyGiveWithPcre2) {
 
 #endif
 
-TEST(KnownPatterns, NfcLeavesWhatTheTableSaysAlone) {
+TEST(KnownPatterns, NfcKeepsTextThatTheTableMarksStable) {
   std::string all;
   for (uint32_t code = 0; code < 0x110000; ++code) {
     if (is_scalar(code) && stet::nfc_prefix(utf8(code)) > 0) all += utf8(code);

@@ -67,7 +67,7 @@ TEST(PreTokenizers, AnEmptyMatchIsReplacedToo) {
   EXPECT_EQ(from_json(document)->encode("abb", Bos::off), (Ids{1, 7, 2, 7, 2}));
 }
 
-TEST(PreTokenizers, ThoseThatFilesNameCutAsThoseOfTheModels) {
+TEST(PreTokenizers, NamedRulesSplitLikeTheModels) {
   NEEDS(Pcre2);
   const json published = json::parse(read_text(kData + "pre_tokenizers.json"));
   EXPECT_EQ(published.size(), 12u);
@@ -91,7 +91,7 @@ TEST(PreTokenizers, AllNamesAreKnown) {
   EXPECT_EQ(find_vocabulary_rules("lyrics"), nullptr);
 }
 
-TEST(AddedTokens, InsideWhiteSpaceThatAnotherTakes) {
+TEST(AddedTokens, WithinWhiteSpaceOfAnotherToken) {
   const json taking = {added(9, "<a>", {{"rstrip", true}}), added(10, "\n")};
   EXPECT_EQ(ids_with(taking, "<a>\n b"), (Ids{9, 10, 6, 2}));
   EXPECT_EQ(ids_with(taking, "<a>\n\n  b"), (Ids{9, 10, 10, 6, 6, 2}));
@@ -111,7 +111,7 @@ TEST(AddedTokens, InsideWhiteSpaceThatAnotherTakes) {
 }
 
 // Each newline would look at all that follow it.
-TEST(AddedTokens, ManyThatTakeWhiteSpaceAreNoTrouble) {
+TEST(AddedTokens, ManyStrippingTokensTakeLinearTime) {
   const json newline = {added(9, "\n", {{"rstrip", true}})};
   const std::string text(1'000'000, '\n');
   EXPECT_EQ(ids_with(newline, text), Ids(text.size(), 9));

@@ -40,16 +40,22 @@ def main(directory, out):
     named = {v for v in config.values() if isinstance(v, str)} | {model.get("unk_token")}
     model["vocab"] = {p: i for p, i in model["vocab"].items() if p in parts or p in always or p in named or i in used}
     pairs = [m if isinstance(m, list) else m.split(" ") for m in model["merges"]]
-    model["merges"] = [" ".join(p) if not isinstance(m, list) else p for m, p in zip(model["merges"], pairs)
-                       if all(x in model["vocab"] for x in (p[0], p[1], p[0] + p[1]))]
-    added = [a for a in tokenizer["added_tokens"] if a["id"] in used or a["content"] in named or any(a["content"] in t for t in texts)]
+    model["merges"] = [
+        " ".join(p) if not isinstance(m, list) else p for m, p in zip(model["merges"], pairs)
+        if all(x in model["vocab"] for x in (p[0], p[1], p[0] + p[1]))
+    ]
+    added = [
+        a for a in tokenizer["added_tokens"]
+        if a["id"] in used or a["content"] in named or any(a["content"] in t for t in texts)
+    ]
     ids = {i: n for n, i in enumerate(sorted(set(model["vocab"].values()) | {a["id"] for a in added}))}
     model["vocab"] = {p: ids[i] for p, i in model["vocab"].items()}
     tokenizer["added_tokens"] = [a | {"id": ids[a["id"]]} for a in added]
 
     def renumber(node):
         if isinstance(node, dict):
-            for special in (node.get("special_tokens") or {}).values() if isinstance(node.get("special_tokens"), dict) else ():
+            for special in (node.get("special_tokens") or {}).values() if isinstance(
+                    node.get("special_tokens"), dict) else ():
                 special["ids"] = [ids[i] for i in special["ids"]]
             for value in node.values():
                 renumber(value)
@@ -61,10 +67,12 @@ def main(directory, out):
     for e in golden:
         for name in ("ids", "with_special"):
             e[name] = [ids[i] for i in e[name]]
-    kept = ("bos_token", "eos_token", "unk_token", "add_bos_token", "add_eos_token", "tokenizer_class", "clean_up_tokenization_spaces")
+    kept = ("bos_token", "eos_token", "unk_token", "add_bos_token", "add_eos_token", "tokenizer_class",
+            "clean_up_tokenization_spaces")
     os.makedirs(out, exist_ok=True)
-    for name, value in (("tokenizer.json", tokenizer), ("tokenizer_config.json", {k: config[k] for k in kept if k in config}),
-                        ("golden.json", {"encode": golden})):
+    for name, value in (("tokenizer.json", tokenizer), ("tokenizer_config.json",
+                                                        {k: config[k] for k in kept
+                                                         if k in config}), ("golden.json", {"encode": golden})):
         with open(f"{out}/{name}", "w", encoding="utf-8") as file:
             json.dump(value, file, ensure_ascii=False, separators=(",", ":"))
             file.write("\n")

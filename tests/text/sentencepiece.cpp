@@ -309,7 +309,7 @@ TEST(SentencePiece, LongTextsHaveTheIdsOfTheirParts) {
   for (size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], once[i % once.size()]);
 }
 
-TEST(SentencePiece, RefusesWhatOnlyTheLibraryReads) {
+TEST(SentencePiece, RefusesModelsThatOnlyTheLibraryReads) {
   const auto error = [](const std::string& bytes) {
     return message_of([&] { OneWay(bytes, false, SentencePieceBy::own); });
   };

@@ -133,7 +133,7 @@ TEST(Tokenizer, PutsBosAsAskedFor) {
   const std::string json = small_json().dump();
   const auto plain = Tokenizer::load_from_files({{"tokenizer.json", json}});
   EXPECT_EQ(message_of([&] { plain->encode("a", Bos::on); }),
-            "bos: expected a tokenizer with a bos token, found none");
+            "bos: the tokenizer has no bos token");
   const auto with_bos = from_json(small_json(), R"({"bos_token": "c"})");
   EXPECT_EQ(with_bos->encode("a", Bos::automatic), (Ids{1}));
   EXPECT_EQ(with_bos->encode("a", Bos::on), (Ids{3, 1}));
@@ -389,11 +389,11 @@ TEST(Tokenizer, MissingFilesAreNamed) {
   const std::string directory = testing::TempDir() + "stet_tokenizer_test";
   std::filesystem::create_directories(directory + "/tokenizer.json");
   EXPECT_EQ(message_of([&] { Tokenizer::load(directory); }),
-            directory + "/tokenizer.json: expected a readable file, found one that is not");
+            directory + "/tokenizer.json: cannot be read");
   std::filesystem::remove_all(directory);
 }
 
-TEST(Tokenizer, FingerprintsFollowWhatDecidesIdsAndText) {
+TEST(Tokenizer, FingerprintsCoverEverythingThatAffectsIdsAndText) {
   const std::string base = from_json(small_json())->fingerprint();
   const auto changed = [](const char* patch, const std::string& config = "") {
     nlohmann::json json = small_json();

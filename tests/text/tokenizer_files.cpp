@@ -43,7 +43,7 @@ Tokenizer::Files merges_of(const std::string& directory) {
 
 }  // namespace
 
-TEST(ChatTemplates, OfAFolderGoBeforeTheConfig) {
+TEST(ChatTemplates, TemplateFilesOverrideTheConfig) {
   const TemporaryDirectory directory;
   json config = config_of(kLlama);
   config["chat_template"] = "C";
@@ -73,7 +73,7 @@ TEST(ChatTemplates, OfAFolderGoBeforeTheConfig) {
       "O");
 }
 
-TEST(ChatTemplates, OfAFolderAloneLeaveTheOther) {
+TEST(ChatTemplates, AdditionalTemplatesKeepTheDefaultOne) {
   const TemporaryDirectory directory;
   json config = config_of(kLlama);
   config["chat_template"] = "C";
@@ -85,7 +85,7 @@ TEST(ChatTemplates, OfAFolderAloneLeaveTheOther) {
   EXPECT_EQ(rendered(*tokenizer, true), "T");
 }
 
-TEST(ChatTemplates, OfAProcessorWhereThereIsNoOther) {
+TEST(ChatTemplates, TheProcessorsTemplateIsTheFallback) {
   const TemporaryDirectory directory;
   json config = config_of(kLlama);
   copy_pocket(directory.path(), config);

@@ -1,4 +1,4 @@
-// stet bench: prefill, decode, save, restore, fork, beside what the machine can do.
+// stet bench: measures prefill, decode, save, restore and fork, next to the machine's limits.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,11 +21,11 @@ struct BenchCommand {
   int repeat = 3;
   bool machine = false, without_probes = false, snapshot = false, turns = false, json = false;
   std::vector<int64_t> lengths = {512, 4096, 16384};
-  std::vector<int64_t> batch;  // sessions
+  std::vector<int64_t> batch;  // numbers of sessions
   std::string directory;
 };
 
-// What a contract multiplies with, and its operations in each lane.
+// The probe for the multiply instruction of a contract, and its operations per lane.
 struct Peak {
   float (*probe)(size_t steps);
   int operations;
@@ -40,15 +40,15 @@ Peak peak(const Kernels& k, Contract contract) {
 
 using Regions = std::vector<std::span<const std::byte>>;
 
-// The yardsticks. Each is measured in turn with what is held against it, so that a passing
-// disturbance hits both.
+// Measures the machine's limits. Each is measured in turn with the run that is compared with it, so
+// that a passing disturbance affects both.
 struct Probes {
   const Kernels& kernels;
   Contract contract;
   int threads;
 
-  // Operations in 10^9 per s: independent chains in registers, of what the contract computes linear
-  // layers with.
+  // Returns 10^9 operations per s of independent chains in registers, with the instruction of the
+  // contract's linear layers.
   double peak() const {
     const Peak of = tool::peak(kernels, contract);
     const size_t steps = 4'000'000;
@@ -60,7 +60,7 @@ struct Probes {
     return static_cast<double>(steps) * 16 * 16 * of.operations * threads / (seconds() - start) /
            1e9;
   }
-  // 10^9 bytes per s: these regions once, in order.
+  // Returns 10^9 bytes per s for one read of these regions in order.
   double read(const Regions& regions) const {
     double bytes = 0;
     const double start = seconds();
@@ -80,7 +80,7 @@ struct Machine {
   double read_gb_s, gflop_s;
 };
 
-// Reads of a buffer beyond all caches.
+// Measures reads of a buffer larger than all caches.
 Machine measure_machine(const Probes& probes, int repeat) {
   const size_t bytes = size_t{1} << 30;
   const Memory buffer(bytes);
@@ -96,7 +96,8 @@ Machine measure_machine(const Probes& probes, int repeat) {
   return {median(read), median(peak)};
 }
 
-// Multiply-adds of the linear layers for `tokens` tokens, the head once; twice that in operations.
+// Returns the operations of the linear layers for `tokens` tokens: two per multiply-add, and the
+// head once.
 double prefill_operations(const Model& model, double tokens) {
   const ModelConfig& c = model.config();
   const double q = static_cast<double>(c.heads * c.head_dim),
@@ -120,19 +121,19 @@ double bytes_per_token(const Model& model) {
 
 double as_double(int64_t x) { return static_cast<double>(x); }
 
-// Medians; the share is that of each run in the yardstick right before and after it, so that it
-// holds on a machine whose memory is shared.
+// Medians of a kind of run. The share is computed for each run from the limits right before and
+// after it, so it holds on a machine whose memory is shared.
 struct Timings {
   double seconds, yardstick = 0, share = 0;
 };
 
-// Runs of one kind. `amount`: what each does, in 10^9 of what the yardstick counts per s.
+// Runs of one kind. `amount` is the work of each, in 10^9 units of the limit's rate.
 class Runs {
  public:
   Runs(const BenchCommand& o, double amount, std::function<double()> yardstick)
       : probes_(!o.without_probes), amount_(amount), yardstick_(std::move(yardstick)) {}
 
-  // `times` pieces of work, counted one.
+  // Runs `times` pieces of work and counts their mean as one run.
   template <class F>
   void run(int64_t times, F f) {
     const double before = probes_ ? yardstick_() : 0;
@@ -158,14 +159,14 @@ class Runs {
 
 struct Speed {
   double first;             // s for the first token after loading
-  Timings prefill, decode;  // of the prompt, of one token
+  Timings prefill, decode;  // per prompt, per token
 };
 
-// Prompts and the tokens behind them in turn, as conversations have them.
+// Measures prompts and replies in turn, as in a conversation.
 Speed measure_speed(Session& session, const BenchCommand& o, const Probes& probes) {
   const Model& model = session.model();
   const std::vector<int32_t> ids = some_tokens(model, o.prompt), next = some_tokens(model, 1);
-  const double first = time_of([&] { session.append(next); });  // touches the scratch memory
+  const double first = time_of([&] { session.append(next); });  // first use of the scratch memory
   Runs prefill(o, prefill_operations(model, as_double(o.prompt)) / 1e9,
                [&] { return probes.peak(); });
   Runs decode(o, bytes_per_token(model) / 1e9, [&] { return probes.read(model.matrices()); });
@@ -177,7 +178,8 @@ Speed measure_speed(Session& session, const BenchCommand& o, const Probes& probe
   return {first, prefill.medians(), decode.medians()};
 }
 
-// Decode steps of 1 and of `o.batch` sessions at once, in turn, each behind a prompt of its own.
+// Measures decode steps of 1 and of `o.batch` sessions at once, in turn. Each session has a prompt
+// of its own.
 Json batch_json(const std::shared_ptr<const Model>& model, const SessionOptions& options,
                 const BenchCommand& o) {
   const std::vector<int32_t> ids = some_tokens(*model, o.prompt + 1);
@@ -227,7 +229,7 @@ std::shared_ptr<const Model> load(Json& j, BenchCommand& o, const SessionOptions
   return model;
 }
 
-// Without probes there are no shares, and the peak of memory is the model's.
+// Measures the model. Without probes there are no shares, and the peak of memory is the model's.
 void measure_model(Json& j, BenchCommand& o, const SessionOptions& options, const Probes& probes) {
   const auto model = load(j, o, options);
   Session session(model, options);
@@ -288,14 +290,14 @@ void print_timings(const Json& j) {
                   1e6 * number(s, "fork_s")));
 }
 
-// Lengths beyond what the model allows are left out.
+// Measures snapshots. Leaves out lengths beyond the model's maximum.
 void run_snapshot(BenchCommand& o, const SessionOptions& options) {
   const auto model = o.model.load_model();
   std::vector<int64_t> lengths;
   for (const int64_t n : o.lengths) {
     if (n + 64 <= model->config().max_positions) lengths.push_back(n);
   }
-  if (lengths.empty()) usage_error("--lengths", "one below the model's context", "none");
+  if (lengths.empty()) usage_error("--lengths needs a length below the model's context");
   const std::string directory =
       o.directory.empty() ? std::filesystem::temp_directory_path().string() : o.directory;
   const Json rows = snapshot_figures(model, options, lengths, o.repeat, directory);
@@ -335,37 +337,36 @@ void run(BenchCommand& o) {
 
 void add_bench(Command& app) {
   const auto o = std::make_shared<BenchCommand>();
-  Command* sub = app.add_subcommand("bench", "Speed of this machine and of stet on it.");
-  Option* alone = sub->add_flag("--machine", o->machine, "measure the machine alone");
-  Option* snapshot =
-      sub->add_flag("--snapshot", o->snapshot,
-                    "measure saving, restoring and forking, each beside its yardstick")
-          ->excludes(alone);
+  Command* sub =
+      app.add_subcommand("bench", "Measure the speed of this machine and of stet on it.");
+  Option* alone = sub->add_flag("--machine", o->machine, "measure only the machine");
+  Option* snapshot = sub->add_flag("--snapshot", o->snapshot,
+                                   "measure saving, restoring and forking, each beside its limit")
+                         ->excludes(alone);
   Option* turns = sub->add_flag(
       "--turns", o->turns,
-      "prefill and decode when standard input says so, for measuring in turn with another program");
+      "prefill and decode at commands of standard input, to measure in turn with another program");
   turns->excludes(alone)->excludes(snapshot);
   const auto of_model = [&](Option* option) { return option->excludes(alone)->excludes(snapshot); };
-  of_model(sub->add_option("-p,--prompt-tokens", o->prompt, "tokens of the prefill"))
+  of_model(sub->add_option("-p,--prompt-tokens", o->prompt, "tokens to prefill"))
       ->show_default()
       ->type_name("N")
       ->check(integer(1, 1 << 20));
-  of_model(sub->add_option("-n,--decode-tokens", o->decode, "tokens decoded after it"))
+  of_model(sub->add_option("-n,--decode-tokens", o->decode, "tokens to decode after the prefill"))
       ->show_default()
       ->type_name("N")
       ->check(integer(1, 1 << 20))
       ->excludes(turns);
-  of_model(
-      sub->add_option("--batch", o->batch, "also decode in so many sessions at once, beside one"))
+  of_model(sub->add_option("--batch", o->batch, "also decode in this many sessions at once"))
       ->delimiter(',')
       ->type_name("N,N")
       ->check(integer(1, 256))
       ->excludes(turns);
-  sub->add_option("--repeat", o->repeat, "runs; medians are printed")
+  sub->add_option("--repeat", o->repeat, "number of runs; medians are printed")
       ->show_default()
       ->type_name("N")
       ->check(integer(1, 1000));
-  sub->add_flag("--no-probes", o->without_probes, "measure the model alone")
+  sub->add_flag("--no-probes", o->without_probes, "measure only the model")
       ->excludes(alone)
       ->excludes(snapshot);
   sub->add_option("--lengths", o->lengths,

@@ -48,7 +48,7 @@ Json state_figures(Session& session, const SessionOptions& options, int repeat) 
     const double start = seconds();
     Session back = Snapshot::open(file.path).restore(session.shared_model(), {.session = options});
     restore.push_back(seconds() - start);
-    token.push_back(time_of([&] { back.append(next); }));  // which checks the blocks that it uses
+    token.push_back(time_of([&] { back.append(next); }));  // verifies the blocks that it uses
   }
   for (int i = 0; i < 101; ++i) fork.push_back(time_of([&] { session.fork(); }));
   return {{"positions", session.size()},

@@ -1,5 +1,5 @@
-// What the kinds of `stet bench` share: times, medians, made-up prompts, and figures of the process
-// and of a session's state.
+// Shared by the kinds of `stet bench`: times, medians, made-up prompts, memory of the process, and
+// times of a session's state.
 #pragma once
 
 #include "tools/command/command.hpp"
@@ -17,11 +17,12 @@ double median(std::vector<double> x);
 
 std::vector<int32_t> some_tokens(const Model& model, int64_t n);
 
-// The most memory that this process has had resident; 0 where the system does not say.
+// Returns the peak of the process's resident memory in bytes, or 0 if the system does not report
+// it.
 size_t peak_bytes();
 
-// Saving the session, restoring it with a next token, forking it: medians. The file goes to the
-// system's temporary directory and is removed.
+// Returns the median times for saving the session, restoring it with a next token, and forking it.
+// The file is in the system's temporary directory and is removed.
 Json state_figures(Session& session, const SessionOptions& options, int repeat);
 
 }  // namespace stet::tool

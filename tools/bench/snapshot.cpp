@@ -1,5 +1,5 @@
-// stet bench --snapshot: what saving, restoring and forking cost, each beside its yardstick in the
-// same run.
+// stet bench --snapshot: measures saving, restoring and forking, each next to its limit in the same
+// run.
 #include "tools/bench/snapshot.hpp"
 
 #include <fcntl.h>
@@ -7,8 +7,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <system_error>
 
 #include "stet/base/error.hpp"
 #include "stet/base/memory.hpp"
@@ -18,7 +20,8 @@
 namespace stet::tool {
 namespace {
 
-// A session of `n` tokens whose keys and values are noise: what is in them costs nothing to move.
+// Returns a session of `n` tokens with random keys and values. Their content does not affect the
+// times.
 Session made_up(const std::shared_ptr<const Model>& model, const SessionOptions& options,
                 int64_t n) {
   const ModelConfig& c = model->config();
@@ -36,7 +39,7 @@ Session made_up(const std::shared_ptr<const Model>& model, const SessionOptions&
       std::byte* block = writer.writable(static_cast<int64_t>(b));
       for (size_t i = 0; i < shape.content_bytes() / 2; ++i) {
         x ^= x << 13, x ^= x >> 7, x ^= x << 17;
-        // The upper half of a float32, or a 16-bit float: sign, an exponent near 0, some of the
+        // The upper half of a float32, or a 16-bit float: sign, an exponent near 0, a part of the
         // mantissa.
         const auto half = static_cast<uint16_t>(
             (x & 0x8000u) | (shape.type == KvType::f16 ? 0x3800u : 0x3F00u) | (x >> 20 & 0xFFu));
@@ -52,22 +55,25 @@ Session made_up(const std::shared_ptr<const Model>& model, const SessionOptions&
 
 void plain_write(const std::string& path, std::span<const std::byte> bytes) {
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-  if (fd < 0) throw Error(ErrorKind::io, path, "", "a writable file", "none");
+  if (fd < 0)
+    throw Error(ErrorKind::io, path, "", "a writable file", std::generic_category().message(errno));
   while (!bytes.empty()) {
     const ssize_t n = ::write(fd, bytes.data(), std::min<size_t>(bytes.size(), 8 << 20));
     if (n <= 0) {
       ::close(fd);
-      throw Error(ErrorKind::io, path, "", "to write the file", "a failure");
+      throw Error(ErrorKind::io, path, "", "to write the file",
+                  std::generic_category().message(errno));
     }
     bytes = bytes.subspan(static_cast<size_t>(n));
   }
   const bool good = ::fsync(fd) == 0;
   if (::close(fd) != 0 || !good)
-    throw Error(ErrorKind::io, path, "", "its bytes to reach the disk", "a failure");
+    throw Error(ErrorKind::io, path, "", "its bytes to reach the disk",
+                std::generic_category().message(errno));
 }
 
-// Maps a file and copies it into new memory of the kind that sessions take: the least that a
-// restore must do which does not use it in place.
+// Measures copying a mapped file into new memory of the kind that sessions use. A restore that does
+// not use the file in place must do at least that.
 double copy_time(const std::string& path, int threads) {
   return time_of([&] {
     const auto file = MappedFile::open(path);
@@ -81,7 +87,7 @@ double copy_time(const std::string& path, int threads) {
   });
 }
 
-// What the page faults of a fresh mapping cost: one byte of every page.
+// Measures the page faults of a fresh mapping by reading one byte of every page.
 double fault_time(const std::string& path) {
   const auto file = MappedFile::open(path);
   return time_of([&] {
@@ -93,10 +99,10 @@ double fault_time(const std::string& path) {
   });
 }
 
-// What is measured, each time beside a yardstick taken right before and after: a disk and a memory
-// that others use too are fast and slow in turn. Of what takes much new memory the better of two
-// counts: memory that the host of a virtual machine has taken back, and must provide again, adds
-// seconds to one or the other.
+// Times of runs, each next to its limit, which is measured right before and after it. Shared disks
+// and memory are fast and slow in turn. A run that takes much new memory is done twice, and the
+// better one counts. A virtual machine's host may have to provide the memory first, which takes
+// seconds.
 struct Beside {
   std::vector<double> run, yardstick, share;  // share: yardstick / run
   void add(double r, double y) {
@@ -127,13 +133,13 @@ class Lengths {
     for (int i = 0; i < repeat; ++i) {
       measure_save(n, save);
       Session session = made_up(model_, options_, n);
-      // This file is as new to the system as the snapshot, which must not be touched before its
-      // restore.
+      // The file for page faults is as new to the system as the snapshot, which must not be touched
+      // before its restore.
       fault.push_back(fault_time(plain_));
       resume.push_back(measure_first(session, fault.back(), first));
       fork.push_back(median({time_of([&] { session.fork(); }), time_of([&] { session.fork(); }),
                              time_of([&] { session.fork(); })}));
-      for (int k = 0; k < 3; ++k) measure_read(read);  // cheap, and the noisiest
+      for (int k = 0; k < 3; ++k) measure_read(read);  // cheap and noisy, so three times
     }
     return {{"tokens", n},
             {"bytes", std::filesystem::file_size(path_)},
@@ -160,8 +166,8 @@ class Lengths {
     return time_of([&] { session.append(std::vector<int32_t>{1}); });
   }
 
-  // A session keeps the digests of its full blocks, so each save is of a fresh one. Leaves a file
-  // of each.
+  // Saves fresh sessions, since a session keeps the digests of its full blocks. Leaves a file of
+  // each kind.
   void measure_save(int64_t n, Beside& to) const {
     const std::vector<std::byte> content = read_file(path_, SIZE_MAX);
     Session sessions[2] = {made_up(model_, options_, n), made_up(model_, options_, n)};
@@ -178,8 +184,8 @@ class Lengths {
     plain_write(plain_, content);
   }
 
-  // The first token after a mapped restore, beside ordinary ones right before and after it. Returns
-  // the time to be ready.
+  // Measures the first token after a mapped restore, next to ordinary ones right before and after
+  // it. Returns the time until the session is ready.
   double measure_first(Session& session, double faults, Beside& to) const {
     Session other = session.fork();
     decode(other);  // takes the tail's copy
@@ -214,7 +220,7 @@ Json snapshot_figures(const std::shared_ptr<const Model>& model, const SessionOp
   Json rows = Json::array();
   Lengths measured(model, options, directory);
   for (const int64_t n : lengths) rows.push_back(measured.measure(n, repeat));
-  // Processing a prompt again, for scale: measured once, at the shortest length, and per token.
+  // For comparison, measure processing a prompt again once, at the shortest length, and per token.
   Session session(model, options);
   const std::vector<int32_t> ids = some_tokens(*model, lengths[0]);
   const double prefill = time_of([&] { session.append(ids); });

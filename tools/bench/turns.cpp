@@ -1,5 +1,5 @@
-// stet bench --turns: speed beside another program's, which runs in turn with this one, on a
-// machine that is fast and slow in turn.
+// stet bench --turns: measures in turn with another program, on a machine that is fast and slow in
+// turn.
 #include "tools/bench/turns.hpp"
 
 #include <charconv>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kMostDecoded = 1 << 20;
 
-// N of "decode N"; 0 for any other line.
+// Returns N of "decode N", or 0 for any other line.
 int64_t decoded_tokens(std::string_view line) {
   constexpr std::string_view kDecode = "decode ";
   if (!line.starts_with(kDecode)) return 0;
@@ -29,7 +29,7 @@ void answer_turns(Session& session, const SessionOptions& options, Json loaded, 
   const std::vector<int32_t> ids = some_tokens(session.model(), prompt),
                              next = some_tokens(session.model(), 1);
   const auto decode = [&] { session.append(next); };
-  loaded["first_token_s"] = time_of(decode);  // touches the scratch memory
+  loaded["first_token_s"] = time_of(decode);  // first use of the scratch memory
   out(dump(loaded) + "\n");
   flush_output();
   each_line([&](const std::string& line, const std::string& where) {

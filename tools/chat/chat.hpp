@@ -1,5 +1,5 @@
-// What `stet chat` is made of: one turn, the shell that a person types into, what it keeps in
-// files, and scripted conversations.
+// The parts of `stet chat`: one turn, the shell, the record of saved messages, and scripted
+// conversations.
 #pragma once
 
 #include <functional>
@@ -21,15 +21,15 @@ struct ChatOptions {
   SaveFileOptions save_as;
   RestoreFileOptions restore;
   std::string system, script, resume, save, template_file;
-  std::vector<std::string> variables;  // name=JSON
+  std::vector<std::string> variables;  // each NAME=JSON
   bool special_in_user_text = false, autosave = false, stats = false, json = false;
-  bool overwrite = false;  // of a file that --resume has not read
+  bool overwrite = false;  // --save may replace a file that --resume has not read
 };
 
-// One reply and how it came about.
+// One reply, the prompt before it, and their times.
 struct TurnReport {
   PromptReport prompt;
-  std::vector<int32_t> prompt_ids;  // what was processed before the reply
+  std::vector<int32_t> prompt_ids;  // the tokens processed before the reply
   Reply reply;
   double prefill_s = 0, first_token_s = 0, decode_s = 0;
 
@@ -37,36 +37,37 @@ struct TurnReport {
   std::string text() const;  // one line
 };
 
-// Says `user`, or lets the model reply to what is there, or (both empty) goes on with a reply that
-// was cut. `show` gets the text of the reply, `progress` the tokens of the prompt. Ends early, in
-// good order, when ChatSignals::stopping(): throws Interrupted where that was before the reply.
+// Takes one turn: appends `user` and replies, replies to the messages as they are, or (go_on)
+// continues a reply that was stopped. `show` gets the text of the reply, `progress` the number of
+// prompt tokens processed. Ends early once ChatSignals::stopping(); throws Interrupted if the reply
+// has not started by then.
 enum class Then { reply, go_on };
 TurnReport take_turn(Conversation& conversation, const std::optional<std::string>& user, Then then,
                      const GenerateOptions& options,
                      const std::function<void(std::string_view)>& show,
                      const Progress& progress = nullptr);
 
-// What can be changed with /set. Names and values are as they are typed.
+// The settings that /set changes. Names and values are as typed.
 std::vector<std::string> setting_names();
 std::string settings_text(const GenerationState& state, const ChatOptions& options);  // a line each
-// Changes one setting, or throws an Error that names it and the range it accepts. Returns what else
-// is to be said of it, or "".
+// Changes one setting. Throws an Error with its name and range. Returns a remark on the change, or
+// "".
 std::string change_setting(GenerationState& state, ChatOptions& options, int64_t vocab_size,
                            const std::string& name, const std::string& value);
 
-// For /state, /messages and /verify.
+// Return the texts of /state and /messages.
 std::string state_text(Session& session, const ModelOptions& model);
 std::string messages_text(const std::vector<Message>& messages);
-// Proves the state of a running session. Throws a mismatch Error where it is not equal.
+// Computes the state of a session again. Throws a mismatch Error if it differs.
 std::string verify_live_state(Session& session, const Progress& progress);
 
-// What files hold of the conversations of a chat.
+// Records which messages of a chat are saved in which files.
 class SavedStates {
  public:
-  // The file at `path` holds this conversation from now on.
+  // Records that the file at `path` holds this conversation.
   void add(const std::string& path, const Conversation& conversation);
-  // How many messages of a conversation no file holds. `target`: a file that will be written with
-  // `last`, so that what it holds does not count.
+  // Returns the number of messages of a conversation that no file holds. If `target` will be
+  // written with `last`, that counts instead of its present content.
   size_t missing(const Conversation& conversation, const std::string& target = "",
                  const Conversation* last = nullptr) const;
 
@@ -88,24 +89,24 @@ class ChatShell {
   // `targets` knows the files of --resume and --save as they were before anything was read.
   ChatShell(Conversation first, ChatOptions& options, SaveTargets targets);
 
-  // Whether a person at a terminal types.
+  // Returns true if input and output are a terminal.
   static bool interactive();
-  // A message, or a command that begins with '/' ('//' begins a message). False when it was /quit.
-  // Throws Error for what cannot be done; all is then as it was before.
+  // Takes a message, or a command that begins with '/' ("//" begins a message). Returns false after
+  // /quit. Throws an exception if a command fails; everything is then as it was before.
   bool input(const std::string& line);
   std::vector<std::string> complete(const std::string& line) const;
-  // Reads from standard input until it ends, or /quit, or a signal that ends the chat. False where
-  // something could not be done that nobody was there to mend.
+  // Reads standard input until its end, /quit, or a signal that ends the chat. Returns false if a
+  // command failed and no user at a terminal could correct it.
   bool run();
-  // Writes the current branch to its target (--save), and names on stderr what no file holds. False
-  // where that was said for the first time to someone who `may_stay`. Nothing happens when the chat
-  // was left already.
+  // Saves the current branch to --save, and names on stderr the messages that no file holds.
+  // Returns false if it has named some for the first time and `may_stay` is set. Does nothing once
+  // the chat was left.
   bool leave(bool may_stay);
 
   Conversation& current() { return branches_.at(name_); }
-  const std::optional<TurnReport>& last() const { return last_; }  // since forget_last()
-  void forget_last() { last_.reset(); }
-  bool quiet = false;  // replies are not shown as they come
+  const std::optional<TurnReport>& last() const { return last_; }  // null after clear_last()
+  void clear_last() { last_.reset(); }
+  bool quiet = false;  // do not print replies
 
  private:
   struct Command;
@@ -114,7 +115,7 @@ class ChatShell {
   bool try_input(const std::string& text);
   bool try_leave();
   bool converse(const std::optional<std::string>& user, Then then);
-  void tell_end();
+  void report_end();
   std::string prompt_text() const;
   std::string greeting() const;
 
@@ -122,7 +123,7 @@ class ChatShell {
   void save(const std::string& given);
   void save_to(const std::string& path);
   void load(const std::string& path);
-  std::vector<std::string> losses(bool may_stay) const;
+  std::vector<std::string> unsaved_lines(bool may_stay) const;
   void fork(const std::string& name);
   void switch_to(const std::string& name);
   void list_branches();
@@ -140,17 +141,17 @@ class ChatShell {
   SaveTargets targets_;
   std::optional<TurnReport> last_;
   bool colour_;
-  bool leaving_ = false, left_ = false;  // leave() was called since the last input; for good
-  bool failed_ = false;                  // what run() returns
+  bool leaving_ = false, left_ = false;  // leave() was called since the last input; has saved
+  bool failed_ = false;                  // a command failed without a user to correct it
 };
 
-// A conversation to begin with, as the options say; `greeting` is for stderr. `again`: the model
-// that is loaded already.
+// Return the conversation to begin with, according to the options. `greeting` is set to a line for
+// stderr. `again` is the model if it is loaded already, else null.
 Conversation open_chat(ChatOptions& options, std::string* greeting);
 Conversation resume_chat(ChatOptions& options, const std::string& path,
                          const std::shared_ptr<const Model>& loaded, std::string* greeting);
 
-// Runs options.script. False when an expectation did not hold.
+// Runs options.script. Returns false if a reply was not as expected.
 bool run_chat_script(ChatShell& shell, const ChatOptions& options);
 
 }  // namespace stet::tool

@@ -29,15 +29,14 @@ std::string variables_json(const std::vector<std::string>& given) {
   return dump(all);
 }
 
-// What the command line says of a conversation's beginning.
+// Applies the options for the system message, template and variables.
 void apply(const ChatOptions& o, ChatState& chat) {
   if (!o.template_file.empty()) chat.chat_template = read_prompt(o.template_file);
   if (!o.variables.empty()) chat.variables = variables_json(o.variables);
   if (o.special_in_user_text) chat.special_in_text = true;
 }
 
-// Runs until the conversation ends, however it ends; what was said until then is written to --save.
-// Whether all went well.
+// Runs the conversation. Saves to --save however it ends. Returns false if a command failed.
 bool converse(ChatShell& shell, const ChatOptions& o) {
   bool good = true;
   try {
@@ -60,7 +59,7 @@ void run_chat(ChatOptions& o) {
   if (!o.save.empty()) {
     targets.check(
         o.save, "--save",
-        fmt::format("--resume {0} goes on with it, --overwrite replaces it", printable(o.save)));
+        fmt::format("--resume {0} continues it, --overwrite replaces it", printable(o.save)));
     check_writable(o.save);
   }
   std::string greeting;
@@ -68,8 +67,8 @@ void run_chat(ChatOptions& o) {
       o.resume.empty() ? open_chat(o, &greeting) : resume_chat(o, o.resume, nullptr, &greeting);
   if (!greeting.empty() && !o.json) note(greeting);
   if (!o.system.empty()) first.set_system(o.system);
-  o.sampling.tell_idle(first.session().generation());
-  o.sampling.tell_seed(first.session().generation());
+  o.sampling.report_idle(first.session().generation());
+  o.sampling.report_seed(first.session().generation());
   ChatShell shell(std::move(first), o, std::move(targets));
   bool good = true;
   {
@@ -79,13 +78,13 @@ void run_chat(ChatOptions& o) {
   }
   flush_output();
   if (ChatSignals::ending() != 0)
-    std::raise(ChatSignals::ending());  // the process ends as it would have without a chat to keep
+    std::raise(ChatSignals::ending());  // ends the process as without a handler
   finish_output();
   if (!good) throw ExitStatus{1};
 }
 
-// A state without messages is no beginning of a conversation: its tokens would be dropped at the
-// first turn.
+// Throws an argument Error for a state with tokens but no messages: the first turn would discard
+// the tokens.
 void require_conversation(const Snapshot& snapshot) {
   const size_t tokens = snapshot.tokens().size();
   if (tokens == 0 || !snapshot.meta().chat.messages.empty()) return;
@@ -132,48 +131,49 @@ Conversation resume_chat(ChatOptions& o, const std::string& path,
 
 void add_chat(Command& app) {
   const auto o = std::make_shared<ChatOptions>();
-  Command* sub = app.add_subcommand("chat", "Talk with a model, or run a scripted conversation.");
+  Command* sub = app.add_subcommand("chat", "Chat with a model, or run a scripted conversation.");
   sub->add_option("--system", o->system, "the system message")
       ->type_name("TEXT")
       ->group("Conversation");
   sub->add_option("--script", o->script,
-                  "one message per line, or JSON with expectations (- for standard input)")
+                  "one message per line, or JSON with expected replies (- for standard input)")
       ->type_name("FILE")
       ->group("Conversation");
   sub->add_option("--resume", o->resume,
-                  "go on from a snapshot (which is not written to: that is --save)")
+                  "continue from a snapshot, which is only read (--save writes)")
       ->type_name("FILE")
       ->group("Conversation");
   Option* save =
       sub->add_option("--save", o->save,
-                      "write the state to this file at the end, and to no other: a new one, or "
-                      "that of --resume")
+                      "write the state to this file at the end; it must be new, or that of "
+                      "--resume")
           ->type_name("FILE")
           ->check(named())
           ->group("Conversation");
-  sub->add_flag("--overwrite", o->overwrite, "with --save: replace whatever is in that file")
+  sub->add_flag("--overwrite", o->overwrite, "with --save: replace an existing file")
       ->group("Conversation");
-  Option* output = sub->add_option("-o,--output", o->save, "--save and --overwrite")
+  Option* output = sub->add_option("-o,--output", o->save, "the same as --save FILE --overwrite")
                        ->type_name("FILE")
                        ->check(named())
                        ->group("Conversation");
   output->excludes(save);
-  sub->add_flag("--autosave", o->autosave, "with --save: write it after every reply, too")
+  sub->add_flag("--autosave", o->autosave, "with --save: also save after every reply")
       ->group("Conversation");
   sub->add_option("--chat-template", o->template_file,
-                  "a Jinja template in place of the checkpoint's")
+                  "a Jinja chat template to use instead of the checkpoint's")
       ->type_name("FILE")
       ->group("Conversation");
-  sub->add_texts("--var", o->variables, "a variable for the template: NAME=JSON (again for more)")
+  sub->add_texts("--var", o->variables,
+                 "a variable of the chat template: NAME=JSON (repeat for more)")
       ->group("Conversation");
   sub->add_flag("--special-in-user-text", o->special_in_user_text,
-                "marks in messages are marks, not text")
+                "treat special tokens in messages as special tokens, not as text")
       ->group("Conversation");
   add_raw_output(*sub);
-  sub->add_flag("--stats", o->stats, "a line after each reply: tokens, time")->group("Output");
+  sub->add_flag("--stats", o->stats, "print tokens and time after each reply")->group("Output");
   sub->add_flag("--json", o->json, "with --script: one JSON object per turn")->group("Output");
   sub->add_option("-n,--max-tokens", o->generate.max_tokens,
-                  "most tokens of a reply (default: 512)")
+                  "maximum tokens of a reply (default: 512)")
       ->type_name("N")
       ->check(integer(1, INT64_MAX))
       ->group("Stopping");
@@ -182,13 +182,13 @@ void add_chat(Command& app) {
   o->restore.add_to(*sub);
   o->model.add_to(*sub);
   sub->callback([o, output] {
-    if (o->json && o->script.empty()) required_error("--json: --script");
+    if (o->json && o->script.empty()) usage_error("--json needs --script FILE");
     for (const auto& [name, given] :
          {std::pair{"--autosave", o->autosave}, {"--overwrite", o->overwrite}}) {
-      if (given && o->save.empty()) throw UsageError(fmt::format("{} requires --save", name));
+      if (given && o->save.empty()) usage_error(fmt::format("{} needs --save FILE", name));
     }
     o->overwrite = o->overwrite || output->count() > 0;
-    variables_json(o->variables);  // refused before anything is loaded
+    variables_json(o->variables);  // throws before anything is loaded
     run_chat(*o);
   });
 }

@@ -7,8 +7,8 @@ namespace {
 
 constexpr std::string_view kQuotes = "\"\"\"";
 
-// Where a line opens a block: at its beginning; of a command behind its name, or at the end ("/edit
-// 2 """"). npos: it does not.
+// Returns the index at which a line opens a block, or npos. A message opens one at its beginning, a
+// command after its name or at its end ("/edit 2 """").
 size_t block_at(const std::string& line) {
   if (line.starts_with(kQuotes)) return 0;
   if (!line.starts_with('/') || line.starts_with("//")) return std::string::npos;
@@ -48,7 +48,7 @@ std::optional<std::string> InputLines::add_to_block(const std::string& line) {
   }
   text_ += line.substr(0, size - kQuotes.size());
   if (size == kQuotes.size() && text_.ends_with('\n'))
-    text_.pop_back();  // the quotes had a line to themselves
+    text_.pop_back();  // the closing quotes were alone on their line
   if (message_ && text_.starts_with('/')) text_.insert(0, "/");
   return take();
 }

@@ -1,4 +1,4 @@
-// Lines as they are typed, put together to messages and commands.
+// Joins typed lines to messages and commands.
 #pragma once
 
 #include <optional>
@@ -6,19 +6,17 @@
 
 namespace stet::tool {
 
-// A line that ends in \ goes on in the next. A line that begins with """ opens a message of several
-// lines, which ends with the first line that ends in """; behind a command ("/system """) it opens
-// a text of several lines for that. Lines that come as one (a pasted block) are taken as they are.
-// What begins with one / is a command; a message that begins with / has // there.
+// A line that ends in \ continues in the next. A line that begins with """ opens a message of
+// several lines, and the first line that ends in """ closes it. After a command ("/system """) the
+// quotes open a text for the command. A pasted block is one message. A line that begins with / is a
+// command, and one that begins with // is a message that begins with /.
 class InputLines {
  public:
-  // What is complete with this line, if anything.
+  // Returns the message or command that this line completes, or nothing.
   std::optional<std::string> add(const std::string& line);
-  bool open() const {
-    return state_ != State::none;
-  }                              // something has begun and goes on in the next line
-  void drop();                   // forgets it
-  std::string expected() const;  // how it would end, for an error
+  bool open() const { return state_ != State::none; }  // a message is incomplete
+  void drop();                                         // discards it
+  std::string expected() const;  // the line that would complete it, for an error
 
  private:
   enum class State { none, continued, block };
@@ -26,7 +24,7 @@ class InputLines {
   std::optional<std::string> add_to_block(const std::string& line);
 
   State state_ = State::none;
-  bool message_ = false;  // the block is a message, whatever it begins with
+  bool message_ = false;  // the block is a message even if it begins with /
   std::string text_;
 };
 

@@ -1,8 +1,9 @@
-// What of a chat is in files: saving, loading, and leaving without losing anything in silence.
+// Saving and loading in a chat, and the warning before unsaved messages are lost.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <stdexcept>
 
 #include "stet/base/error.hpp"
 #include "tools/chat/chat.hpp"
@@ -46,15 +47,15 @@ size_t SavedStates::missing(const Conversation& conversation, const std::string&
   const std::vector<int32_t> transcript = conversation.session().transcript();
   return static_cast<size_t>(std::count_if(
       conversation.messages().begin(), conversation.messages().end(), [&](const Message& m) {
-        // A message that no token stands for yet (a system message before the next turn) is a
-        // setting.
+        // A message without tokens yet, such as a system message before the next turn, is a setting
+        // and needs no file.
         return m.end > 0 && std::none_of(files.begin(), files.end(), [&](const auto& file) {
                  return holds(file.second, transcript, m);
                });
       }));
 }
 
-// "FILE", or "--overwrite FILE".
+// `given` is "FILE" or "--overwrite FILE".
 void ChatShell::save(const std::string& given) {
   constexpr std::string_view kOverwrite = "--overwrite ";
   const bool overwrite = given.starts_with(kOverwrite);
@@ -62,7 +63,7 @@ void ChatShell::save(const std::string& given) {
                            : overwrite   ? given.substr(kOverwrite.size())
                                          : given;
   if (path.empty())
-    throw Error(ErrorKind::argument, "", "/save", "a file (there is no --save)", "nothing");
+    throw std::runtime_error("/save needs a file, since the chat was started without --save");
   if (overwrite)
     targets_.know(path);
   else if (canonical(path) != canonical(options_.save))
@@ -80,7 +81,7 @@ void ChatShell::save_to(const std::string& wanted) {
         d = options_.save_as.save(current().session(), current().tokenizer(), to);
       });
   if (path != wanted) {
-    complain(fmt::format("{} was changed by somebody else meanwhile: saved to {} instead",
+    complain(fmt::format("{} was changed by another program: saved to {} instead",
                          printable(wanted), printable(path)));
     if (wanted == options_.save) options_.save = path;
   }
@@ -91,17 +92,16 @@ void ChatShell::save_to(const std::string& wanted) {
 }
 
 void ChatShell::load(const std::string& path) {
-  if (path.empty()) throw Error(ErrorKind::argument, "", "/load", "a file", "nothing");
+  if (path.empty()) throw std::runtime_error("/load needs a file");
   SaveTargets known = targets_;
-  known.know(path);  // as it is before it is read
+  known.know(path);  // its stamp must be taken before it is read
   std::string greeting;
   Conversation loaded = resume_chat(options_, path, current().session().shared_model(), &greeting);
   if (const size_t missing = saved_.missing(current()); missing > 0) {
     std::string name;
     for (int i = 1; name.empty() || branches_.contains(name); ++i)
       name = fmt::format("{}-{}", name_, i);
-    note(fmt::format("({} that no file holds are in branch {} from here on)", count_text(missing),
-                     name));
+    note(fmt::format("({} not saved yet are kept in branch {})", count_text(missing), name));
     branches_.emplace(name, std::move(current()));
   }
   current() = std::move(loaded);
@@ -110,8 +110,8 @@ void ChatShell::load(const std::string& path) {
   note(greeting);
 }
 
-// A line for each branch that would be lost.
-std::vector<std::string> ChatShell::losses(bool may_stay) const {
+// Returns a line for each branch with unsaved messages.
+std::vector<std::string> ChatShell::unsaved_lines(bool may_stay) const {
   const Conversation& now = branches_.at(name_);
   const Conversation* last = options_.save.empty() || now.session().size() == 0 ? nullptr : &now;
   std::vector<std::string> lines;
@@ -122,7 +122,7 @@ std::vector<std::string> ChatShell::losses(bool may_stay) const {
                                 ? "this conversation has"
                                 : fmt::format("branch {} has", printable(name, 40));
     const std::string there = name == name_ ? "" : fmt::format("/switch {}, ", printable(name, 40));
-    lines.push_back(fmt::format("{} {} that no file holds: {}{}{}", who, count_text(missing), there,
+    lines.push_back(fmt::format("{} {} not saved yet: {}{}{}", who, count_text(missing), there,
                                 "/save FILE",
                                 may_stay                ? " keeps them"
                                 : branches_.size() == 1 ? " or --save FILE would have kept them"
@@ -134,7 +134,7 @@ std::vector<std::string> ChatShell::losses(bool may_stay) const {
 bool ChatShell::leave(bool may_stay) {
   if (left_) return true;
   const bool again = std::exchange(leaving_, true);
-  const std::vector<std::string> lost = losses(may_stay);
+  const std::vector<std::string> lost = unsaved_lines(may_stay);
   for (size_t i = 0; i < lost.size() && !again; ++i) complain(lost[i]);
   if (!lost.empty() && may_stay && !again) {
     note("(/quit or Ctrl-D again leaves without keeping them)");

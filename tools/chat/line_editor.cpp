@@ -29,18 +29,18 @@ bool on_terminal() { return isatty(STDIN_FILENO) != 0 && isatty(STDOUT_FILENO) !
 
 }  // namespace
 
-// Bytes of standard input, as long as nothing else is to be done.
+// Reads bytes of standard input until `wake_fd` is readable.
 class LineEditor::Input {
  public:
   explicit Input(int wake_fd) : wake_fd_(wake_fd) {}
 
-  // False at the end of input, and when the process is to do something else.
+  // Returns false at the end of input, and when `wake_fd` is readable.
   bool next(char* byte) {
     if (at_ == size_ && !fill()) return false;
     *byte = buffer_[at_++];
     return true;
   }
-  // False when there is no further line. A pipe's are text of whichever program.
+  // Returns false if there is no further line. A pipe may have any encoding of TextDecoder.
   bool next_line(std::string* line) {
     const bool piped = isatty(STDIN_FILENO) == 0;
     for (char byte; !take_line(line); piped ? decoder_.add(byte, &text_) : text_.push_back(byte)) {
@@ -68,7 +68,7 @@ class LineEditor::Input {
     }
   }
 
-  // Of the text that was decoded, of which only the last character can end a line.
+  // Moves a complete line out of text_. Only its last character can be the end of a line.
   bool take_line(std::string* line) {
     if (!text_.ends_with('\n')) return false;
     text_.pop_back();
@@ -79,7 +79,7 @@ class LineEditor::Input {
   int wake_fd_;
   TextDecoder decoder_{"standard input"};
   std::string text_;
-  size_t at_ = 0, size_ = 0;  // of the buffer: what was handed out, and what was read
+  size_t at_ = 0, size_ = 0;  // of the buffer: bytes used, and bytes read
   char buffer_[4096];
 };
 
@@ -108,14 +108,14 @@ struct LineEditor::Impl {
     el_set(editor, EL_PROMPT_ESC, &Impl::show_prompt, '\1');
     el_set(editor, EL_EDITOR, "emacs");
     el_set(editor, EL_HIST, ::history, history);
-    // el_set would copy these names, and never free the copies.
+    // The wide functions keep these names by pointer. el_set would copy and never free them.
     el_wset(editor, EL_ADDFN, L"stet-complete", L"complete the word", &Impl::complete);
     el_wset(editor, EL_ADDFN, L"stet-give-up", L"give the line up", &Impl::give_up);
     el_wset(editor, EL_ADDFN, L"stet-stop", L"suspend the process", &Impl::stop);
     el_wset(editor, EL_ADDFN, L"stet-paste", L"insert a pasted text", &Impl::paste);
     el_wset(editor, EL_GETCFN, &Impl::next_character);
     el_source(editor, nullptr);  // the user's ~/.editrc
-    // These keys are read as characters, so that no signal comes in the middle of an edit.
+    // Ctrl-C and Ctrl-Z are read as characters, so that no signal interrupts an edit.
     el_set(editor, EL_SETTY, "-d", "-isig", nullptr);
     el_set(editor, EL_BIND, "^I", "stet-complete", nullptr);
     el_set(editor, EL_BIND, "^C", "stet-give-up", nullptr);
@@ -139,7 +139,7 @@ struct LineEditor::Impl {
   }
   static char* show_prompt(EditLine* editor) { return of(editor).prompt.data(); }
 
-  // Whether the terminal sends marks around a text that is pasted.
+  // Turns the marks around pasted text ("bracketed paste") on or off, if the terminal has them.
   static void mark_pastes(bool on) {
     const char* term = std::getenv("TERM");
     if (term == nullptr || std::strcmp(term, "dumb") == 0) return;
@@ -152,12 +152,12 @@ struct LineEditor::Impl {
     for (char byte; of(editor).input.next(&byte);) {
       const size_t size = std::mbrtowc(character, &byte, 1, &state);
       if (size <= 1) return 1;
-      if (size == static_cast<size_t>(-1)) state = {};  // bytes that are no character are left out
+      if (size == static_cast<size_t>(-1)) state = {};  // skip bytes that are no character
     }
     return 0;
   }
 
-  // The text comes between marks, with the lines' ends as the terminal's Enter.
+  // Reads a pasted text up to the closing mark. The terminal sends Enter at the ends of its lines.
   static unsigned char paste(EditLine* editor, int) {
     constexpr std::wstring_view kEnd = L"\033[201~";
     std::wstring text;
@@ -170,7 +170,7 @@ struct LineEditor::Impl {
     text.resize(text.size() - kEnd.size());
     if (text.ends_with(L'\n')) text.pop_back();
     const LineInfo* line = el_line(editor);
-    // A block of lines is a message; a single line may be a command.
+    // A block of lines is always a message; a single line may be a command.
     if (line->buffer == line->lastchar && text.starts_with(L'/') &&
         text.find(L'\n') != std::wstring::npos)
       text.insert(0, L"/");
@@ -192,7 +192,7 @@ struct LineEditor::Impl {
     return CC_REDISPLAY;
   }
 
-  // Inserts what all candidates agree on, or shows them.
+  // Inserts the common beginning of all candidates, or lists them.
   static unsigned char complete(EditLine* editor, int) {
     const LineInfo* info = el_line(editor);
     const std::string line(info->buffer, info->cursor);
@@ -221,7 +221,7 @@ struct LineEditor::Impl {
     prompt = with_prompt;
     given_up = false;
     int count = 0;
-    el_set(editor, EL_PREP_TERM, 1);  // before the prompt shows: keys typed at once are edited, too
+    el_set(editor, EL_PREP_TERM, 1);  // before the prompt, so that early keys can be edited, too
     const char* line = el_gets(editor, &count);
     if (given_up) {
       el_reset(editor);
@@ -237,7 +237,7 @@ struct LineEditor::Impl {
   void remember(const std::string& text) {
     ::history(history, &event, H_ENTER, text.c_str());
     if (file.empty()) return;
-    const mode_t mask = umask(077);  // what is said to a model is nobody else's
+    const mode_t mask = umask(077);  // the history is readable only by its owner
     ::history(history, &event, H_SAVE, file.c_str());
     umask(mask);
   }

@@ -1,4 +1,4 @@
-// Lines that a person types: with editing, history and completion on a terminal, else as they come.
+// Reads lines: on a terminal with editing, history and completion, else as they come.
 #pragma once
 
 #include <functional>
@@ -11,16 +11,16 @@ namespace stet::tool {
 
 class LineEditor {
  public:
-  // What the last word of a line up to the cursor may become, as whole words.
+  // Returns the words that the last word of a line, up to the cursor, may be completed to.
   using Completer = std::function<std::vector<std::string>(const std::string& line)>;
 
-  // `history` is a file that outlives the process; empty: none. What is read ends when `wake_fd` is
-  // readable (-1: none).
+  // `history` is the path of the history file, or empty. read() ends early when `wake_fd` is
+  // readable; -1 stands for none.
   LineEditor(Completer completer, const std::string& history, int wake_fd);
   ~LineEditor();
 
-  enum class Got { line, given_up, end };  // given up with Ctrl-C; the end of input, or Ctrl-D
-  // The next line without its end; several of them where a block was pasted, which ends with none.
+  enum class Got { line, given_up, end };  // given up with Ctrl-C; end of input, or Ctrl-D
+  // Reads the next line without its end. A pasted block is returned as several lines in one text.
   Got read(const std::string& prompt, std::string* line);
 
   class Input;
@@ -28,7 +28,7 @@ class LineEditor {
 
  private:
   std::unique_ptr<Input> input_;
-  std::unique_ptr<Impl> impl_;  // null: not a terminal, or built without libedit
+  std::unique_ptr<Impl> impl_;  // null without a terminal or without libedit
 };
 
 }  // namespace stet::tool

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <stdexcept>
 #include <utility>
 
 #include "stet/base/error.hpp"
@@ -24,7 +25,7 @@ std::string canonical_path(const std::string& path) {
   return full.empty() ? path : full.string();
 }
 
-// "talk-1.stet" of "talk.stet".
+// Returns "talk-1.stet" for "talk.stet" and 1.
 std::string beside(const std::string& path, int number) {
   const std::filesystem::path whole(path);
   return (whole.parent_path() /
@@ -34,8 +35,8 @@ std::string beside(const std::string& path, int number) {
 
 }  // namespace
 
-// A file that no other chat replaces while this object lives: one that is there is locked, one that
-// is not is made, empty.
+// Keeps other chats from replacing a file while this object lives. It locks an existing file, or
+// makes an empty one.
 class SaveTargets::Hold {
  public:
   Hold() = default;
@@ -45,8 +46,8 @@ class SaveTargets::Hold {
   Hold(const Hold&) = delete;
   Hold& operator=(const Hold&) = delete;
 
-  // False where the file is not as it was known. What cannot be opened or made is left to whoever
-  // writes, who can say why.
+  // Returns false if the file is not as it was known. A file that cannot be opened or made is left
+  // to the later write, whose error gives the reason.
   bool take(const std::string& path, const std::optional<Stamp>& known, unsigned mode) {
     lock(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
     if (const auto there = stamp_of(path)) return there == known;
@@ -59,10 +60,10 @@ class SaveTargets::Hold {
     if (fd_ < 0) return false;
     made_ = path;
     if (is_at(path)) return true;
-    errno = EEXIST;  // somebody has locked it first, and written in its place
+    errno = EEXIST;  // another chat has locked it first, and replaced it
     return false;
   }
-  // The file that was made goes, where nothing was written in its place.
+  // Removes the file that this object made, unless it was replaced.
   void undo() const {
     if (!made_.empty() && is_at(made_)) ::unlink(made_.c_str());
   }
@@ -105,15 +106,15 @@ void SaveTargets::check(const std::string& path, const std::string& option,
     return entry.second && entry.second->device == there->device &&
            entry.second->inode == there->inode;
   });
-  if (known) return;  // by another name
-  throw Error(ErrorKind::argument, path, option, "a new file (" + instead + ")",
-              "one that is there already");
+  if (known) return;  // under another name
+  throw std::runtime_error(
+      fmt::format("{}: {} exists already: {}", option, printable(path), instead));
 }
 
 std::string SaveTargets::save(const std::string& path, unsigned mode,
                               const std::function<void(const std::string&)>& write) {
   if (is_in_store(path)) {
-    write(path);  // a name keeps what it stood for before
+    write(path);  // the history of a name keeps its former states
     return path;
   }
   const auto known = known_.find(canonical_path(path));

@@ -1,4 +1,4 @@
-// Scripted conversations: one turn of the user per line, or JSON with expectations.
+// Scripted conversations: one user message per line, or JSON with expected replies.
 #include <fmt/format.h>
 
 #include "src/base/json_value.hpp"
@@ -12,15 +12,15 @@ namespace stet::tool {
 namespace {
 
 struct ScriptTurn {
-  std::string input;                    // what is typed: a message or a command
+  std::string input;                    // a message or a command, as typed
   std::optional<std::string> expected;  // the whole reply
-  std::vector<std::string> contains;    // parts of it
+  std::vector<std::string> contains;    // texts that the reply must contain
 };
 
 const std::vector<std::string> kTurnFields = {"user",  "command",   "expect",
                                               "model", "assistant", "contains"};
 
-// What recordings of a conversation hold beside its texts: positions, which are not compared.
+// Returns true for members of a recorded conversation that give positions. They are not compared.
 bool is_recorded_position(const std::string& name) {
   return name == "ids" || name == "reply_starts" || name == "reply_ends";
 }
@@ -89,7 +89,7 @@ Script read_json(const Json& j, const std::string& where) {
   return script;
 }
 
-// The lines of a script are those of a person who types.
+// Reads a script of lines, with the rules for typed lines.
 Script read_lines(const std::string& text, const std::string& where) {
   Script script;
   InputLines lines;
@@ -106,7 +106,7 @@ Script read_lines(const std::string& text, const std::string& where) {
   return script;
 }
 
-// What is JSON, by its beginning or by its name, is never taken for lines that somebody said.
+// Reads a script. A text that begins as JSON or is named .json is never read as lines.
 Script read_script(const std::string& path) {
   const std::string text = read_prompt(path);
   const size_t first = text.find_first_not_of(" \t\r\n");
@@ -125,8 +125,8 @@ Script read_script(const std::string& path) {
   return read_lines(text, path);
 }
 
-// What is wrong with a reply, or "".
-std::string complaint(const ScriptTurn& turn, const std::string& reply) {
+// Returns the error of a reply that is not as expected, or "".
+std::string mismatch_text(const ScriptTurn& turn, const std::string& reply) {
   if (turn.expected && *turn.expected != reply)
     return fmt::format("expected \"{}\"", printable(*turn.expected, 400));
   for (const std::string& part : turn.contains) {
@@ -149,7 +149,7 @@ bool run_chat_script(ChatShell& shell, const ChatOptions& options) {
     if (!options.json)
       out(fmt::format("{:<7}{}\n", is_command ? "" : "user", printable(shown, 4000)));
     shell.quiet = options.json || !is_command;
-    shell.forget_last();
+    shell.clear_last();
     if (!shell.input(turn.input)) break;
     if (!shell.last()) {
       if (turn.expected || !turn.contains.empty())
@@ -159,7 +159,7 @@ bool run_chat_script(ChatShell& shell, const ChatOptions& options) {
     }
     const std::string reply =
         shell.current().messages().empty() ? "" : shell.current().messages().back().content;
-    const std::string wrong = complaint(turn, reply);
+    const std::string wrong = mismatch_text(turn, reply);
     good = good && wrong.empty();
     if (options.json) {
       Json j = {{"user", shown}};

@@ -1,15 +1,17 @@
-// What /set changes: sampling, limits, what is shown.
+// The settings that /set changes: sampling, limits and output.
 #include <fmt/format.h>
 
 #include <charconv>
+#include <stdexcept>
 
 #include "stet/base/error.hpp"
 #include "tools/chat/chat.hpp"
+#include "tools/command/words.hpp"
 
 namespace stet::tool {
 namespace {
 
-// What settings are read from and written to.
+// The places that settings are read from and written to.
 struct Settings {
   GenerationState& state;
   ChatOptions& options;
@@ -19,9 +21,9 @@ struct Settings {
 struct Setting {
   const char* name;
   const char* range;
-  bool for_draws;  // no effect while greedy
+  bool for_draws;  // has no effect while greedy
   std::string (*text)(const Settings&);
-  // Whether the text is one of the range. What check_generation refuses is not judged here.
+  // Returns false for a text outside the range. check_generation() tests the rest.
   bool (*read)(Settings&, const std::string&);
 };
 
@@ -122,7 +124,7 @@ const std::vector<Setting>& settings() {
   return all;
 }
 
-// What a change means beyond its value.
+// Returns a remark on the effect of a change, or "".
 std::string consequence(const Setting& setting, const SamplingSettings& before,
                         const SamplingSettings& after) {
   if (before.greedy != after.greedy) {
@@ -161,8 +163,8 @@ std::string change_setting(GenerationState& state, ChatOptions& options, int64_t
   const auto found = std::find_if(settings().begin(), settings().end(),
                                   [&](const Setting& s) { return s.name == name; });
   if (found == settings().end()) {
-    throw Error(ErrorKind::argument, "", "/set",
-                fmt::format("one of {}", fmt::join(setting_names(), ", ")), printable(name, 40));
+    throw std::runtime_error(fmt::format("unknown setting {}{} (/set lists them)",
+                                         printable(name, 40), did_you_mean(name, setting_names())));
   }
   const auto refuse = [&] {
     throw Error(ErrorKind::argument, "", name, found->range,

@@ -1,4 +1,4 @@
-// The shell of a chat: what is typed goes to a branch, as a message or a command.
+// The shell of a chat: applies messages and commands to the current branch.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <filesystem>
+#include <stdexcept>
 
 #include "stet/base/error.hpp"
 #include "tools/chat/chat.hpp"
@@ -13,11 +14,12 @@
 #include "tools/chat/line_editor.hpp"
 #include "tools/chat/signals.hpp"
 #include "tools/chat/terminal.hpp"
+#include "tools/command/words.hpp"
 
 namespace stet::tool {
 namespace {
 
-// The first word of a text, and what follows it.
+// Splits a text into its first word and the rest.
 std::pair<std::string, std::string> split_word(const std::string& text) {
   const size_t begin = text.find_first_not_of(' ');
   if (begin == std::string::npos) return {"", ""};
@@ -29,7 +31,7 @@ std::pair<std::string, std::string> split_word(const std::string& text) {
 }
 
 std::string need(const std::string& value, const char* command, const char* what) {
-  if (value.empty()) throw Error(ErrorKind::argument, "", command, what, "nothing");
+  if (value.empty()) throw std::runtime_error(fmt::format("{} needs {}", command, what));
   return value;
 }
 
@@ -43,10 +45,10 @@ int64_t number(const std::string& text, const char* command, int64_t min, int64_
   return value;
 }
 
-// Files and directories that a word may become.
+// Returns the files and directories whose paths begin with `word`.
 std::vector<std::string> paths_like(const std::string& word) {
   namespace fs = std::filesystem;
-  const size_t slash = word.rfind('/') + 1;  // 0 where there is none
+  const size_t slash = word.rfind('/') + 1;  // 0 without a slash
   const std::string folder = word.substr(0, slash);
   std::vector<std::string> paths;
   std::error_code ignored;
@@ -58,12 +60,12 @@ std::vector<std::string> paths_like(const std::string& word) {
   return paths;
 }
 
-// Other words for a command.
+// Returns the command for a synonym.
 std::string command_of(const std::string& word) {
   return word == "/bye" || word == "/exit" ? "/quit" : word == "/?" ? "/help" : word;
 }
 
-// What many type at a terminal to leave. Of a script or a pipe, it is a message.
+// Returns true for words that many users type to leave. In a script or a pipe they are messages.
 bool is_farewell(const std::string& line) {
   const auto [word, rest] = split_word(line);
   return (word == "exit" || word == "quit") && rest.empty();
@@ -80,7 +82,7 @@ struct ChatShell::Command {
 
 const std::vector<ChatShell::Command>& ChatShell::commands() {
   static const std::vector<Command> all = {
-      {"/help", "[COMMAND]", "what can be typed",
+      {"/help", "[COMMAND]", "list commands, or explain one",
        [](ChatShell& s, const std::string& r) { s.help(r); }},
       {"/retry", "", "draw the last reply again (with another seed, unless greedy)",
        [](ChatShell& s, const std::string&) {
@@ -88,45 +90,45 @@ const std::vector<ChatShell::Command>& ChatShell::commands() {
          ++s.current().session().generation().sampling.seed;
          s.converse(std::nullopt, Then::reply);
        }},
-      {"/continue", "", "go on with a reply that was cut",
+      {"/continue", "", "continue a reply that was stopped",
        [](ChatShell& s, const std::string&) {
          if (!s.current().open())
-           throw Error(ErrorKind::argument, "", "/continue", "a reply that was cut", "none");
+           throw std::runtime_error("/continue: the last reply has ended; write a message");
          s.converse(std::nullopt, Then::go_on);
        }},
-      {"/rewind", "[TURNS]", "forget the last turn, or several",
+      {"/rewind", "[TURNS]", "remove the last turn, or several",
        [](ChatShell& s, const std::string& r) { s.rewind(r); }},
-      {"/edit", "[N] TEXT", "say something else in your last message, or in your N-th",
+      {"/edit", "[N] TEXT", "replace your last message, or your N-th, and draw a new reply",
        [](ChatShell& s, const std::string& r) { s.edit(r); }},
       {"/system", "[TEXT]", "set the system message, or remove it",
        [](ChatShell& s, const std::string& r) { s.system(r); }},
-      {"/fork", "NAME", "a branch from here, and go there",
+      {"/fork", "NAME", "make a branch from here and switch to it",
        [](ChatShell& s, const std::string& r) { s.fork(r); }},
-      {"/switch", "NAME", "go to a branch",
+      {"/switch", "NAME", "switch to a branch",
        [](ChatShell& s, const std::string& r) { s.switch_to(r); }},
-      {"/branches", "", "list them", [](ChatShell& s, const std::string&) { s.list_branches(); }},
-      {"/save", "[[--overwrite] FILE]",
-       "a copy of this branch as it is (no FILE: the one of --save)",
+      {"/branches", "", "list branches",
+       [](ChatShell& s, const std::string&) { s.list_branches(); }},
+      {"/save", "[[--overwrite] FILE]", "save this branch to FILE, or to the file of --save",
        [](ChatShell& s, const std::string& r) { s.save(r); }},
-      {"/load", "FILE", "go on from a saved state in this branch",
+      {"/load", "FILE", "continue from a saved state in this branch",
        [](ChatShell& s, const std::string& r) { s.load(r); }},
-      {"/prune", "KEEP [SINKS] [shift]", "see only the last KEEP positions and the first SINKS",
+      {"/prune", "KEEP [SINKS] [shift]", "keep only the last KEEP positions and the first SINKS",
        [](ChatShell& s, const std::string& r) { s.prune(r); }},
-      {"/set", "[NAME VALUE]", "sampling and limits",
+      {"/set", "[NAME VALUE]", "show the settings, or change one",
        [](ChatShell& s, const std::string& r) { s.set(r); }},
-      {"/messages", "", "the conversation so far",
+      {"/messages", "", "print the conversation",
        [](ChatShell& s, const std::string&) { out(messages_text(s.current().messages())); }},
-      {"/state", "", "tokens, cache, digests",
+      {"/state", "", "print tokens, cache and digests",
        [](ChatShell& s, const std::string&) {
          out(state_text(s.current().session(), s.options_.model));
        }},
-      {"/verify", "", "compute everything again and compare every byte",
+      {"/verify", "", "compute the state again and compare every byte",
        [](ChatShell& s, const std::string&) { s.verify(); }},
-      {"/stats", "on|off", "a line after each reply: tokens, time",
+      {"/stats", "on|off", "print tokens and time after each reply",
        [](ChatShell& s, const std::string& r) {
          s.set("stats " + (r.empty() ? s.options_.stats ? "off" : "on" : r));
        }},
-      {"/quit", "", "end (so do /bye, exit and Ctrl-D)", nullptr}};
+      {"/quit", "", "leave (so do /bye, exit and Ctrl-D)", nullptr}};
   return all;
 }
 
@@ -155,8 +157,12 @@ bool ChatShell::command(const std::string& line) {
   for (const Command& c : commands()) {
     if (command_of(word) == c.name) found = &c;
   }
-  if (found == nullptr)
-    throw Error(ErrorKind::argument, "", "command", "one that /help lists", printable(word, 40));
+  if (found == nullptr) {
+    std::vector<std::string> names;
+    for (const Command& c : commands()) names.push_back(c.name);
+    throw std::runtime_error(fmt::format("unknown command {}{} (/help lists them)",
+                                         printable(word, 40), did_you_mean(word, names)));
+  }
   if (found->run == nullptr) return false;
   found->run(*this, rest);
   return true;
@@ -213,7 +219,7 @@ bool ChatShell::run() {
   std::string line;
   for (bool more = true; more && ChatSignals::ending() == 0 && out("");) {
     flush_output();
-    ChatSignals::forget_interrupt();
+    ChatSignals::clear_interrupt();
     const LineEditor::Got got = editor.read(lines.open()    ? "... "
                                             : interactive() ? prompt_text()
                                                             : "",
@@ -226,7 +232,8 @@ bool ChatShell::run() {
       more = !text || try_input(*text);
     } else if (lines.open()) {
       if (got == LineEditor::Got::end)
-        complain(fmt::format("nothing was said: expected {}, found the end", lines.expected()));
+        complain(
+            fmt::format("the message was not sent: the input ended before {}", lines.expected()));
       lines.drop();
       more = interactive();
       failed_ = !more;
@@ -237,13 +244,13 @@ bool ChatShell::run() {
   return !failed_;
 }
 
-// False when the chat is to end.
+// Returns false if the chat is to end.
 bool ChatShell::try_input(const std::string& text) {
   try {
     if (!input(text)) return interactive() && !try_leave();
-  } catch (const std::exception& e) {  // memory may run out, too, and is there for the next try
+  } catch (const std::exception& e) {  // includes a lack of memory, which may pass
     complain(printable(e.what(), 3000));
-    failed_ = failed_ || !interactive();  // who types has seen it, and may do it in another way
+    failed_ = failed_ || !interactive();  // a user at a terminal sees the error and can retry
   }
   leaving_ = false;
   return true;
@@ -255,13 +262,13 @@ bool ChatShell::try_leave() {
     return leave(true);
   } catch (const Error& e) {
     complain(printable(e.what(), 3000));
-    if (!again) note("(/save FILE keeps it elsewhere; /quit or Ctrl-D again leaves all the same)");
+    if (!again) note("(/save FILE saves it elsewhere; /quit or Ctrl-D again leaves without it)");
     failed_ = left_ = again;
     return again;
   }
 }
 
-// ---------------------------------------------------------------- talking
+// ---------------------------------------------------------------- conversation
 
 bool ChatShell::converse(const std::optional<std::string>& user, Then then) {
   int64_t to_process = 0;
@@ -292,23 +299,22 @@ bool ChatShell::converse(const std::optional<std::string>& user, Then then) {
   }
   reading.reset();
   if (!quiet) out_style(colour_ && !at_start ? "\033[0m\n" : "\n");
-  tell_healed(current().session());
-  tell_end();
+  report_healed(current().session());
+  report_end();
   return true;
 }
 
-// What there is to say of the turn just taken, and the copy of it that --autosave asks for.
-void ChatShell::tell_end() {
+// Prints the remarks on the turn just taken, and saves for --autosave.
+void ChatShell::report_end() {
   if (!quiet && options_.stats) note(fmt::format("({})", last_->text()));
   if (!quiet && last_->reply.stop == StopReason::interrupted && ChatSignals::ending() == 0)
-    note("(stopped; /continue goes on)");
+    note("(stopped; /continue continues)");
   if (!quiet && last_->reply.stop == StopReason::length) {
     const Session& session = current().session();
     note(session.size() == session.capacity()
-             ? fmt::format(
-                   "(the context of {} tokens is full; /prune makes room, /rewind goes back)",
-                   session.capacity())
-             : fmt::format("(the limit of {} tokens is reached; /continue goes on)",
+             ? fmt::format("(the context of {} tokens is full; /prune or /rewind makes room)",
+                           session.capacity())
+             : fmt::format("(the limit of {} tokens is reached; /continue continues)",
                            options_.generate.max_tokens));
   }
   if (options_.autosave) save_to(options_.save);
@@ -320,14 +326,14 @@ void ChatShell::edit(const std::string& rest) {
   for (size_t i = 0; i < current().messages().size(); ++i) {
     if (current().messages()[i].role == "user") users.push_back(i);
   }
-  if (users.empty()) throw Error(ErrorKind::argument, "", "/edit", "a message of yours", "none");
+  if (users.empty()) throw std::runtime_error("/edit: there is no message of yours yet");
   const bool numbered = !tail.empty() && first.find_first_not_of("0123456789") == std::string::npos;
   const int64_t n = numbered ? number(first, "/edit", 1, static_cast<int64_t>(users.size()))
                              : static_cast<int64_t>(users.size());
   const std::string text = need(numbered ? tail : rest, "/edit", "the new text");
   const size_t at = users[static_cast<size_t>(n - 1)];
-  // What is kept of the tokens shows only when the new text is compared: the conversation is cut
-  // there, not the session.
+  // Cut only the messages, not the session: the tokens to keep are known once the new text is
+  // compared.
   std::vector<Message> messages(current().messages().begin(),
                                 current().messages().begin() + static_cast<std::ptrdiff_t>(at));
   Conversation before = current().fork();
@@ -343,7 +349,7 @@ void ChatShell::edit(const std::string& rest) {
 void ChatShell::rewind(const std::string& turns) {
   const int64_t before = current().session().size();
   current().rewind(turns.empty() ? 1 : number(turns, "/rewind", 1, INT32_MAX));
-  note(fmt::format("({} tokens forgotten, {} left)", before - current().session().size(),
+  note(fmt::format("({} tokens removed, {} left)", before - current().session().size(),
                    current().session().size()));
 }
 
@@ -352,7 +358,7 @@ void ChatShell::system(const std::string& text) {
   const PromptReport p = current().messages().empty() || current().session().size() == 0
                              ? PromptReport()
                              : current().plan(current().messages());
-  note(fmt::format("(from the next message on{})",
+  note(fmt::format("(used from the next message on{})",
                    p.kept + p.recomputed + p.added == 0
                        ? ""
                        : fmt::format(": {} tokens will be processed again", p.recomputed)));
@@ -362,15 +368,21 @@ void ChatShell::system(const std::string& text) {
 
 void ChatShell::fork(const std::string& rest) {
   const std::string name = need(rest, "/fork", "a name");
-  if (branches_.contains(name)) throw Error(ErrorKind::argument, "", "/fork", "a new name", name);
+  if (branches_.contains(name))
+    throw std::runtime_error(
+        fmt::format("there is a branch {0} already; /switch {0} goes there", printable(name, 40)));
   branches_.emplace(name, current().fork());
   name_ = name;
 }
 
 void ChatShell::switch_to(const std::string& name) {
-  if (!branches_.contains(name))
-    throw Error(ErrorKind::argument, "", "/switch", "a branch that /branches lists",
-                printable(name, 40));
+  need(name, "/switch", "the name of a branch");
+  if (!branches_.contains(name)) {
+    std::vector<std::string> names;
+    for (const auto& [known, unused] : branches_) names.push_back(known);
+    throw std::runtime_error(fmt::format("there is no branch {}{} (/branches lists them)",
+                                         printable(name, 40), did_you_mean(name, names)));
+  }
   name_ = name;
 }
 
@@ -385,14 +397,14 @@ void ChatShell::prune(const std::string& rest) {
   const auto [keep, more] = split_word(rest);
   const auto [sinks, how] = split_word(more == "shift" ? "0 shift" : more);
   if (!how.empty() && how != "shift")
-    throw Error(ErrorKind::argument, "", "/prune", "KEEP [SINKS] [shift]", rest);
+    throw std::runtime_error("/prune takes KEEP [SINKS] [shift], as in /prune 256 4");
   PruneOptions p;
   p.keep_last =
       number(need(keep, "/prune", "the number of positions to keep"), "/prune", 0, INT32_MAX);
   p.sinks = sinks.empty() ? 0 : number(sinks, "/prune", 0, INT32_MAX);
   p.shift = how == "shift";
-  const int64_t gone = current().session().prune(p);
-  note(fmt::format("({} positions are seen no more)", gone));
+  const int64_t pruned = current().session().prune(p);
+  note(fmt::format("({} positions pruned)", pruned));
 }
 
 // ---------------------------------------------------------------- settings and proof
@@ -432,10 +444,10 @@ void ChatShell::help(const std::string& about) {
     out(fmt::format("  {:<32} {}\n", fmt::format("{} {}", c.name, c.arguments), c.help));
   }
   if (!about.empty()) return;
-  out("Ctrl-C stops a reply; the state stays whole, and /continue goes on with it.\n"
-      "A line that ends in \\ goes on in the next. \"\"\" begins a message of several lines, and "
-      "ends it. A pasted block is one\n"
-      "message. // begins a message with a slash.\n");
+  out("Ctrl-C stops a reply, and /continue continues it.\n"
+      "A line that ends in \\ continues in the next. \"\"\" begins and ends a message of several "
+      "lines.\n"
+      "A pasted block is one message. // begins a message that starts with a slash.\n");
 }
 
 }  // namespace stet::tool

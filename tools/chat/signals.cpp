@@ -19,7 +19,7 @@ void note_signal(int signal) {
   }
   const int error = errno;
   ending_signal = signal;
-  (void)!::write(wake_pipe[1], "", 1);  // a pipe that is full wakes as well
+  (void)!::write(wake_pipe[1], "", 1);  // if the pipe is full, it is readable already
   errno = error;
 }
 
@@ -50,7 +50,7 @@ ChatSignals::~ChatSignals() {
 
 int ChatSignals::ending() { return ending_signal; }
 bool ChatSignals::stopping() { return ending_signal != 0 || interrupted != 0; }
-void ChatSignals::forget_interrupt() { interrupted = 0; }
+void ChatSignals::clear_interrupt() { interrupted = 0; }
 int ChatSignals::wake_fd() { return wake_pipe[0]; }
 
 }  // namespace stet::tool

@@ -1,28 +1,27 @@
-// The signals that end a chat, or stop what it is doing, in good order.
+// The signals that end a chat, or stop a reply, without losing the state.
 #pragma once
 
 #include <csignal>
 
 namespace stet::tool {
 
-// While an object of this class lives, SIGHUP, SIGTERM and SIGINT are noted instead of ending the
-// process; those that the process was started to ignore (nohup) stay ignored. There is at most one
-// object at a time.
+// While an object of this class lives, SIGHUP, SIGTERM and SIGINT are recorded instead of ending
+// the process. Signals that the process was started to ignore (nohup) stay ignored. At most one
+// object may exist at a time.
 class ChatSignals {
  public:
-  // What SIGINT asks for: to stop the reply that is being drawn, or to end the chat as SIGTERM
-  // does.
+  // The effect of SIGINT: it stops the reply that is being drawn, or ends the chat as SIGTERM does.
   enum class Interrupt { stops, ends };
   explicit ChatSignals(Interrupt interrupt);
   ~ChatSignals();
   ChatSignals(const ChatSignals&) = delete;
   ChatSignals& operator=(const ChatSignals&) = delete;
 
-  static int ending();  // the signal that asked the chat to end; 0: none
-  // Whether work under way is to stop, for ending() or for a SIGINT since forget_interrupt().
+  static int ending();  // the signal that asked the chat to end, or 0
+  // Returns true after an ending() signal, or a SIGINT since clear_interrupt().
   static bool stopping();
-  static void forget_interrupt();
-  // A descriptor that is readable once there is an ending() signal; -1 without an object.
+  static void clear_interrupt();
+  // Returns a descriptor that is readable after an ending() signal, or -1 without an object.
   static int wake_fd();
 
  private:

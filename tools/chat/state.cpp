@@ -1,4 +1,4 @@
-// What /state, /messages and /verify tell of a conversation.
+// The texts of /state, /messages and /verify.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -51,8 +51,12 @@ std::string state_text(Session& session, const ModelOptions& model) {
 
 std::string messages_text(const std::vector<Message>& messages) {
   std::string text;
-  for (const Message& m : messages)
-    text += fmt::format("{}: {}\n", m.role, printable(m.content, 4000));
+  for (const Message& m : messages) {
+    text += m.role + ": ";
+    // Further lines are indented, so that none looks like the beginning of another message.
+    for (const char c : m.content) text += c == '\n' ? std::string("\n  ") : std::string(1, c);
+    text += '\n';
+  }
   return text;
 }
 

@@ -1,4 +1,4 @@
-// What a chat shows beside its text: colours, notes on stderr, and how far a long prompt is.
+// Colours, notes on stderr, and the progress of long prompts.
 #pragma once
 
 #include <condition_variable>
@@ -9,30 +9,30 @@
 
 namespace stet::tool {
 
-// Whether text written to this descriptor is coloured: a terminal that is not dumb, and no NO_COLOR
-// in the environment.
+// Returns true if text for this descriptor is to be coloured: a terminal that is not dumb, without
+// NO_COLOR in the environment.
 bool colours_on(int fd);
-// Whether lines on stderr may be written over.
+// Returns true if lines on stderr can be overwritten.
 bool animations_on();
 
-// A line on stderr beside the conversation. Where stderr is gone or full, nothing happens.
+// Writes a line to stderr. Does nothing if stderr is closed or full.
 void note(const std::string& text);
-// The same for what could not be done.
+// Writes an error the same way, in another colour.
 void complain(const std::string& text);
 
-// While tokens are processed, a line on the terminal that turns and counts them; it appears after a
-// moment, or with the first progress of a prompt that is long. Without animations_on() it does
-// nothing. Not to be moved.
+// Shows a line with a turning mark and a count while tokens are processed. It appears after a
+// moment, or at once for a long prompt with progress. Does nothing without animations_on(). Must
+// not be moved.
 class ProgressLine {
  public:
-  // "what done / total tokens", say "reading 512 / 4096 tokens".
+  // Shows "WHAT done / TOTAL tokens", such as "reading 512 / 4096 tokens".
   ProgressLine(std::string what, int64_t total);
   ~ProgressLine() { stop(); }
   ProgressLine(const ProgressLine&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;
 
   void progress(int64_t done);
-  void stop();  // takes the line away; the terminal is the caller's again
+  void stop();  // removes the line, after which the caller may write
 
  private:
   void turn();
@@ -40,7 +40,7 @@ class ProgressLine {
 
   const std::string what_;
   const int64_t total_;
-  std::mutex mutex_;  // guards all that follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   int64_t done_ = 0;
   int frame_ = 0;

@@ -16,11 +16,11 @@ struct Shape {
   const char* name;
   int hidden, intermediate, layers, heads, kv_heads, head_dim, vocab;
   int context;         // max_position_embeddings
-  int window;          // sliding_window; 0 without
+  int window;          // sliding_window, or 0
   int query_scalar;    // query_pre_attn_scalar of a Gemma
-  double rope_factor;  // of rope_scaling; 0 without
+  double rope_factor;  // of rope_scaling, or 0
   bool tied;
-  Json (*config)(const Shape& shape);  // what the family's configs have beside the sizes
+  Json (*config)(const Shape& shape);  // returns the family's fields other than the sizes
 };
 
 Json gemma2_config(const Shape& shape);
@@ -61,7 +61,7 @@ const Shape* find_shape(const std::string& name) {
   return it == std::end(kShapes) ? nullptr : it;
 }
 
-// The sizes, as all families after GPT-2 name them.
+// Returns the sizes, named as in all families after GPT-2.
 Json sizes(const Shape& shape) {
   return {{"attention_dropout", 0.0},
           {"head_dim", shape.head_dim},
@@ -122,7 +122,7 @@ Json gemma3_config(const Shape& shape) {
   };
   if (shape.rope_factor > 0)
     config["rope_scaling"] = {{"factor", shape.rope_factor}, {"rope_type", "linear"}};
-  // The 270m is of a later version of the format than the others.
+  // The 270m has a later version of the format than the others.
   if (shape.layers == 18) {
     config["_sliding_window_pattern"] = 6;
     for (int i = 1; i <= shape.layers; ++i) {
@@ -266,18 +266,18 @@ Json gpt_oss_config(const Shape& shape) {
               {"torch_dtype", "bfloat16"}};
 }
 
-// What families differ in, as far as names and sizes of weights go; and the defaults that their
-// configs leave out.
+// The differences between families in names and sizes of weights, and the defaults of their
+// configs.
 struct Family {
   const char* model_type;
   const char* prefix;  // of every tensor's name
-  bool four_norms;     // around the MLP too, as Gemma 2 and 3 have them
+  bool four_norms;     // norms after attention and MLP as well, as in Gemma 2 and 3
   bool qk_norm;
-  bool qkv_bias;     // whatever attention_bias says
-  float norm_mean;   // the weight at which a norm only normalizes: Gemma stores weight - 1
-  bool tied;         // unless tie_word_embeddings says otherwise
+  bool qkv_bias;     // regardless of attention_bias
+  float norm_mean;   // the weight of a norm that only normalizes: Gemma stores weight - 1
+  bool tied;         // the default of tie_word_embeddings
   int64_t head_dim;  // 0: hidden_size / num_attention_heads
-  int64_t heads, kv_heads, vocab;  // 0: must be given (kv_heads: as heads)
+  int64_t heads, kv_heads, vocab;  // 0: required in the config (kv_heads: equal to heads)
 };
 
 constexpr Family kFamilies[] = {
@@ -309,7 +309,7 @@ stet::JsonReader reader_of(const Json& config, const std::string& file) {
   return stet::parse_json(config.dump(), file);
 }
 
-// The part of a config that describes the language model.
+// Returns the part of a config that describes the language model.
 Json& text_part(Json& config) {
   return config.contains("text_config") && config["text_config"].is_object() ? config["text_config"]
                                                                              : config;
@@ -323,13 +323,13 @@ class WeightList {
  public:
   explicit WeightList(const Family& family) : family_(family) {}
 
-  // [outputs, inputs], with a deviation that keeps the variance of what passes through.
+  // Adds a matrix [outputs, inputs] with a deviation that keeps the variance of activations.
   void linear(const std::string& name, int64_t outputs, int64_t inputs, bool bias) {
     const float deviation = 1.0f / std::sqrt(static_cast<float>(inputs));
     add(name + ".weight", {outputs, inputs}, {0, deviation});
     if (bias) add(name + ".bias", {outputs}, {0, 0.02f});
   }
-  // The same as GPT-2's Conv1D stores it: [inputs, outputs].
+  // Adds a matrix in the layout of GPT-2's Conv1D: [inputs, outputs].
   void transposed(const std::string& name, int64_t outputs, int64_t inputs) {
     add(name + ".weight", {inputs, outputs}, {0, 1.0f / std::sqrt(static_cast<float>(inputs))});
     add(name + ".bias", {outputs}, {0, 0.02f});
@@ -458,7 +458,7 @@ void set_weight_dtype(Json* config, stet::DType dtype) {
 
 namespace {
 
-// Whether a layer of Qwen 3's mixtures has experts.
+// Returns true if a layer of Qwen 3's mixtures has experts.
 bool is_sparse_layer(const stet::JsonReader& config, int64_t layer) {
   const std::vector<int64_t> dense = config.integers("mlp_only_layers", 0, kMaxLayers);
   return (layer + 1) % config.integer_or("decoder_sparse_step", 1, 1, kMaxLayers) == 0 &&

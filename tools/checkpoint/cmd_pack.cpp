@@ -1,5 +1,5 @@
-// stet quantize, stet prepare: checkpoints that are mapped and used as they stand in the file; and
-// stet convert-model, which writes GGUF.
+// stet quantize and prepare, which write checkpoints that are mapped and used in place, and stet
+// convert-model, which writes GGUF.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -24,8 +24,9 @@ struct PackCommand {
   int threads = 0;
 };
 
-// Null without a file. Measured where the weights are still what they were, on pieces of the text
-// that know nothing of each other, each with what the tokenizer puts before a text.
+// Returns the importance of inputs on the text of `file`, or null without a file. It is measured
+// with the original weights, on separate pieces of the text. Each piece begins with the tokenizer's
+// marks.
 std::unique_ptr<const Importance> measured(const CheckpointOption& checkpoint,
                                            const std::string& file,
                                            const std::shared_ptr<const FileSource>& source,
@@ -70,7 +71,7 @@ void run(const PackCommand& o) {
     pack_checkpoint(*source, Contract::ggml, o.directory, o.threads, nullptr,
                     BlockRounding{blocks->second, importance.get()});
   } else if (!o.importance.empty()) {
-    usage_error("--importance", "--to q4k, q5k or q6k", "--to " + o.to);
+    usage_error("--importance is for --to q4k, q5k and q6k only");
   } else {
     pack_checkpoint(*source, o.to.empty() ? contract_of_weights(*source) : *parse_contract(o.to),
                     o.directory, o.threads);
@@ -84,8 +85,7 @@ void run(const PackCommand& o) {
 void add_importance(Command& app, std::string& file) {
   app.add_option(
          "--importance", file,
-         "text in UTF-8 by which K types weigh the errors of their rounding: inputs that are "
-         "large there count more")
+         "sample text in UTF-8 for K types: errors count more for inputs that are large on it")
       ->type_name("TEXT")
       ->check(named());
 }
@@ -95,7 +95,7 @@ void add(Command& app, const std::string& name, const std::string& help,
   Command* sub = app.add_subcommand(name, help);
   o->checkpoint.add_to(*sub);
   o->checkpoint.add_overrides_to(*sub);
-  sub->add_option("-o,--output", o->directory, "directory to make, or an empty one")
+  sub->add_option("-o,--output", o->directory, "a new or empty directory")
       ->type_name("DIR")
       ->required()
       ->check(named());
@@ -119,7 +119,7 @@ const std::vector<std::pair<std::string, GgufWeights>> kTypes = {
 const std::vector<std::pair<std::string, GgufTokenizer>> kTokenizers = {
     {"own", GgufTokenizer::own},
     {"none", GgufTokenizer::none},
-    {"made-up", GgufTokenizer::made_up}};
+    {"made-up", GgufTokenizer::placeholder}};
 
 template <class T>
 T chosen(const std::vector<std::pair<std::string, T>>& all, const std::string& name) {
@@ -141,7 +141,7 @@ struct ConvertCommand {
 void run(const ConvertCommand& o) {
   const double start = seconds();
   if (!o.importance.empty() && !o.type.ends_with("_k"))
-    usage_error("--importance", "--type q4_k, q5_k or q6_k", "--type " + o.type);
+    usage_error("--importance is for --type q4_k, q5_k and q6_k only");
   const auto source = o.checkpoint.source();
   check_writable(o.file);
   GgufTokenizer tokenizer = chosen(kTokenizers, o.tokenizer);
@@ -163,7 +163,8 @@ void run(const ConvertCommand& o) {
 void add_convert_model(Command& app) {
   const auto o = std::make_shared<ConvertCommand>();
   Command* sub = app.add_subcommand(
-      "convert-model", "A checkpoint as a GGUF file, for llama.cpp and what reads its files.");
+      "convert-model",
+      "Convert a checkpoint to a GGUF file, for llama.cpp and programs that read its files.");
   o->checkpoint.add_to(*sub);
   o->checkpoint.add_overrides_to(*sub);
   sub->add_option_function(
@@ -180,14 +181,15 @@ void add_convert_model(Command& app) {
       ->type_name("OUT.gguf")
       ->required()
       ->check(named());
-  sub->add_option("--type", o->type,
-                  "of matrices: f32, f16, bf16, q8_0, q4_0, q4_k, q5_k or q6_k (default: stored, "
-                  "as they are)")
+  sub->add_option(
+         "--type", o->type,
+         "type of matrices: f32, f16, bf16, q8_0, q4_0, q4_k, q5_k or q6_k (default: as stored)")
       ->type_name("TYPE")
       ->check(one_of_these(kTypes));
   add_importance(*sub, o->importance);
-  sub->add_option("--tokenizer", o->tokenizer,
-                  "own (default), none, or made-up for programs that go by ids and want one")
+  sub->add_option(
+         "--tokenizer", o->tokenizer,
+         "own (default), none, or made-up (a placeholder, for programs that use ids but need one)")
       ->type_name("WHICH")
       ->check(one_of_these(kTokenizers));
   add_threads(*sub, o->threads);
@@ -195,11 +197,12 @@ void add_convert_model(Command& app) {
 }
 
 void add_quantize(Command& app) {
-  add(app, "quantize", "A checkpoint with rounded weights, mapped and used in place.",
+  add(app, "quantize", "Quantize a checkpoint to a packed one, which is mapped and used in place.",
       std::make_shared<PackCommand>());
 }
 void add_prepare(Command& app) {
-  add(app, "prepare", "The same checkpoint, packed once: mapped and used in place.",
+  add(app, "prepare",
+      "Pack a checkpoint without rounding; the packed one is mapped and used in place.",
       std::make_shared<PackCommand>());
 }
 

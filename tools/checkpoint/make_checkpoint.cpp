@@ -1,5 +1,5 @@
-// make_checkpoint: a checkpoint directory of seeded random weights in the published layout, for
-// benchmarks and load tests. config.json is written last: a directory that has it is complete.
+// make_checkpoint: writes a checkpoint of seeded random weights in the published layout, for
+// benchmarks and load tests. It writes config.json last: a directory that has it is complete.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -28,13 +28,13 @@ using Json = nlohmann::json;
 using stet_tools::Weight;
 
 constexpr size_t kConfigLimit = 16 << 20;
-constexpr size_t kChunk = 16 << 20;  // bytes generated at a time
+constexpr size_t kChunk = 16 << 20;  // bytes generated per piece
 
 struct Options {
   std::string shape, directory, dtype;
   uint64_t seed = 0;
   uint64_t shard_size = 5'000'000'000;
-  int64_t layers = 0;  // 0: as the config says
+  int64_t layers = 0;  // 0: the config's number
   unsigned threads = std::max(1u, std::thread::hardware_concurrency());
   bool force = false, dry_run = false;
 };
@@ -56,7 +56,7 @@ stet::DType dtype_of(const Weight& weight, const Plan& plan) {
   return weight.bytes.values > 0 ? stet::DType::u8 : plan.dtype;
 }
 
-// Fills each shard up to its size; a tensor that is larger has a shard of its own.
+// Fills each shard up to its size. A larger tensor gets a shard of its own.
 void split(std::vector<Weight> weights, uint64_t shard_size, Plan* plan) {
   uint64_t filled = 0;
   for (Weight& weight : weights) {
@@ -109,8 +109,7 @@ bool belongs_to_a_checkpoint(const std::string& name) {
          (name.starts_with("model") && name.ends_with(".safetensors"));
 }
 
-// Makes the directory, or sees that it is empty; with `force`, removes the checkpoint that is
-// there.
+// Makes the directory, or checks that it is empty. With `force`, removes the checkpoint in it.
 void prepare_directory(const Options& options, uint64_t bytes) {
   std::error_code error;
   const auto check = [&](const std::string& expected) {
@@ -130,7 +129,7 @@ void prepare_directory(const Options& options, uint64_t bytes) {
     if (belongs_to_a_checkpoint(name)) old.push_back(it->path());
   }
   check("a directory to write to");
-  // config.json goes first, so that what is left of an old checkpoint never looks complete.
+  // Remove config.json first, so that the rest of an old checkpoint never looks complete.
   std::sort(old.begin(), old.end());
   for (const fs::path& path : old) {
     fs::remove(path, error);
@@ -147,7 +146,7 @@ class CheckpointWriter {
  public:
   CheckpointWriter(const Options& options, const Plan& plan) : options_(options), plan_(plan) {}
 
-  // Writes everything. When that fails, nothing of it stays.
+  // Writes everything, or removes all of it if that fails.
   void write() {
     try {
       write_shards();
@@ -243,7 +242,7 @@ void run(const Options& options) {
 
 int main(int argc, char** argv) {
   stet::tool::open_standard_streams();
-  std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is then an error like a full disk
+  std::signal(SIGXFSZ, SIG_IGN);  // exceeding a file size limit is then an error like a full disk
   Options options;
   CLI::App app(
       "Writes a checkpoint of seeded random weights in the published Hugging Face layout.\n"

@@ -9,15 +9,15 @@
 namespace stet_tools {
 namespace {
 
-// The finalizer of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
-// generators", 2014).
+// Finalizer of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
+// 2014).
 uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
   x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
   return x ^ (x >> 31);
 }
 
-// The sum of four uniform 16-bit numbers, centred: its deviation is sqrt(4 (2^32 - 1) / 12).
+// Deviation of the sum of four centred uniform 16-bit numbers: sqrt(4 (2^32 - 1) / 12).
 constexpr float kDeviation = 37837.227f;
 
 float draw(uint64_t key, uint64_t i) {
@@ -32,11 +32,11 @@ uint16_t to_bf16(float value) {
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// For |value| < 65504: no weight comes near that.
+// Rounds |value| < 65504 to nearest even; no weight is larger.
 uint16_t to_f16(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
-  // Below 2^-14, adding 0.5 rounds at the 2^-24 in which denormals count.
+  // Below 2^-14, adding 0.5 rounds to multiples of 2^-24, the unit of denormals.
   if (magnitude < 0x38800000) {
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
     return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3f000000));

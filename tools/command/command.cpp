@@ -40,13 +40,13 @@ bool is_there(const std::filesystem::path& path) {
 namespace {
 
 constexpr int kInterrupts[] = {SIGINT, SIGTERM, SIGHUP};
-std::atomic<int> noted{0};  // lock-free: a handler may write it, any thread read it
-static_assert(std::atomic<int>::is_always_lock_free);  // the signal that came
+std::atomic<int> noted{0};  // the signal that came; a handler writes it, any thread reads it
+static_assert(std::atomic<int>::is_always_lock_free);
 
 void remember_signal(int signal) { noted = signal; }
-std::atomic<bool> hangup_is_ignored{false};  // by nohup, say
+std::atomic<bool> hangup_is_ignored{false};  // as under nohup
 
-// A second signal, of any kind, ends the process.
+// Records the first signal. A second one, of any kind, ends the process.
 void remember_signal_once(int signal) {
   noted = signal;
   for (const int other : kInterrupts) {
@@ -80,10 +80,10 @@ bool watched() { return isatty(STDERR_FILENO) != 0; }
 
 void check_writable(const std::string& path) {
   if (is_in_store(path)) return check_storable(path);
-  const AtomicFile probe(path);  // goes away again
+  const AtomicFile probe(path);  // removed by its destructor
 }
 
-// Beside an installed command, or in the source tree.
+// Looks beside an installed command, then in the source tree.
 std::string bundled_checkpoint(const std::string& name) {
   if (name.empty() || name[0] == '.' || name.find('/') != std::string::npos) return "";
   std::error_code ignored;
@@ -115,17 +115,17 @@ void CheckpointOption::add_to(Command& app) {
 }
 
 void CheckpointOption::add_overrides_to(Command& app) {
-  // stet chat has one of its own, which stays with the conversation.
+  // stet chat has its own option, whose template is kept with the conversation.
   if (!app.has_option("--chat-template")) {
     app.add_option_function(
            "--chat-template",
            [this](const std::string& file) { overrides.chat_template = read_prompt(file); },
-           "a chat template to use in place of the checkpoint's")
+           "a chat template to use instead of the checkpoint's")
         ->type_name("FILE")
         ->group("Model");
   }
   app.add_option("--eos", overrides.eos_ids,
-                 "the tokens that end a reply, in place of the checkpoint's")
+                 "the tokens that end a reply, instead of the checkpoint's")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->check(integer(0, INT32_MAX))
@@ -148,15 +148,16 @@ std::vector<std::string> kernels_here() {
 
 }  // namespace
 
-// The choice holds for all that the process does from there on: loading and checking, too.
+// Adds options whose values hold for the whole process, loading and checking included.
 void add_threads(Command& app, int& threads, const std::string& group) {
-  app.add_option("--threads", threads, "threads (default: all processors, or OMP_NUM_THREADS)")
+  app.add_option("--threads", threads,
+                 "number of threads (default: all processors, or OMP_NUM_THREADS)")
       ->type_name("N")
       ->group(group)
-      ->check(integer(0, kMostThreads));
+      ->check(integer(0, kMaxThreads));
   app.add_option_function(
          "--team", [](const std::string& name) { set_team_backend(*team_backend_of(name)); },
-         "whose threads they are: openmp or own (default: openmp, if built with LLVM's runtime)")
+         "thread pool: openmp or own (default: openmp, if built with LLVM's runtime)")
       ->type_name("NAME")
       ->group(group)
       ->check(one_of(team_backends()));
@@ -170,48 +171,51 @@ void ModelOptions::add_to(Command& app) {
     return option->type_name(type)->group("Model");
   };
   grouped(app.add_option("--ctx", session.capacity,
-                         "capacity in tokens (default: all that the model allows)"),
-          "N")
-      ->check(integer(0, 1 << 24));
-  grouped(app.add_option("--kv", kv, "keys and values are kept as f32 (default), bf16, f16 or q8"),
-          "TYPE")
-      ->check(one_of({"f32", "bf16", "f16", "q8"}));
-  app.add_flag("--window-only", session.window.only,
-               "of layers with a sliding window keep that window, and one now and then")
-      ->group("Model");
-  grouped(app.add_option("--checkpoint-every", session.window.checkpoint_every,
-                         "positions between the windows that --window-only keeps (default: 8192; "
-                         "0: none)"),
+                         "capacity in tokens (default: the model's maximum)"),
           "N")
       ->check(integer(0, 1 << 24));
   grouped(
-      app.add_option("--compute", compute,
-                     "contract: f32, bf16, q8, q4 or ggml (default: the snapshot's, or what the "
-                     "weights are for)"),
-      "NAME")
-      ->check(one_of({"f32", "bf16", "q8", "q4", "ggml"}));
+      app.add_option("--kv", kv, "type of cached keys and values: f32 (default), bf16, f16 or q8"),
+      "TYPE")
+      ->check(one_of({"f32", "bf16", "f16", "q8"}));
+  app.add_flag(
+         "--window-only", session.window.only,
+         "for layers with a sliding window, keep only the window and a checkpoint now and then")
+      ->group("Model");
+  grouped(
+      app.add_option("--checkpoint-every", session.window.checkpoint_every,
+                     "positions between the checkpoints of --window-only (default: 8192; 0: none)"),
+      "N")
+      ->check(integer(0, 1 << 24));
   grouped(
       app.add_option(
-          "--gemm", gemm,
-          "own (default), or blas: OpenBLAS for prompts, whose bits depend on shape and threads"),
+          "--compute", compute,
+          "contract: f32, bf16, q8, q4 or ggml (default: the snapshot's, or that of the weights)"),
       "NAME")
+      ->check(one_of({"f32", "bf16", "q8", "q4", "ggml"}));
+  grouped(app.add_option("--gemm", gemm,
+                         "own (default), or blas: OpenBLAS for prompts, with bits that depend on "
+                         "shapes and threads"),
+          "NAME")
       ->check(one_of({"own", "blas"}));
   add_threads(app, c.threads, "Model");
   grouped(app.add_option(
               "--isa", c.isa,
               "portable, avx2, avx512, avx512vnni or avx512bf16 (default: the best this CPU has)"),
           "NAME")
-      ->check({one_of(kernels_here()).fault, ""});  // completion names none: other CPUs have others
-  grouped(app.add_option("--chunk", c.chunk, "tokens of a prompt processed at once (default: 512)"),
-          "N")
+      ->check({one_of(kernels_here()).fault, ""});  // no completion: other CPUs have other names
+  grouped(
+      app.add_option("--chunk", c.chunk, "tokens of a prompt processed per pass (default: 512)"),
+      "N")
       ->check(integer(1, 65536));
   grouped(app.add_option("--cache-dir", cache,
-                         "keep the packed form of the checkpoint there, for the next start"),
+                         "keep packed weights in this directory, for the next start"),
           "DIR")
       ->check(named());
   app.add_flag("--no-mmap", in_memory, "read files into memory instead of mapping them")
       ->group("Model");
-  app.add_flag("--check", check, "compare all digests now, not each part before its first use")
+  app.add_flag("--check", check,
+               "compare all digests at the start, not each part before its first use")
       ->group("Model");
 }
 
@@ -241,13 +245,13 @@ std::shared_ptr<const FileSource> ModelOptions::source() const {
   return overridden(in_memory ? stet::in_memory(weights) : weights, checkpoint.overrides);
 }
 
-// Of weights; a snapshot's are checked when it is restored.
+// Checks packed weights. Those of a snapshot are checked when it is restored.
 void ModelOptions::check_digests(const FileSource& from) const {
   if (from.has(kPackedName)) {
     check_packed(from, session.compute.threads);
   } else if (!of_snapshot) {
-    throw UsageError("--check: of no use: " + printable(from.path()) +
-                     " has no digests (stet prepare gives it some)");
+    usage_error("--check compares digests, and " + printable(from.path()) +
+                " has none; stet prepare writes a checkpoint that has them");
   }
 }
 
@@ -262,14 +266,14 @@ bool computes(const Model& model, Contract contract) {
   }
 }
 
-// Whether products of bfloat16 have an instruction of their own in what computes here.
+// Returns true if the chosen kernels have an instruction for products of bfloat16.
 bool has_bf16_products(const std::string& isa) {
   return (isa.empty() ? std::string(best_kernels().name) : isa) == "avx512bf16";
 }
 
-// Returns the model, after a line on stderr where another contract would be quicker than the
-// default; of a model for whose size that matters.
-std::shared_ptr<const Model> told(std::shared_ptr<const Model> model, const ModelOptions& o) {
+// Returns the model. Prints a hint on stderr if it is large and another contract would be faster
+// than the default.
+std::shared_ptr<const Model> with_hint(std::shared_ptr<const Model> model, const ModelOptions& o) {
   constexpr uint64_t kLarge = 100'000'000;
   const bool chosen = !o.compute.empty() || !o.gemm.empty() || o.follows_snapshot || o.of_snapshot;
   if (chosen || model->weight_bytes() < kLarge || !has_bf16_products(o.session.compute.isa) ||
@@ -295,7 +299,7 @@ std::shared_ptr<const Model> ModelOptions::load_model() {
     const auto out_of_cache = cached(from, cache, {contract, threads, check, &packed});
     return Model::load(in_memory ? stet::in_memory(out_of_cache) : out_of_cache, threads, contract);
   };
-  if (!watched()) return told(load(), *this);
+  if (!watched()) return with_hint(load(), *this);
   auto loading = std::async(std::launch::async, load);
   const double start = seconds();
   bool shown = false;
@@ -309,13 +313,13 @@ std::shared_ptr<const Model> ModelOptions::load_model() {
     shown = true;
   }
   if (shown) rewrite_line("");
-  return told(loading.get(), *this);
+  return with_hint(loading.get(), *this);
 }
 
 std::shared_ptr<const Tokenizer> load_tokenizer(const CheckpointOption& checkpoint) {
   const auto source = checkpoint.source();
   if (has_tokenizer(*source)) return load_tokenizer(*source);
-  source->read("config.json", kConfigLimit);  // fails where this is no checkpoint at all
+  source->read("config.json", kConfigLimit);  // throws if this is no checkpoint
   return nullptr;
 }
 
@@ -324,7 +328,7 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const FileSource& source) {
   try {
     tokenizer = Tokenizer::load(source);
   } catch (const Error&) {
-    return nullptr;  // token ids need none, and require_tokenizer() says why
+    return nullptr;  // not needed for token ids; require_tokenizer() throws the reason
   }
   for (const std::string& warning : tokenizer_warnings(*tokenizer)) say("warning: {}\n", warning);
   return tokenizer;
@@ -399,22 +403,23 @@ std::string mode_fault(std::string& mode) {
 void SaveFileOptions::add_to(Command& app, Option* target) {
   for (Option* option :
        {app.add_option("--form", form,
-                       "full (default); delta: only what --against does not have; recipe: tokens "
+                       "full (default); delta: only blocks that --against lacks; recipe: tokens "
                        "and digests")
             ->type_name("FORM")
             ->check(one_of({"full", "delta", "recipe"})),
         app.add_option("--against", against, "the snapshot that a delta is made against")
             ->type_name("FILE"),
         app.add_flag("--with-weights", with_weights,
-                     "put the checkpoint into the snapshot: it resumes without one"),
-        app.add_flag("--with-tokenizer", with_tokenizer, "put the tokenizer into the snapshot"),
-        app.add_option("--compress", compress,
-                       "zlib, or zlib:1 .. zlib:9 (such a file is read, not mapped)")
+                     "include the checkpoint, so that the snapshot resumes without one"),
+        app.add_flag("--with-tokenizer", with_tokenizer, "include the tokenizer"),
+        app.add_option(
+               "--compress", compress,
+               "zlib, or zlib:1 to zlib:9 (a compressed file is read into memory, not mapped)")
             ->type_name("HOW")
             ->check({compress_fault, ""}),
         app.add_option(
                "--mode", mode,
-               "permissions of a new file, in octal, less the umask (default: 600, yours alone)")
+               "permissions of a new file in octal, less the umask (default: 600, for you only)")
             ->type_name("MODE")
             ->check({mode_fault, ""})}) {
     option->group("Snapshot");
@@ -422,10 +427,10 @@ void SaveFileOptions::add_to(Command& app, Option* target) {
   }
   app.after_parsing([this] {
     if (form == "delta" && against.empty())
-      usage_error("--against", "a snapshot for --form delta", "none");
-    if (form != "delta" && !against.empty()) usage_error("--against", "--form delta", form);
+      usage_error("--form delta needs --against FILE, the snapshot that it is made against");
+    if (form != "delta" && !against.empty()) usage_error("--against is for --form delta only");
     if (form == "recipe" && !compress.empty())
-      usage_error("--compress", "a form that holds keys and values", form);
+      usage_error("--compress is for keys and values, and a recipe holds none");
   });
 }
 
@@ -441,14 +446,16 @@ SaveOptions SaveFileOptions::options(std::unique_ptr<Snapshot>& parent) const {
   return o;
 }
 
-// A store has one form of a state, and gives its own permissions.
+// Refuses options of files: a store has one form of a state, and sets its own permissions.
 void SaveFileOptions::require_plain(const std::string& path) const {
   for (const auto& [option, given] : {std::pair{"--form", form != "full"},
                                       {"--compress", !compress.empty()},
                                       {"--mode", !mode.empty()},
                                       {"--with-weights", with_weights},
                                       {"--with-tokenizer", with_tokenizer}}) {
-    if (given) usage_error(option, "a file to save to", printable(path));
+    if (given)
+      usage_error(fmt::format("{} is for files, and {} is in a store; leave it out", option,
+                              printable(path)));
   }
 }
 
@@ -476,12 +483,13 @@ StateDigests SaveFileOptions::save(Session& session,
 StateDigests SaveFileOptions::write(const State& state, const Snapshot& like,
                                     const std::string& path,
                                     const CheckpointOption& checkpoint) const {
-  if (is_in_store(path)) usage_error("--output", "a file (stet store put keeps it)", path);
+  if (is_in_store(path))
+    usage_error("--output takes a file here; stet store put puts that into a store");
   std::unique_ptr<Snapshot> parent;
   SaveOptions o = options(parent);
   const auto source = checkpoint.source();
   if (with_weights) {
-    // Only the checkpoint that the state was made with may come along.
+    // Only the checkpoint that the state was made with may be included.
     const Contract contract = parse_contract(like.meta().contract).value_or(Contract::f32);
     like.check_compatible(*Model::load(source, 0, contract), contract);
     o.weights_files = source.get();
@@ -501,7 +509,7 @@ void RestoreFileOptions::add_to(Command& app, Option* snapshot) {
   for (Option* option :
        {app.add_flag("--heal", how.heal, "compute damaged blocks again from the tokens"),
         app.add_flag("--replay", how.replay,
-                     "compute everything again: under another model, contract or kv type"),
+                     "compute everything again, as for another model, contract or kv type"),
         app.add_option("--parent", parent, "the snapshot that a delta was made from")
             ->type_name("FILE")}) {
     option->group("Snapshot");
@@ -529,7 +537,7 @@ void choose_checkpoint(ModelOptions& model, const Snapshot& snapshot) {
 std::shared_ptr<const Tokenizer> tokenizer_of(const Snapshot& snapshot, const ModelOptions& model) {
   const auto brought = model.checkpoint.named ? nullptr : snapshot.tokenizer_files();
   if (brought != nullptr) return load_tokenizer(*overridden(brought, model.checkpoint.overrides));
-  if (model.weights != nullptr) return nullptr;  // a snapshot without the tokenizer: by token ids
+  if (model.weights != nullptr) return nullptr;  // the snapshot includes weights but no tokenizer
   return load_tokenizer(model.checkpoint);
 }
 
@@ -573,15 +581,15 @@ Session restore_session(const Snapshot& snapshot, const std::shared_ptr<const Mo
     return session;
   } catch (const Error& e) {
     if (e.kind != ErrorKind::mismatch) throw;
-    throw Error(e.kind, e.file, e.field, e.expected,
-                e.found + " in " + loaded->directory() + "; it was made with a checkpoint named " +
-                    snapshot.meta().checkpoint +
-                    (model.checkpoint.named ? "" : ", give it with -m") +
-                    "; --replay computes it again");
+    throw Error(
+        e.kind, e.file, e.field, e.expected,
+        e.found + (e.expected.empty() ? "; the model is " : " in ") + loaded->directory() +
+            "; the snapshot was made with a checkpoint named " + snapshot.meta().checkpoint +
+            (model.checkpoint.named ? "" : ", give it with -m") + "; --replay computes it again");
   }
 }
 
-Json tell_healed(Session& session) {
+Json report_healed(Session& session) {
   Json all = Json::array();
   for (const HealedBlocks& healed : session.take_healed()) {
     say("{}\n", printable(healed.text(), 3000));

@@ -1,4 +1,4 @@
-// What the subcommands of `stet` share: options, opening models and tokenizers, output.
+// Shared by the subcommands of `stet`: options, opening models and tokenizers, output.
 #pragma once
 
 #include <functional>
@@ -22,7 +22,7 @@ namespace stet::tool {
 
 using Json = nlohmann::ordered_json;
 
-// Every subcommand adds itself to the application and runs when it was named.
+// Each adds its subcommand to `app`, with the callback that runs it.
 void add_generate(Command& app);
 void add_save(Command& app);
 void add_resume(Command& app);
@@ -55,7 +55,7 @@ void add_lab(Command& app);
 void add_completion(Command& app);
 void add_help(Command& app);
 
-// Thrown by a subcommand that has said all it has to say.
+// Thrown by a subcommand to end with this exit status and no further message.
 struct ExitStatus {
   int status;
 };
@@ -71,69 +71,69 @@ struct CheckpointOption {
   std::shared_ptr<const FileSource> source(bool map = true) const;
 };
 
-// The directory of a bundled checkpoint, or "" where there is none of that name.
+// Returns the directory of a bundled checkpoint, or "" if there is none of that name.
 std::string bundled_checkpoint(const std::string& name);
 
-// What a checkpoint is called: the last part of its path.
+// Returns the last part of a checkpoint's path, its name in messages.
 std::string checkpoint_name(const std::string& path);
 
-// -m and how to compute.
+// The options -m, --compute, --kv and others: which model, and how it computes.
 struct ModelOptions {
   CheckpointOption checkpoint;
   SessionOptions session;
-  // The weights of a self-contained snapshot, in place of the directory.
+  // The weights of a self-contained snapshot, used instead of the directory; else null.
   std::shared_ptr<const FileSource> weights;
   std::string compute, gemm, kv, cache;
   bool in_memory = false, check = false;
-  bool of_snapshot = false;       // `check` is for one as well
-  bool follows_snapshot = false;  // its contract, which is in `session`
+  bool of_snapshot = false;       // `check` applies to a snapshot as well
+  bool follows_snapshot = false;  // `session` has the snapshot's contract
 
   void add_to(Command& app);
   std::shared_ptr<const FileSource> source() const;  // of the weights
-  // Loads the model, with a line on stderr when that takes long and someone watches.
+  // Loads the model. Prints a line on stderr if that takes long and stderr is a terminal.
   std::shared_ptr<const Model> load_model();
-  // Checked and complete session options.
+  // Returns the session options. Throws an argument Error if they exclude each other.
   SessionOptions session_options() const;
 
  private:
   void check_digests(const FileSource& from) const;
 };
 
-// The tokenizer of a checkpoint; null when the directory has none, or one that this build cannot
-// read. `hint` is added to what was expected.
+// Return the checkpoint's tokenizer, or null if it has none or one that this build cannot read.
+// require_tokenizer() throws instead of returning null, and appends `hint` to its text.
 std::shared_ptr<const Tokenizer> load_tokenizer(const CheckpointOption& checkpoint);
 std::shared_ptr<const Tokenizer> load_tokenizer(const FileSource& source);
 std::shared_ptr<const Tokenizer> require_tokenizer(const CheckpointOption& checkpoint,
                                                    const std::string& hint = "");
-// Throws what says why `from`, a directory or a snapshot's weights, came without a tokenizer.
+// Throws the Error for `from`, a directory or a snapshot's weights, that has no tokenizer.
 [[noreturn]] void no_tokenizer(const std::string& from, const std::string& hint = "");
 
-// Options of which one is to be given, and no two.
+// A group of options of which exactly one may be given.
 class SourceOptions {
  public:
   Option* add(Option* option);
-  const Option* chosen() const;                  // null where none was given
-  void require(const std::string& names) const;  // a wrong command line, where none was given
+  const Option* chosen() const;                  // the one that was given, or null
+  void require(const std::string& names) const;  // throws a UsageError if none was given
   const std::vector<Option*>& options() const { return options_; }
 
  private:
   std::vector<Option*> options_;
 };
 
-// Writes f(line, name of the line) for every line of standard input, at once: whoever asks may wait
-// for the answer.
+// Writes f(line, name of the line) for each line of standard input. Flushes after each one, since
+// the other program may wait for the answer.
 void each_line(
     const std::function<std::string(const std::string& line, const std::string& where)>& f);
 
-// What a session is to process next: token ids, or (where there are none) a message of the user.
+// One turn of input: token ids, or a user message if there are none.
 struct Prompt {
   std::vector<int32_t> ids;
   std::string message;
 };
-using Prompts = std::vector<Prompt>;  // all of one kind
+using Prompts = std::vector<Prompt>;  // all ids, or all messages
 
-// --prompt, --prompt-file, --ids, --ids-file, --say: what is to be processed. Several are several
-// turns.
+// The options --prompt, --prompt-file, --ids, --ids-file and --say. An option given several times
+// makes several turns.
 struct PromptOptions {
   std::vector<std::string> prompts, messages;
   std::string prompt_file, ids, ids_file, system, bos = "auto";
@@ -142,14 +142,14 @@ struct PromptOptions {
   void add_messages_to(Command& app);  // --say and --system
   bool given() const { return sources_.chosen() != nullptr; }
   bool conversation() const { return !messages.empty(); }
-  void require() const;  // one of them
-  // None of them empty. The checkpoint's tokenizer is needed for text alone; bos stands only first,
-  // and where `fresh` is set or --bos on was given. `from` is where an error says that the
-  // tokenizer is missing.
+  void require() const;  // throws a UsageError if no prompt was given
+  // Returns the prompts, none of them empty. Only text needs `tokenizer`. The first prompt gets a
+  // bos token if `fresh` is set or --bos on was given. `from` names the checkpoint in the error for
+  // a missing tokenizer.
   Prompts read(const std::string& from, const std::shared_ptr<const Tokenizer>& tokenizer,
                bool fresh) const;
-  // Throws an argument Error where a snapshot holds raw text and messages were given, or the other
-  // way round.
+  // Throws an argument Error if the snapshot holds raw text and the prompt is messages, or the
+  // reverse.
   void require_fit(const Snapshot& snapshot) const;
 
  private:
@@ -157,30 +157,30 @@ struct PromptOptions {
   Option* bos_ = nullptr;
 };
 
-// `automatic` says what auto means.
+// Adds --bos. `automatic` is the part of its help that explains auto.
 Option* add_bos_to(Command& app, std::string& bos, const std::string& automatic,
                    const std::string& group);
 Tokenizer::Bos bos_of(const std::string& name);
 
-// Sampling and stop options; those that were given replace what `state` holds.
+// The options for sampling and stopping. Those that were given override the settings of a state.
 struct SamplingOptions {
   std::optional<double> temperature, top_p, min_p, typical_p, repetition_penalty;
   std::optional<double> frequency_penalty, presence_penalty;
   std::optional<int> top_k;
   bool greedy = false, sample = false;
-  std::string seed;                     // a number, "random", or "" where none was given
+  std::string seed;                     // a number, "random", or "" if not given
   std::vector<std::string> logit_bias;  // each as parse_logit_bias() takes it
   std::vector<std::string> stop_strings;
   std::vector<int32_t> stop_ids;
 
   void add_to(Command& app);
-  void validate() const;  // what can be told without a model
+  void validate() const;  // throws a UsageError for values that no model accepts
   void apply(GenerationState& state, int64_t vocab_size) const;
-  // A line on stderr for options that were given and change nothing, since `state`, to which all
-  // was applied, is greedy.
-  void tell_idle(const GenerationState& state) const;
-  // A line on stderr for the seed of replies that are drawn, unless it was named.
-  void tell_seed(const GenerationState& state) const;
+  // Prints a line on stderr that names given options without effect, because `state` is greedy.
+  // Call it after apply().
+  void report_idle(const GenerationState& state) const;
+  // Prints the seed on stderr if replies are drawn and the user gave no seed.
+  void report_seed(const GenerationState& state) const;
 
  private:
   std::vector<TokenBias> biases() const;
@@ -188,76 +188,77 @@ struct SamplingOptions {
   mutable std::optional<uint64_t> drawn_seed_;  // for "random"
 };
 
-// One that nobody chose, below 2^53 - 10^6: exact in JavaScript, also where some are counted up
-// from it.
+// Returns a random seed below 2^53 - 10^6. JavaScript represents it exactly, and also the seeds
+// counted up from it.
 uint64_t random_seed();
-// Biases as a user writes them: "17=-100,5=2.5", or nothing.
+// Returns the biases of a text such as "17=-100,5=2.5", or nothing if it is malformed.
 std::optional<std::vector<TokenBias>> parse_logit_bias(std::string_view text);
 constexpr const char* kLogitBiasRange = "ID=X with X in -100..100 (17=-100)";
 
-// What the sampling option of this name ("--top-p") accepts.
+// Returns the check of the sampling option of this name ("--top-p").
 Check sampling_range(std::string_view option);
 
-// --form, --compress: how a state is written.
+// The options --form, --compress and others: how a state is written.
 struct SaveFileOptions {
   std::string form = "full", compress, mode;
   bool with_weights = false, with_tokenizer = false;
 
-  // `target`: the option that names the file, without which none of these does anything; null where
-  // there is always one.
+  // Adds the options. `target` is the option that names the file and is needed by each of them. It
+  // is null if a file is always written.
   void add_to(Command& app, Option* target = nullptr);
-  // Options as the library takes them; `parent`, which must outlive them, is opened for a delta.
+  // Returns the library's options. Opens the base of a delta into `parent`, which must outlive
+  // them.
   SaveOptions options(std::unique_ptr<Snapshot>& parent) const;
-  // A session, with the tokenizer that it was used with, if any.
+  // Saves a session with its tokenizer, which may be null.
   StateDigests save(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer,
                     const std::string& path) const;
-  // A state like that of a snapshot; files of the model and the tokenizer come from `checkpoint`,
-  // where they are asked for.
+  // Writes `state` with the metadata of the snapshot `like`. With --with-weights and
+  // --with-tokenizer the files come from `checkpoint`.
   StateDigests write(const State& state, const Snapshot& like, const std::string& path,
                      const CheckpointOption& checkpoint) const;
 
-  std::string against;  // the parent of a delta
+  std::string against;  // path of the snapshot that a delta is made against
 
  private:
   void require_plain(const std::string& path) const;
 };
 
-// --heal, --replay, --parent: how a snapshot is restored.
+// The options --heal, --replay and --parent: how a snapshot is restored.
 struct RestoreFileOptions {
   RestoreOptions how;
   std::optional<std::string> parent;
 
-  void add_to(Command& app,
-              Option* snapshot = nullptr);  // which may be left out; null where it may not
-  void take(ModelOptions& model);           // --no-mmap and --check, which are for its weights, too
-  // With its parents; --replay needs none.
+  // Adds the options. `snapshot` is null if it is a required argument.
+  void add_to(Command& app, Option* snapshot = nullptr);
+  void take(ModelOptions& model);  // copies --no-mmap and --check, for included weights
+  // Opens a snapshot with its parents, which --replay does not need.
   Snapshot open(const std::string& path) const;
 };
 
-// Unless the user names a checkpoint: the one in the snapshot, or the bundled one of the name that
-// the snapshot gives.
+// Sets the checkpoint, unless the user named one: the weights in the snapshot, or else the bundled
+// checkpoint of the name that the snapshot gives.
 void choose_checkpoint(ModelOptions& model, const Snapshot& snapshot);
-// The one that the snapshot brings, or the checkpoint's; null where there is none.
+// Returns the snapshot's own tokenizer, or else the checkpoint's, or null if neither has one.
 std::shared_ptr<const Tokenizer> tokenizer_of(const Snapshot& snapshot, const ModelOptions& model);
-// What became of the tokens of a snapshot, for a line on stderr.
+// Returns a line for stderr: how many tokens were restored, and how many computed again.
 std::string restored_text(const Snapshot& snapshot, const RestoreReport& report, double seconds);
-// Unless the user names --compute or --gemm: the snapshot's.
+// Sets the snapshot's contract, unless the user gave --compute or --gemm.
 void choose_contract(ModelOptions& model, const Snapshot& snapshot);
-// Both, and the kv type, unless the user names another. Where all is computed again (`replay`),
-// weights that are for one contract alone go before the snapshot's.
+// Sets checkpoint, contract and kv type from the snapshot, unless the user gave others. With
+// `replay`, the contract of weights that support only one takes precedence.
 void follow(ModelOptions& model, const Snapshot& snapshot, bool replay);
-// Restores with the options of `model`; a refusal says which checkpoint was tried. `tokenizer` may
-// be null.
+// Restores with the options of `model`. An Error names the checkpoint that was tried. `tokenizer`
+// may be null.
 Session restore_session(const Snapshot& snapshot, const std::shared_ptr<const Model>& loaded,
                         const ModelOptions& model, RestoreOptions how, const Tokenizer* tokenizer,
                         RestoreReport* report = nullptr);
-// The same with the model that it loads.
+// Loads the model first, then restores as above.
 Session restore_session(const Snapshot& snapshot, ModelOptions& model, const RestoreOptions& how,
                         const Tokenizer* tokenizer, RestoreReport* report = nullptr);
 
-// While an object of this class lives, the first SIGINT, SIGTERM or SIGHUP (unless that was ignored
-// before) is noted, so that work can end in good order. The second acts as it otherwise would,
-// unless `patient`.
+// While an object of this class lives, the first SIGINT, SIGTERM or SIGHUP is only recorded, so
+// that work can end in good order. An ignored SIGHUP stays ignored. The second signal has its usual
+// effect, unless `patient` is set.
 class Interrupts {
  public:
   explicit Interrupts(bool patient = false);
@@ -265,49 +266,53 @@ class Interrupts {
   Interrupts(const Interrupts&) = delete;
   Interrupts& operator=(const Interrupts&) = delete;
 
-  static int signal();  // that came since the last object was made; 0: none
+  static int signal();  // the one recorded since the last object was made, or 0
 
  private:
   void (*before_[3])(int);
 };
 
-// Thrown out of a prompt that a signal interrupts, which leaves the session as it was before.
+// Thrown when a signal interrupts a prompt. The session is then unchanged.
 struct Interrupted {};
 
-// A line on stderr for each file of which blocks were computed again since the last call. Returns
-// them, for JSON.
-Json tell_healed(Session& session);
+// Prints a line on stderr for each file with blocks that were computed again since the last call.
+// Returns them as JSON.
+Json report_healed(Session& session);
 
-// A progress line on stderr for `total` tokens, once that takes over a second and someone watches.
+// Returns a callback that shows progress on stderr once it takes over a second, on a terminal only.
 Progress prefill_progress(int64_t total);
 
-// --threads, and --team, which says where they come from.
+// Adds --threads, and --team, which chooses the thread pool.
 void add_threads(Command& app, int& threads, const std::string& group = "Options");
 
-// Token ids: 1,2,3 or a JSON array. `where` names the source in errors.
+// Parses "1,2,3" or a JSON array of token ids. `where` names the source in errors.
 std::vector<int32_t> parse_ids(const std::string& text, const std::string& where);
 std::string read_prompt(const std::string& path);  // - for standard input
-double seconds();                                  // monotonic
-bool watched();                                    // someone looks at stderr
+double seconds();                                  // of a monotonic clock
+bool watched();                                    // stderr is a terminal
 
-// An unwritable path is an io Error now rather than after a long computation.
+// Throws an io Error if `path` cannot be written. Call it before a long computation.
 void check_writable(const std::string& path);
 
-// Writes to standard output. False once that has failed; finish_output() then says why.
-// Control characters are escaped, tabs and newlines stay.
+// Writes to standard output and escapes control characters other than tab and newline. Returns
+// false once a write has failed; finish_output() then throws.
 bool out(std::string_view text);
-// The same for a text that is the result itself, as a reply is: escaped on a terminal, unless
-// --raw-output asks for the bytes, and as it is where a program reads it.
+// Writes a text that is itself the result, such as a reply. It is escaped only on a terminal, and
+// not with --raw-output.
 bool out_text(std::string_view text);
-// Our own sequences, as they are.
+// Writes an escape sequence of our own, unescaped.
 bool out_style(std::string_view sequence);
 void add_raw_output(Command& app);
 void flush_output();
-void finish_output();  // throws an io Error unless all of it was written
+// Throws unless all of it was written: an ExitStatus if the reader of a pipe has closed it, else an
+// exception with the reason.
+void finish_output();
 
-std::string dump(const Json& json, int indent = -1);  // never throws for text that is not UTF-8
+std::string dump(const Json& json, int indent = -1);  // replaces broken UTF-8, so never throws
 Json digests_json(const StateDigests& digests);
 Json logit_bias_json(const std::vector<TokenBias>& biases);  // {"17": -100.0}
 std::string bytes_text(double bytes);                        // "1.5 MB"
+// Returns the error for `tokens` more tokens than fit behind `used` of `capacity` positions.
+std::string does_not_fit(int64_t tokens, int64_t used, int64_t capacity);
 
 }  // namespace stet::tool

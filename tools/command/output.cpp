@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <stdexcept>
 #include <system_error>
 
 #include "stet/base/error.hpp"
@@ -36,7 +37,7 @@ bool out_text(std::string_view text) {
 void add_raw_output(Command& app) {
   raw_output = false;
   app.add_flag("--raw-output", raw_output,
-               "on a terminal, write control characters of the text as they are")
+               "write control characters of the text unescaped to a terminal")
       ->group("Output");
 }
 
@@ -47,12 +48,13 @@ void flush_output() {
 void finish_output() {
   flush_output();
   if (output_error == 0) return;
-  throw Error(ErrorKind::io, "standard output", "", "to be writable",
-              std::generic_category().message(output_error));
+  if (output_error == EPIPE) throw ExitStatus{1};  // as after `| head`, which is no error to report
+  throw std::runtime_error("cannot write to standard output: " +
+                           std::generic_category().message(output_error));
 }
 
-// Beyond what JSON demands, what could drive a terminal is escaped, which changes no value: it only
-// stands in strings.
+// Also escapes control characters above ASCII, which could drive a terminal. They occur only in
+// strings, whose value stays the same.
 std::string dump(const Json& json, int indent) {
   const std::string text = json.dump(indent, ' ', false, Json::error_handler_t::replace);
   std::string escaped;
@@ -85,6 +87,11 @@ Json logit_bias_json(const std::vector<TokenBias>& biases) {
   auto& members = json.get_ref<Json::object_t&>();
   for (const auto& [id, bias] : biases) members.emplace_back(std::to_string(id), bias);
   return json;
+}
+
+std::string does_not_fit(int64_t tokens, int64_t used, int64_t capacity) {
+  return fmt::format("{} tokens do not fit: {} of {} positions are used (--ctx sets the number)",
+                     tokens, used, capacity);
 }
 
 std::string bytes_text(double bytes) {

@@ -1,5 +1,5 @@
-// The `stet` command. Exit status: 0 done; 1 the input or the state is at fault; 2 the command line
-// is.
+// The `stet` command. Exit status: 0 success; 1 an error in the input or the state; 2 an error in
+// the command line.
 #include <algorithm>
 #include <csignal>
 #include <exception>
@@ -16,12 +16,12 @@
 namespace {
 
 constexpr char kExamples[] = R"(Examples:
-  stet generate -p "Once" -n 20 --save s.stet    reply, and keep the state
-  stet resume s.stet -n 20                       go on with that reply, in another process
-  stet resume s.stet -p "And then?"              or with another prompt
-  stet inspect s.stet                            what the state is
-  stet verify s.stet                             that it is what its tokens give, byte for byte
-Exit status: 0 done; 1 the input or the state is at fault; 2 the command line is.
+  stet generate -p "Once" -n 20 --save s.stet    reply, and save the state
+  stet resume s.stet -n 20                       continue the reply in another process
+  stet resume s.stet -p "And then?"              or continue with another prompt
+  stet inspect s.stet                            show the state
+  stet verify s.stet                             compute it again and compare every byte
+Exit status: 0 success; 1 an error in the input or the state; 2 an error in the command line.
 )";
 
 struct Subcommand {
@@ -79,8 +79,8 @@ void add_store_options_to(Command& app) {
   }
 }
 
-// Adds the subcommand that the first word names, or all of them where help, a completion script or
-// an unknown word needs them: describing the options of all takes longer than many a command.
+// Adds the subcommand that the first word names. Adds all of them for help, a completion script or
+// an unknown word. Describing all options takes longer than many commands run.
 void add_subcommands(Command& app, int argc, char** argv) {
   const Subcommand* const named = argc > 1 ? find_subcommand(argv[1]) : nullptr;
   const bool one = named != nullptr && named->add != add_help && named->add != add_completion;
@@ -93,13 +93,13 @@ void add_subcommands(Command& app, int argc, char** argv) {
 int execute(Command& app, int argc, char** argv) {
   try {
     if (const auto text = app.run(argc, argv)) out(*text);
+    finish_output();
   } catch (const ExitStatus& e) {
     return e.status;
   } catch (const UsageError& e) {
     say("stet: {}\n", e.what());
     return 2;
   }
-  finish_output();
   return 0;
 }
 
@@ -108,17 +108,18 @@ int execute(Command& app, int argc, char** argv) {
 int stet::tool::run_command(int argc, char** argv) {
   open_standard_streams();
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is a write error like any other
-  std::signal(SIGPIPE, SIG_IGN);  // and so is a reader that has gone
+  std::signal(SIGPIPE, SIG_IGN);  // and so is a closed pipe
   try {
-    Command app("stet: transformer state that can be saved, moved and proved, bit for bit", "stet");
+    Command app(
+        "stet: a transformer runtime whose state can be saved, moved and proved, bit for bit",
+        "stet");
     app.allow_one_subcommand();
     app.set_version([] { return "stet " STET_VERSION "\nteams: " + stet::team_runtime(); });
     add_subcommands(app, argc, argv);
-    app.footer(
-        kExamples);  // now: subcommands take over what the application has when they are added
+    app.footer(kExamples);  // set last, since added subcommands inherit the application's footer
     return execute(app, argc, argv);
   } catch (const std::bad_alloc&) {
-    write_error("stet: expected enough memory, found none left\n");
+    write_error("stet: out of memory\n");
   } catch (const std::exception& e) {
     say("stet: {}\n", stet::printable(e.what(), 3000));
   }

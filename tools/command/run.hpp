@@ -1,9 +1,9 @@
-// The whole command, for main() and for the fuzzer that runs it on forged files.
+// The whole command, called by main() and by the fuzzer that runs it on forged files.
 #pragma once
 
 namespace stet::tool {
 
-// With the words of a command line, the program's name first. Returns the exit status; throws
+// Runs a command line, whose first word is the program's name. Returns the exit status. Throws
 // nothing.
 int run_command(int argc, char** argv);
 

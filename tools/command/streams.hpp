@@ -1,5 +1,5 @@
-// The standard streams of a program: what it says beside its output goes to stderr and is never a
-// reason to fail.
+// The standard streams. Messages beside the output go to stderr, and a failure to write them is
+// ignored.
 #pragma once
 
 #include <fmt/format.h>
@@ -9,19 +9,19 @@
 
 namespace stet::tool {
 
-// A file opened later must not become standard output or stderr: writes to a closed one fail, and
-// reads find nothing.
+// Opens /dev/null for each standard stream that is closed, so that no file opened later takes its
+// number. Writes to such a stream fail, and reads find the end.
 void open_standard_streams();
 
-// Writes to stderr, at once, with control characters escaped. Where stderr is closed or full,
-// nothing happens.
+// Writes to stderr and flushes. Control characters are escaped. Does nothing if stderr is closed or
+// full.
 void write_error(std::string_view text);
-// The same of our own sequences, as they are.
+// Writes an escape sequence of our own to stderr, unescaped.
 void write_error_style(std::string_view sequence);
-// Puts a text in the place of the line that is being shown on stderr; "" clears it.
+// Replaces the line that is shown on stderr; "" clears it.
 void rewrite_line(std::string_view text);
 
-// The same, formatted. A line ends with "\n".
+// Formats and writes to stderr. A line ends with "\n".
 template <typename... T>
 void say(fmt::format_string<T...> format, T&&... values) {
   write_error(fmt::format(format, std::forward<T>(values)...));

@@ -11,7 +11,7 @@ std::string listed(const std::vector<std::string>& words) {
   return text;
 }
 
-// Damerau's distance, restricted: nothing is changed that was swapped.
+// Computes the restricted Damerau-Levenshtein distance: swapped letters are not edited again.
 size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
   for (size_t i = 0; i <= a.size(); ++i) {
@@ -32,7 +32,7 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 std::string did_you_mean(const std::string& word, const std::vector<std::string>& known) {
   constexpr size_t kLongest = 40;
   const std::string* best = nullptr;
-  size_t least = word.size() / 3 + 1;  // a word of two letters resembles nothing
+  size_t least = word.size() / 3 + 1;  // words of up to two letters match nothing
   for (const std::string& candidate : known) {
     if (word.empty() || word.size() > kLongest) break;
     const size_t distance =

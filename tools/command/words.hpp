@@ -1,4 +1,4 @@
-// Words of the command line, and those that were perhaps meant.
+// Lists of words for messages, and suggestions for misspelt ones.
 #pragma once
 
 #include <string>
@@ -7,11 +7,12 @@
 
 namespace stet::tool {
 
-// "a, b or c".
+// Returns "a, b or c".
 std::string listed(const std::vector<std::string>& words);
-// How many letters are put in, left out, changed, or swapped with the next, to make `b` of `a`.
+// Returns the least number of insertions, deletions, changes and swaps of neighbours that turn `a`
+// into `b`.
 size_t edit_distance(std::string_view a, std::string_view b);
-// ": did you mean X?", where one of the known words is near or begins with the word; else "".
+// Returns ": did you mean X?" for the nearest known word, or for one that `word` begins; else "".
 std::string did_you_mean(const std::string& word, const std::vector<std::string>& known);
 
 }  // namespace stet::tool

@@ -13,11 +13,11 @@
 namespace stet::tool {
 namespace {
 
-// One sampling parameter and the values that are tried; none: as the state has it.
+// One sampling parameter and the values to try. No values: the state's own.
 struct Axis {
   const char* option;
   const char* help;
-  bool draws;  // a state that is greedy draws where this is given
+  bool draws;  // a value makes a greedy state draw
   double (*get)(const SamplingSettings&);
   void (*set)(SamplingSettings&, double);
   std::vector<double> values;
@@ -73,20 +73,20 @@ struct ExperimentCommand {
   GenerateOptions generate{64, false};
   SaveFileOptions save_as;
   std::string snapshot, save_dir;
-  std::vector<std::string> seeds;  // N or N..M
+  std::vector<std::string> seeds;  // each N or N..M
   std::vector<Axis> axes = all_axes();
   bool twice = false, json = false, csv = false;
 };
 
 struct Run {
   uint64_t seed;
-  std::vector<double> values;  // of every axis
+  std::vector<double> values;  // one for each axis
   Reply reply;
-  double log_probability;  // of all its tokens, by log_probability() before each
-  StateDigests digests;    // of the state that a reply which was cut can go on from
+  double log_probability;  // sum over its tokens, each by log_probability() before it
+  StateDigests digests;    // of the state from which a stopped reply can be continued
   double seconds;
-  std::string file;  // the snapshot of that state, if any
-  size_t same_as;    // the first run with these tokens: itself, where they are new
+  std::string file;  // path of the snapshot of that state, or ""
+  size_t same_as;    // index of the first run with these tokens, which may be this one
 };
 
 // ---------------------------------------------------------------- seeds
@@ -130,7 +130,7 @@ std::vector<uint64_t> seeds_of(const ExperimentCommand& o) {
 
 // ---------------------------------------------------------------- running
 
-// Every combination of the axes' values, and every seed for each.
+// Returns every combination of the axes' values with every seed.
 std::vector<std::pair<SamplingSettings, std::vector<double>>> combinations(
     const ExperimentCommand& o, const SamplingSettings& base) {
   std::vector<SamplingSettings> all{base};
@@ -160,14 +160,14 @@ std::vector<std::pair<SamplingSettings, std::vector<double>>> combinations(
   return result;
 }
 
-// The file of run i of `count`: names sort as the runs do.
+// Returns the path for run i of `count`, numbered so that names sort as the runs do.
 std::string file_of(const ExperimentCommand& o, size_t i, size_t count) {
   const size_t digits = std::max<size_t>(2, std::to_string(count).size());
   return (std::filesystem::path(o.save_dir) / fmt::format("run-{:0{}}.stet", i + 1, digits))
       .string();
 }
 
-// Makes the directory. A file that is there is not written over.
+// Makes the directory. Throws if a file of a run exists already.
 void prepare_files(const ExperimentCommand& o, size_t count) {
   if (o.save_dir.empty()) return;
   std::error_code error;
@@ -178,7 +178,8 @@ void prepare_files(const ExperimentCommand& o, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     const std::string file = file_of(o, i, count);
     if (std::filesystem::exists(std::filesystem::symlink_status(file, error))) {
-      throw Error(ErrorKind::io, file, "--save-dir", "a name that is free", "a file");
+      throw std::runtime_error(
+          fmt::format("--save-dir: {} exists already; choose an empty directory", printable(file)));
     }
   }
   check_writable(file_of(o, 0, count));
@@ -197,7 +198,7 @@ Run run_one(const Exchange& state, const SamplingSettings& settings, const Exper
   run.reply = exchange.reply(how, [](std::string_view) { return Interrupts::signal() == 0; });
   run.seconds = seconds() - start;
   run.digests = digests_of(exchange.session());
-  tell_healed(exchange.session());
+  report_healed(exchange.session());
   if (!file.empty() && Interrupts::signal() == 0)
     o.save_as.save(exchange.session(), exchange.tokenizer(), file);
   run.reply.text += exchange.close();
@@ -212,12 +213,12 @@ std::vector<Run> run_all(Exchange& state, const ExperimentCommand& o) {
   for (const auto& [settings, values] : grid) {
     Run run =
         run_one(state, settings, o, o.save_dir.empty() ? "" : file_of(o, runs.size(), grid.size()));
-    if (Interrupts::signal() != 0) break;  // what was cut is no result
+    if (Interrupts::signal() != 0) break;  // an interrupted run is no result
     run.values = values;
     run.same_as = first.try_emplace(run.reply.ids, runs.size()).first->second;
     if (o.twice && !(run_one(state, settings, o, "").digests.state == run.digests.state)) {
-      throw Error(ErrorKind::mismatch, "", fmt::format("run {}", runs.size() + 1),
-                  "the same state from the same seed", "another");
+      throw std::runtime_error(
+          fmt::format("run {} gave another state the second time", runs.size() + 1));
     }
     runs.push_back(std::move(run));
   }
@@ -290,7 +291,8 @@ void print_csv(const std::vector<Run>& runs, const ExperimentCommand& o) {
   }
 }
 
-// The axes that vary, then the text; one that came before is named, not repeated.
+// Prints the axes that vary and the text. A repeated text is replaced by the number of its first
+// run.
 void print_table(const std::vector<Run>& runs, const Summary& s, const ExperimentCommand& o) {
   std::string header = " run  seed";
   std::vector<size_t> varied;
@@ -339,7 +341,7 @@ Session open_session(ExperimentCommand& o, std::shared_ptr<const Tokenizer>& tok
   return session;
 }
 
-void tell_idle(const Session& session, const ExperimentCommand& o) {
+void report_idle(const Session& session, const ExperimentCommand& o) {
   const auto grid = combinations(o, session.generation().sampling);
   const bool all_greedy =
       std::all_of(grid.begin(), grid.end(), [](const auto& run) { return run.first.greedy; });
@@ -357,10 +359,10 @@ void run_experiment(ExperimentCommand& o) {
   Exchange state(std::move(session), tokenizer, kind);
   state.set_system(o.prompt.system);
   for (const Prompt& prompt : prompts) state.prompt(prompt);
-  state.session().state();  // every block is looked at once, before it is shared
-  tell_healed(state.session());
+  state.session().state();  // verifies every block once, before they are shared
+  report_healed(state.session());
   const double prompt_seconds = seconds() - start;
-  tell_idle(state.session(), o);
+  report_idle(state.session(), o);
   const std::vector<Run> runs = run_all(state, o);
   const Summary s = summary_of(runs, state.session().size(), prompt_seconds);
   if (o.json)
@@ -380,7 +382,7 @@ void add_experiment(Command& app) {
   const auto o = std::make_shared<ExperimentCommand>();
   Command* sub = app.add_subcommand(
       "experiment",
-      "Many continuations of one state: every seed with every combination of settings.");
+      "Draw many continuations of one state: every seed with every combination of settings.");
   Option* snapshot =
       sub->add_option("snapshot", o->snapshot, "the state to branch from (or give a prompt)")
           ->type_name("FILE");
@@ -402,15 +404,15 @@ void add_experiment(Command& app) {
         ->group("Settings");
   }
   sub->add_option("-n,--max-tokens", o->generate.max_tokens,
-                  "most tokens of a continuation (default: 64)")
+                  "maximum tokens of a continuation (default: 64)")
       ->type_name("N")
       ->check(integer(1, INT64_MAX));
-  sub->add_flag("--ignore-eos", o->generate.ignore_eos, "go on past stop tokens");
-  sub->add_flag("--twice", o->twice, "draw each twice; the states must be equal");
+  sub->add_flag("--ignore-eos", o->generate.ignore_eos, "continue past stop tokens");
+  sub->add_flag("--twice", o->twice, "draw each twice, and fail unless the states are equal");
   Option* json = sub->add_flag("--json", o->json, "print JSON");
   sub->add_flag("--csv", o->csv, "print CSV")->excludes(json);
   Option* save_dir = sub->add_option("--save-dir", o->save_dir,
-                                     "keep each continuation in this directory: run-01.stet ...")
+                                     "save each continuation in this directory: run-01.stet ...")
                          ->type_name("DIR");
   save_dir->check({[](const std::string& name) {
                      return name.empty() ? "expected a directory, found nothing" : "";

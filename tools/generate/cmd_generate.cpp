@@ -24,19 +24,21 @@ struct GenerateCommand {
 
   void add_generation_to(Command& app) {
     sampling.add_to(app);
-    app.add_option("-n,--max-tokens", generate.max_tokens, "most tokens of a reply (default: 256)")
+    app.add_option("-n,--max-tokens", generate.max_tokens,
+                   "maximum tokens of a reply (default: 256)")
         ->type_name("N")
         ->check(integer(0, INT64_MAX))
         ->group("Stopping");
-    app.add_flag("--ignore-eos", generate.ignore_eos, "go on past stop tokens")->group("Stopping");
+    app.add_flag("--ignore-eos", generate.ignore_eos, "continue past stop tokens")
+        ->group("Stopping");
     save_as.add_to(
-        app, app.add_save_output(save, "keep the state in this file afterwards, for `stet resume`")
+        app, app.add_save_output(save, "save the state to this file afterwards, for `stet resume`")
                  ->group("Output"));
     app.add_flag("--json", json, "one JSON object per reply")->group("Output");
     interventions.add_to(app);
     add_raw_output(app);
   }
-  // What is wrong is said before a long computation.
+  // Throws for wrong options before a long computation.
   void validate() const {
     sampling.validate();
     if (!save.empty()) check_writable(save);
@@ -45,10 +47,10 @@ struct GenerateCommand {
 
 struct Timing {
   double load = 0, restore = 0, prefill = 0, decode = 0;
-  std::optional<RestoreReport> report;  // of a session that was resumed
+  std::optional<RestoreReport> report;  // for a resumed session
 };
 
-// Processes a prompt, with a progress line when that takes over a second and someone watches.
+// Processes a prompt, with a progress line if it takes over a second on a terminal.
 PromptReport prefill(Exchange& exchange, const Prompt& prompt) {
   const Progress line = prefill_progress(static_cast<int64_t>(prompt.ids.size()));
   return exchange.prompt(prompt, [&](int64_t done) {
@@ -57,7 +59,7 @@ PromptReport prefill(Exchange& exchange, const Prompt& prompt) {
   });
 }
 
-// `prompt`: what was processed before the reply.
+// Returns the object of --json. `prompt` is the tokens processed before the reply.
 Json reply_json(Exchange& exchange, const std::vector<int32_t>& prompt, const PromptReport& report,
                 const Reply& reply, const Timing& t) {
   Session& session = exchange.session();
@@ -88,20 +90,21 @@ Json reply_json(Exchange& exchange, const std::vector<int32_t>& prompt, const Pr
                      {"all_digests_checked", t.report->checked}};
   }
   j["digests"] = digests_json(digests_of(session));
-  j["healed"] = tell_healed(session);
+  j["healed"] = report_healed(session);
   return j;
 }
 
-// A session that replies, and where the replies go.
+// Draws the replies of a session and writes them out.
 class Replies {
  public:
-  // `greeting` goes to stderr with the first token: by then the blocks that it reads have been
-  // checked.
+  // `greeting` goes to stderr with the first token. The blocks that it depends on are verified by
+  // then.
   Replies(Exchange& exchange, const GenerateCommand& options, const Timing& timing,
           std::string greeting = "")
       : exchange_(exchange), options_(options), timing_(timing), greeting_(std::move(greeting)) {}
 
-  // One prompt after another, each with its reply. No prompt: the open reply goes on.
+  // Processes one prompt after another, each with its reply. Without prompts it continues the open
+  // reply.
   void run(const Prompts& prompts) {
     const size_t count = std::max<size_t>(1, prompts.size());
     for (size_t i = 0; i < count && Interrupts::signal() == 0 && out(""); ++i) {
@@ -111,8 +114,8 @@ class Replies {
   }
 
  private:
-  // A reply that was cut `goes_on` only if the state is saved after it: else the text that it held
-  // back is shown.
+  // Takes one turn. A stopped reply `goes_on` only if the state is saved afterwards; otherwise the
+  // text that it held back is printed.
   void turn(const Prompt* prompt, bool goes_on) {
     Session& session = exchange_.session();
     const double start = seconds();
@@ -144,7 +147,7 @@ class Replies {
     out(options_.json ? dump(j) + "\n" : "\n");
     flush_output();
     Session& session = exchange_.session();
-    tell_healed(session);
+    report_healed(session);
     if (!options_.json && session.size() == session.capacity()) {
       say("the session is full: {} positions (--ctx)\n", session.capacity());
     }
@@ -172,13 +175,13 @@ void keep(Exchange& exchange, const GenerateCommand& o) {
   Session& session = exchange.session();
   const double start = seconds();
   const StateDigests d = o.save_as.save(session, exchange.tokenizer(), o.save);
-  tell_healed(session);
+  report_healed(session);
   if (o.json) return;
   say("saved {} tokens to {} in {:.1f} ms, state {}\n", session.size(), printable(o.save),
       (seconds() - start) * 1e3, sha256_text(d.id));
 }
 
-// All that can be told before the first token is processed: settings, ids, room.
+// Checks settings, ids and room before the first token is processed.
 void check(const Session& session, const Prompts& prompts) {
   const int64_t vocab = session.model().config().vocab_size;
   check_generation(session.generation(), vocab, session.size(), "");
@@ -193,14 +196,13 @@ void check(const Session& session, const Prompts& prompts) {
     count += ids.size();
   }
   if (count > static_cast<size_t>(session.capacity() - session.size())) {
-    throw Error(ErrorKind::capacity, "", "tokens",
-                "at most " + std::to_string(session.capacity()) + " positions (--ctx)",
-                std::to_string(session.size()) + " + " + std::to_string(count));
+    throw std::runtime_error(
+        does_not_fit(static_cast<int64_t>(count), session.size(), session.capacity()));
   }
 }
 
-// `work` ends early on Ctrl-C; the state is kept in any case, and then the process ends as Ctrl-C
-// would have ended it.
+// Runs `work`, which ends early on Ctrl-C. Saves the state in any case, then ends the process by
+// the signal.
 template <class Work>
 void with_interrupts(Exchange& exchange, const GenerateCommand& o, Work work) {
   {
@@ -228,12 +230,12 @@ void process_prompts(Exchange& exchange, const Prompts& prompts, const GenerateC
       "\n");
 }
 
-// With the settings of the command line, and all checked that can be.
+// Applies the settings of the command line to a session and checks them.
 Exchange begin(Session session, const std::shared_ptr<const Tokenizer>& tokenizer,
                const Prompts& prompts, const GenerateCommand& o) {
   o.sampling.apply(session.generation(), session.model().config().vocab_size);
   o.interventions.attach_to(session);
-  o.sampling.tell_idle(session.generation());
+  o.sampling.report_idle(session.generation());
   check(session, prompts);
   const Exchange::Kind kind = kind_of(o.prompt, session, tokenizer);
   Exchange exchange(std::move(session), tokenizer, kind);
@@ -253,11 +255,11 @@ void run_generate(GenerateCommand& o, bool reply) {
   session.generation() = default_generation(*model);
   Exchange exchange = begin(std::move(session), tokenizer, prompts, o);
   if (!reply) return process_prompts(exchange, prompts, o);
-  o.sampling.tell_seed(exchange.session().generation());
+  o.sampling.report_seed(exchange.session().generation());
   with_interrupts(exchange, o, [&] { Replies(exchange, o, timing).run(prompts); });
 }
 
-// What the snapshot cannot do, whatever the model.
+// Throws for options that contradict the snapshot, whatever the model.
 void check(const Snapshot& snapshot, const GenerateCommand& o) {
   const std::string type = kv_type_name(snapshot.meta().kv.type);
   if (!o.restore.how.replay && !o.model.kv.empty() && o.model.kv != type) {
@@ -271,8 +273,8 @@ void check(const Snapshot& snapshot, const GenerateCommand& o) {
   if (ended && !o.prompt.given() && (conversation || !o.generate.ignore_eos) &&
       o.generate.max_tokens > 0) {
     throw Error(ErrorKind::argument, o.snapshot, "reply",
-                conversation ? "one to go on with (or --say)"
-                             : "one to go on with (or --prompt, or --ignore-eos)",
+                conversation ? "an unfinished one (--say TEXT adds a message)"
+                             : "an unfinished one (--prompt TEXT or --ignore-eos continues)",
                 "one that has ended");
   }
 }
@@ -305,7 +307,7 @@ void run_resume(GenerateCommand& o) {
                     kv_type_name(session.kv().shape().type), sha256_text(digests_of(session).id));
   }
   Exchange exchange = begin(std::move(session), tokenizer, prompts, o);
-  o.sampling.tell_seed(exchange.session().generation());
+  o.sampling.report_seed(exchange.session().generation());
   with_interrupts(exchange, o, [&] { Replies(exchange, o, timing, greeting).run(prompts); });
 }
 
@@ -344,8 +346,8 @@ void add_save(Command& app) {
 void add_resume(Command& app) {
   const auto o = std::make_shared<GenerateCommand>();
   Command* sub = app.add_subcommand(
-      "resume", "Go on from a snapshot: with a prompt, or with a reply that was cut.");
-  sub->add_option("snapshot", o->snapshot, "the snapshot")->required()->type_name("FILE");
+      "resume", "Continue from a snapshot: with a prompt, or with a reply that was stopped.");
+  sub->add_option("snapshot", o->snapshot, "the state to continue")->required()->type_name("FILE");
   o->prompt.add_to(*sub);
   o->prompt.add_messages_to(*sub);
   o->add_generation_to(*sub);

@@ -1,4 +1,4 @@
-// stet logits: raw logits and hidden states, for research and for tests.
+// stet logits: logits and hidden states, for research and for tests.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ struct LogitsCommand {
 
 using Hidden = std::vector<std::vector<float>>;  // [layers + 1][T * hidden_size]
 
-// All bytes of keys and values, block after block.
+// Returns the digest of all bytes of keys and values, block after block.
 Digest kv_digest(const KvCache& kv) {
   RunningDigest digest;
   const int64_t blocks = (kv.size() + kBlockPositions - 1) / kBlockPositions;
@@ -33,7 +33,7 @@ void add_rows(std::vector<float>& to, Rows rows) {
     to.insert(to.end(), rows.row(i), rows.row(i) + rows.width);
 }
 
-// Where the rows go: a file, in the order of its tensors, and a digest.
+// Writes rows to a file, in the order of its tensors, and to a digest.
 class Output {
  public:
   Output(const LogitsCommand& o, const Session& session, const std::vector<int32_t>& ids)
@@ -77,11 +77,10 @@ class Output {
   RunningDigest digest_;
 };
 
-// How well the model foretells the tokens: the mean of -ln p(token | those before it), over all but
-// the first.
+// Computes the mean of -ln p(token | tokens before it) over all tokens but the first.
 class Likelihood {
  public:
-  // `first`: the position of the first.
+  // `first` is the position of the first token.
   Likelihood(const std::vector<int32_t>& ids, int64_t first) : ids_(ids), first_(first) {}
 
   void logits(int64_t first, Rows rows) {
@@ -112,8 +111,7 @@ void run(LogitsCommand& o) {
   LabWork work = begin(o.lab);
   Session& session = work.session;
   const std::vector<int32_t>& ids = work.ids;
-  if (o.nll && ids.size() < 2)
-    usage_error("--nll", "two tokens or more", std::to_string(ids.size()));
+  if (o.nll && ids.size() < 2) usage_error("--nll needs at least two tokens");
   Output output(o, session, ids);
   HiddenSink hidden;
   if (o.hidden) hidden = [&](size_t index, int64_t, Rows rows) { output.hidden(index, rows); };
@@ -134,8 +132,8 @@ void run(LogitsCommand& o) {
 
 void add_logits(Command& app) {
   const auto o = std::make_shared<LogitsCommand>();
-  Command* sub =
-      app.add_subcommand("logits", "Logits of every position, and hidden states, as safetensors.");
+  Command* sub = app.add_subcommand(
+      "logits", "Write the logits of every position, and hidden states, as safetensors.");
   Option* output =
       sub->add_option("-o,--output", o->output,
                       "file to write: logits [T, vocab], input_ids [T], hidden.i [T, hidden]")

@@ -1,4 +1,4 @@
-// stet template: chat messages to the text of a prompt.
+// stet template: renders chat messages to the text of a prompt.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -66,7 +66,7 @@ class Renderer {
                      const Value& variables) const {
     return template_.render(messages, add_generation_prompt, variables, epoch_seconds());
   }
-  // The template writes all special tokens itself, bos too.
+  // Adds no bos: the template writes all special tokens itself.
   std::vector<int32_t> ids(const jinja::Text& text) const {
     return tokenizer_->encode(text.bytes, Tokenizer::Bos::off,
                               plain_special_ ? plain_ranges(text) : std::vector<TextRange>());
@@ -80,7 +80,7 @@ class Renderer {
   bool plain_special_;
 };
 
-// The answer to one line: {"messages": […], "add_generation_prompt": …, further variables}.
+// Answers one line: {"messages": […], "add_generation_prompt": …, further variables}.
 Json answer_line(const Renderer& renderer, const std::string& line, const std::string& where) {
   try {
     const Value request = Value::from_json(line, where);
@@ -132,8 +132,8 @@ void run(const TemplateCommand& o) {
 
 void add_template(Command& app) {
   const auto o = std::make_shared<TemplateCommand>();
-  Command* sub = app.add_subcommand(
-      "template", "Chat messages to the text of a prompt, by the checkpoint's chat template.");
+  Command* sub =
+      app.add_subcommand("template", "Render chat messages with the checkpoint's chat template.");
   o->sources.add(
       sub->add_option("--messages", o->messages, "a JSON array of {\"role\": …, \"content\": …}")
           ->type_name("JSON"));
@@ -141,7 +141,7 @@ void add_template(Command& app) {
                                  "the same, from a file (- for standard input)")
                      ->type_name("FILE"));
   Option* prompt = o->sources.add(
-      sub->add_option("-p,--prompt", o->prompt, "one message of the user")->type_name("TEXT"));
+      sub->add_option("-p,--prompt", o->prompt, "one user message")->type_name("TEXT"));
   Option* lines = o->sources.add(sub->add_flag(
       "--jsonl", o->jsonl,
       "per line of standard input {\"messages\": […], \"add_generation_prompt\": …, further "
@@ -155,23 +155,22 @@ void add_template(Command& app) {
   sub->add_option("--tools", o->tools, "a JSON array of functions that the model may call")
       ->type_name("FILE")
       ->excludes(lines);
-  sub->add_texts("--var", o->variables,
-                 "a variable of the template: name=JSON (may be given again)")
+  sub->add_texts("--var", o->variables, "a variable of the template: name=JSON (repeat for more)")
       ->excludes(lines);
   sub->add_option("--chat-template", o->chat_template, "another template than the checkpoint's")
       ->type_name("FILE");
   Option* json = sub->add_flag("--json", o->json, "{\"text\": …, \"ids\": […]}")->excludes(lines);
   add_raw_output(*sub);
-  sub->add_flag("--show-ids", o->show_ids, "the tokens of the text, one per line")
+  sub->add_flag("--show-ids", o->show_ids, "print the tokens of the text, one per line")
       ->excludes(lines)
       ->excludes(json);
   sub->add_flag("--plain-special", o->plain_special,
-                "special tokens in messages are ordinary text, as in stet chat");
+                "treat special tokens in messages as text, as stet chat does");
   o->checkpoint.add_to(*sub);
   sub->callback([o] {
     o->sources.require("--messages, --messages-file, --prompt or --jsonl");
     if (o->plain_special && !o->json && !o->show_ids && !o->jsonl)
-      required_error("--plain-special: --json, --show-ids or --jsonl");
+      usage_error("--plain-special needs --json, --show-ids or --jsonl");
     run(*o);
   });
 }

@@ -22,7 +22,7 @@ void run_tokenize(const TokenizeCommand& o) {
     return each_line([&](const std::string& line, const std::string& where) {
       const nlohmann::json text = parse_json_value(line, where);
       if (!text.is_string())
-        throw Error(ErrorKind::format, where, "", "a JSON string", printable(line, 60));
+        throw Error(ErrorKind::format, where, "", "print a JSON string", printable(line, 60));
       return dump(tokenizer->encode(text.get<std::string>(), bos, !o.plain_special));
     });
   }
@@ -58,7 +58,7 @@ void run_detokenize(const TokenizeCommand& o) {
 
 void add_tokenize(Command& app) {
   const auto o = std::make_shared<TokenizeCommand>();
-  Command* sub = app.add_subcommand("tokenize", "Text to token ids.");
+  Command* sub = app.add_subcommand("tokenize", "Convert text to token ids.");
   o->sources.add(sub->add_option("text,-p,--prompt", o->text, "the text")->type_name("TEXT"));
   o->sources.add(
       sub->add_option("--prompt-file", o->file, "the text, from a file (- for standard input)")
@@ -66,10 +66,9 @@ void add_tokenize(Command& app) {
   Option* lines = o->sources.add(
       sub->add_flag("--jsonl", o->jsonl,
                     "one JSON string per line of standard input, one JSON array per line out"));
-  sub->add_flag("--json", o->json, "a JSON array of ids")->excludes(lines);
+  sub->add_flag("--json", o->json, "print a JSON array of ids")->excludes(lines);
   add_bos_to(*sub, o->bos, "as the checkpoint says, but no second bos", "Options");
-  sub->add_flag("--plain-special", o->plain_special,
-                "special tokens in the text are ordinary text");
+  sub->add_flag("--plain-special", o->plain_special, "treat special tokens in the text as text");
   o->checkpoint.add_to(*sub);
   sub->callback([o] {
     o->sources.require("text, --prompt-file or --jsonl");
@@ -79,12 +78,12 @@ void add_tokenize(Command& app) {
 
 void add_detokenize(Command& app) {
   const auto o = std::make_shared<TokenizeCommand>();
-  Command* sub = app.add_subcommand("detokenize", "Token ids to text.");
+  Command* sub = app.add_subcommand("detokenize", "Convert token ids to text.");
   o->sources.add(sub->add_option("ids,--ids", o->ids, "token ids: 1,2,3")->type_name("IDS"));
   Option* lines = o->sources.add(
       sub->add_flag("--jsonl", o->jsonl,
                     "one JSON array per line of standard input, one JSON string per line out"));
-  sub->add_flag("--json", o->json, "a JSON string")->excludes(lines);
+  sub->add_flag("--json", o->json, "print a JSON string")->excludes(lines);
   add_raw_output(*sub);
   sub->add_flag("--skip-special", o->skip_special, "leave special tokens out");
   o->checkpoint.add_to(*sub);

@@ -17,10 +17,10 @@
 namespace stet::tool {
 namespace {
 
-// A program that answers each line with a line.
-class Asked {
+// A program that answers each line with one line.
+class PeerProgram {
  public:
-  explicit Asked(const std::string& command) : command_(command) {
+  explicit PeerProgram(const std::string& command) : command_(command) {
     int to[2], from[2];
     if (::pipe(to) != 0 || ::pipe(from) != 0) fail("two pipes", "none");
     child_ = ::fork();
@@ -38,19 +38,19 @@ class Asked {
     from_ = ::fdopen(from[0], "r");
     previous_ = std::signal(SIGPIPE, SIG_IGN);
   }
-  ~Asked() {
+  ~PeerProgram() {
     std::fclose(to_);
     std::fclose(from_);
     ::waitpid(child_, nullptr, 0);
     std::signal(SIGPIPE, previous_);
   }
-  Asked(const Asked&) = delete;
-  Asked& operator=(const Asked&) = delete;
+  PeerProgram(const PeerProgram&) = delete;
+  PeerProgram& operator=(const PeerProgram&) = delete;
 
   Json ask(const Json& question) {
     const std::string line = dump(question) + "\n";
     std::fwrite(line.data(), 1, line.size(), to_);
-    if (std::fflush(to_) != 0) fail("a program that reads", "one that has ended");
+    if (std::fflush(to_) != 0) fail("a program that reads its input", "one that has ended");
     char* answer = nullptr;
     size_t room = 0;
     const ssize_t size = ::getline(&answer, &room, from_);
@@ -78,7 +78,7 @@ struct AgainstCase {
   Json question;
 };
 
-// Ends of pieces of `each` tokens.
+// Returns the ends of pieces of `each` tokens.
 std::vector<size_t> cuts_of(size_t count, size_t each) {
   std::vector<size_t> cuts;
   for (size_t at = each; at < count; at += each) cuts.push_back(at);
@@ -116,13 +116,13 @@ std::vector<AgainstCase> cases_of(const std::vector<int32_t>& ids, int64_t windo
   return all;
 }
 
-std::vector<float> logits_of(const Asked& asked, const Json& answer) {
+std::vector<float> logits_of(const PeerProgram& peer, const Json& answer) {
   if (!answer.contains("logits") || !answer["logits"].is_array() || answer["logits"].empty())
-    asked.fail("\"logits\": an array of numbers, or \"unsupported\": true",
-               dump(answer).substr(0, 100));
+    peer.fail("\"logits\": an array of numbers, or \"unsupported\": true",
+              dump(answer).substr(0, 100));
   std::vector<float> logits;
   for (const Json& x : answer["logits"]) {
-    if (!x.is_number()) asked.fail("numbers as logits", printable(dump(x), 40));
+    if (!x.is_number()) peer.fail("numbers as logits", printable(dump(x), 40));
     logits.push_back(static_cast<float>(x.get<double>()));
   }
   return logits;
@@ -132,27 +132,27 @@ std::vector<float> logits_of(const Asked& asked, const Json& answer) {
 
 size_t run_against(const std::string& command, const std::vector<int32_t>& ids, int64_t window,
                    bool json) {
-  Asked asked(command);
+  PeerProgram peer(command);
   std::optional<std::vector<float>> first;
   Json rows = Json::array();
   size_t changed = 0;
   if (window > 1 && static_cast<size_t>(window) + 1 >= ids.size())
-    say("the window's edge is at position {}, beyond these {} tokens: nothing is asked of it\n",
+    say("the window's edge is at position {}, beyond these {} tokens, so it is not tested\n",
         window, ids.size());
   if (!json)
     out(fmt::format("{:<44}  {:<9}  {:<12}  {}\n", "way", "bits", "greedy token",
                     "largest difference"));
   for (const AgainstCase& c : cases_of(ids, window)) {
-    const Json answer = asked.ask(c.question);
+    const Json answer = peer.ask(c.question);
     if (answer.value("unsupported", false)) {
       rows.push_back({{"way", c.name}, {"unsupported", true}});
       if (!json) out(fmt::format("{:<44}  not supported\n", c.name));
       continue;
     }
-    const std::vector<float> logits = logits_of(asked, answer);
+    const std::vector<float> logits = logits_of(peer, answer);
     if (!first) first = logits;
     if (logits.size() != first->size())
-      asked.fail(fmt::format("{} logits", first->size()), std::to_string(logits.size()));
+      peer.fail(fmt::format("{} logits", first->size()), std::to_string(logits.size()));
     const bool same = std::memcmp(logits.data(), first->data(), logits.size() * sizeof(float)) == 0;
     double worst = 0;
     for (size_t i = 0; i < logits.size(); ++i)

@@ -1,4 +1,4 @@
-// stet equivalence --against CMD: somebody else's runtime, asked for the same logits by many ways.
+// stet equivalence --against CMD: asks another runtime for the same logits in many ways.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,9 @@
 
 namespace stet::tool {
 
-// Runs the command by sh, asks it (docs/equivalence.md has the protocol) and prints a table, or
-// JSON. Returns how many ways changed bits. Throws an io Error where it ends or does not answer as
-// agreed.
+// Runs the command by sh and asks it by the protocol of docs/lab.md. Prints a table, or
+// JSON. Returns the number of ways that changed bits. Throws an io Error if the program ends or
+// breaks the protocol.
 size_t run_against(const std::string& command, const std::vector<int32_t>& ids, int64_t window,
                    bool json);
 

@@ -1,4 +1,4 @@
-// stet capture: activations at points of the forward pass, into a file.
+// stet capture: writes activations at points of the forward pass to a file.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -33,10 +33,10 @@ void list_points(const ModelConfig& c) {
   }
 }
 
-// Which rows and columns of the points are kept.
+// The rows and columns to write.
 struct Selection {
   std::vector<PointAt> points;
-  std::vector<int64_t> positions, heads;  // no heads: all columns
+  std::vector<int64_t> positions, heads;  // without heads: all columns
 };
 
 Selection selection_of(const CaptureCommand& o, const ModelConfig& c, int64_t first, int64_t end) {
@@ -48,7 +48,8 @@ Selection selection_of(const CaptureCommand& o, const ModelConfig& c, int64_t fi
   const int64_t most = *std::max_element(s.heads.begin(), s.heads.end());
   for (const PointAt& at : s.points) {
     const int64_t heads = point_heads(c, at.point);
-    if (heads == 0) usage_error("--heads", "points that have heads", point_name(at));
+    if (heads == 0)
+      usage_error("--heads is for points with heads, and " + point_name(at) + " has none");
     if (most >= heads)
       usage_error("--heads", fmt::format("heads of {}, which has {}", point_name(at), heads),
                   o.heads);
@@ -56,10 +57,10 @@ Selection selection_of(const CaptureCommand& o, const ModelConfig& c, int64_t fi
   return s;
 }
 
-// Rows as they come, into one tensor for each point.
+// Writes the captured rows, one tensor for each point.
 class Capture {
  public:
-  // `end`: where the session will end, which is the width of scores and patterns.
+  // `end` is the final size of the session, which is the width of scores and patterns.
   Capture(const std::string& path, const ModelConfig& c, const Selection& selection, int64_t end,
           const std::map<std::string, std::string>& metadata)
       : config_(c), selection_(selection), end_(end) {
@@ -84,7 +85,7 @@ class Capture {
     const auto begin = std::lower_bound(kept.begin(), kept.end(), first);
     const auto end = std::lower_bound(begin, kept.end(), first + static_cast<int64_t>(rows.count));
     const size_t heads = heads_of(at), width = width_of(at), row = heads * width;
-    // What has a column for each position has those that come later as it has what is not seen.
+    // Later positions get the value of positions that are not visible.
     buffer_.assign(static_cast<size_t>(end - begin) * row,
                    at.point == Point::scores ? -std::numeric_limits<float>::infinity() : 0.0f);
     const size_t from =
@@ -124,8 +125,7 @@ class Capture {
   std::vector<float> buffer_;
 };
 
-// The prompt, and as many drawn tokens as were asked for; those before the first position that is
-// kept are not looked at.
+// Processes the prompt and draws tokens. Watches nothing before the first position to write.
 void process(const CaptureCommand& o, LabWork& work, int64_t first_kept, const Watch& watch) {
   Session& session = work.session;
   const std::span<const int32_t> ids(work.ids);
@@ -144,16 +144,14 @@ void process(const CaptureCommand& o, LabWork& work, int64_t first_kept, const W
   }
 }
 
-// Captures what the work's tokens give, into one file or folder. Returns what was kept.
+// Captures the tokens of `work` into one file or directory. Returns the rows and columns written.
 Selection capture(const CaptureCommand& o, LabWork& work, const std::string& output) {
   const Session& session = work.session;
   const ModelConfig& c = session.model().config();
   const auto prompt = static_cast<int64_t>(work.ids.size()), first = session.size();
-  if (prompt + o.generate == 0) usage_error("capture", "a prompt, or -n with --from", "neither");
+  if (prompt + o.generate == 0) usage_error("capture needs a prompt, or -n with --from");
   if (prompt + o.generate > session.capacity() - first)
-    throw Error(ErrorKind::capacity, "", "tokens",
-                fmt::format("at most {} positions (--ctx)", session.capacity()),
-                fmt::format("{} + {}", first, prompt + o.generate));
+    throw std::runtime_error(does_not_fit(prompt + o.generate, first, session.capacity()));
   const int64_t end = first + prompt + o.generate;
   Selection selection = selection_of(o, c, first, end);
   Capture capture(output, c, selection, end,
@@ -165,12 +163,12 @@ Selection capture(const CaptureCommand& o, LabWork& work, const std::string& out
   return selection;
 }
 
-// A file for each line, by its number, in the folder that -o names.
+// Writes a file for each line, named by its number, in the directory of -o.
 void run_lines(CaptureCommand& o) {
-  if (!o.output.ends_with('/')) usage_error("--jsonl", "-o DIR/, a folder", o.output);
+  if (!o.output.ends_with('/')) usage_error("--jsonl needs -o DIR/, a directory");
   std::error_code error;
   std::filesystem::create_directories(o.output, error);
-  if (error) throw Error(ErrorKind::io, o.output, "", "a folder", error.message());
+  if (error) throw Error(ErrorKind::io, o.output, "", "a directory", error.message());
   size_t number = 0;
   each_lab_line(o.lab, [&](LabLine& line) {
     const std::string path = fmt::format("{}{}.safetensors", o.output, ++number);
@@ -200,20 +198,22 @@ void run(CaptureCommand& o) {
 void add_capture(Command& app) {
   const auto o = std::make_shared<CaptureCommand>();
   Command* sub = app.add_subcommand(
-      "capture", "Activations at points of the forward pass, as safetensors or .npy.");
+      "capture", "Write activations at points of the forward pass as safetensors or .npy.");
   Option* points =
-      sub->add_option("--points", o->points,
-                      "names, * for any: 'blocks.*.hook_resid_post,blocks.3.attn.hook_pattern'")
+      sub->add_option(
+             "--points", o->points,
+             "names of points, * for any: 'blocks.*.hook_resid_post,blocks.3.attn.hook_pattern'")
           ->type_name("NAMES");
-  sub->add_option("--positions", o->positions, "which are kept: 3..9,12 (default: all)")
+  sub->add_option("--positions", o->positions, "positions to write: 3..9,12 (default: all)")
       ->type_name("LIST");
-  sub->add_option("--heads", o->heads, "which are kept, of points that have heads: 0,2")
+  sub->add_option("--heads", o->heads,
+                  "heads to write, for points that have heads: 0,2 (default: all)")
       ->type_name("LIST");
   sub->add_option("-o,--output", o->output, "a .safetensors file, or DIR/ for .npy files")
       ->type_name("FILE")
       ->check(named())
       ->group("Output");
-  sub->add_option("-n,--max-tokens", o->generate, "tokens that are drawn behind the prompt")
+  sub->add_option("-n,--max-tokens", o->generate, "tokens to draw after the prompt")
       ->type_name("N")
       ->check(integer(0, kMaxPositions));
   sub->add_flag(
@@ -221,7 +221,7 @@ void add_capture(Command& app) {
          "an object per line of standard input: {\"prompt\"}, {\"ids\"} or {\"say\"}; of line "
          "N, -o DIR/ gets N.safetensors, and a line says so")
       ->group("Output");
-  sub->add_flag("--list", o->list, "the points of this model");
+  sub->add_flag("--list", o->list, "list the points of this model");
   o->lab.add_to(*sub);
   sub->callback([o, points] {
     if (!o->list && (points->count() == 0 || o->output.empty()))

@@ -1,5 +1,5 @@
-// stet edit: keys and values of a state set to zero, scaled, set, copied from another state, or put
-// together from two; and how far that is from what the tokens give.
+// stet edit: sets keys and values of a state to zero, scales, replaces or copies them, or joins two
+// states. Reports how far the result is from the keys and values of its tokens.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ struct Stretch {
   int64_t begin, end;
 };
 
-// "3..9": 3 to 9, "3": that alone; "": all of `size`.
+// Parses "3..9" (3 to 9), "3" (only 3) or "" (all of `size`).
 Stretch stretch_of(const std::string& text, const char* option, int64_t size) {
   if (text.empty()) return {0, size};
   Stretch s{};
@@ -65,7 +65,7 @@ KvRange range_of(const EditCommand& o, int64_t size) {
           both || o.values};
 }
 
-// The other state, of --copy or --splice.
+// Opens the other state, of --copy or --splice.
 State open_other(const std::string& path) { return open_state_with_parents(path, {}).state(); }
 
 State spliced(const EditCommand& o, const State& state, const ModelConfig& config) {
@@ -101,9 +101,9 @@ State changed(const EditCommand& o, State state, const ModelConfig& config) {
   return state;
 }
 
-// Returns the state with the logits that its last token gives over the changed keys and values, in
-// place of those of before the change. A state whose log names no edit takes its keys and values
-// for those that its last token saw, so it computes them, below a prune as well.
+// Returns the state with the logits that its last token gives over the changed keys and values.
+// They replace the logits from before the change. A state whose log has no edit is assumed to have
+// consistent logits, so they must be computed here, even below a prune.
 State with_logits_of_change(State state, const std::shared_ptr<const Model>& model,
                             const SessionOptions& options) {
   if (state.tokens.empty()) return state;
@@ -156,10 +156,10 @@ void report(const EditCommand& o, const StateDigests& digests, Session& session,
 }
 
 void run(EditCommand& o) {
-  if (!o.set.empty() && o.tensor.empty()) usage_error("--set", "--tensor NAME beside it", "none");
+  if (!o.set.empty() && o.tensor.empty()) usage_error("--set needs --tensor NAME");
   check_writable(o.output);
   const Snapshot snapshot = open_state_with_parents(o.snapshot, {});
-  snapshot.check_not_needed(o.output);
+  snapshot.check_may_overwrite(o.output);
   choose_checkpoint(o.model, snapshot);
   choose_contract(o.model, snapshot);
   const SessionOptions options = o.model.session_options();
@@ -181,7 +181,7 @@ void run(EditCommand& o) {
 void add_edit(Command& app) {
   const auto o = std::make_shared<EditCommand>();
   Command* sub = app.add_subcommand(
-      "edit", "A state with keys and values changed, and how far that is from the truth.");
+      "edit", "Change keys and values of a state, and report how far it is from the original.");
   sub->add_option("snapshot", o->snapshot, "a snapshot")->required()->type_name("FILE");
   sub->add_option("-o,--output", o->output, "the snapshot to write")
       ->required()
@@ -189,57 +189,58 @@ void add_edit(Command& app) {
       ->check(named());
   SourceOptions what;
   const auto change = [&](Option* option) { return what.add(option)->group("Changes"); };
-  change(sub->add_flag("--zero", o->zero, "the range becomes zeros"));
-  change(sub->add_option("--scale", o->scale, "the range is multiplied by this")->type_name("X"));
-  Option* set = change(sub->add_option("--set", o->set,
-                                       "the range becomes what is in a tensor: [head_dim], or "
-                                       "[positions, heads, head_dim]")
-                           ->type_name("SAFETENSORS"));
-  Option* copy =
-      change(sub->add_option("--copy", o->copy, "the range becomes what another state has there")
+  change(sub->add_flag("--zero", o->zero, "set the range to zeros"));
+  change(sub->add_option("--scale", o->scale, "multiply the range by this")->type_name("X"));
+  Option* set = change(
+      sub->add_option("--set", o->set,
+                      "set the range to a tensor: [head_dim], or [positions, heads, head_dim]")
+          ->type_name("SAFETENSORS"));
+  Option* copy = change(
+      sub->add_option("--copy", o->copy, "copy the range from another state")->type_name("FILE"));
+  Option* splice =
+      change(sub->add_option("--splice", o->splice,
+                             "insert positions of another state before --at; later ones move up")
                  ->type_name("FILE"));
-  Option* splice = change(
-      sub->add_option("--splice", o->splice,
-                      "positions of another state are put in before --at; later ones move up")
-          ->type_name("FILE"));
   const auto more = [&](Option* option, const char* type, const char* group) {
     return option->type_name(type)->group(group);
   };
-  more(sub->add_option("--layers", o->layers, "of these layers (default: all)"), "LIST", "Range");
-  more(sub->add_option("--heads", o->heads, "of these heads (default: all)"), "LIST", "Range");
-  more(sub->add_option("--positions", o->positions, "of positions A to B (default: all)"), "A..B",
+  more(sub->add_option("--layers", o->layers, "layers of the range (default: all)"), "LIST",
        "Range");
-  sub->add_flag("--keys", o->keys, "keys alone")->group("Range");
-  sub->add_flag("--values", o->values, "values alone")->group("Range");
-  more(sub->add_option("--tensor", o->tensor, "of --set: the tensor's name"), "NAME", "Range")
+  more(sub->add_option("--heads", o->heads, "heads of the range (default: all)"), "LIST", "Range");
+  more(
+      sub->add_option("--positions", o->positions, "positions of the range, A to B (default: all)"),
+      "A..B", "Range");
+  sub->add_flag("--keys", o->keys, "change only keys")->group("Range");
+  sub->add_flag("--values", o->values, "change only values")->group("Range");
+  more(sub->add_option("--tensor", o->tensor, "with --set: the tensor's name"), "NAME", "Range")
       ->needs(set);
   more(sub->add_option("--from-position", o->from_position,
-                       "of --copy: from there on in the other state (default: the same)"),
+                       "with --copy: the first position in the other state (default: the same)"),
        "N", "Range")
       ->check(integer(0, kMaxPositions))
       ->needs(copy);
-  more(
-      sub->add_option("--take", o->take, "of --splice: the other state's positions (default: all)"),
-      "A..B", "Splice")
+  more(sub->add_option("--take", o->take,
+                       "with --splice: the other state's positions (default: all)"),
+       "A..B", "Splice")
       ->needs(splice);
-  more(sub->add_option("--at", o->at, "where they are put (default: 0, before everything)"), "N",
-       "Splice")
-      ->check(integer(0, kMaxPositions))
-      ->needs(splice);
-  more(sub->add_option("--resume-at", o->resume,
-                       "this state's position that comes behind them (default: --at)"),
+  more(sub->add_option("--at", o->at,
+                       "with --splice: where to insert them (default: 0, the beginning)"),
        "N", "Splice")
       ->check(integer(0, kMaxPositions))
       ->needs(splice);
-  sub->add_flag("--json", o->json, "JSON for programs")->group("Output");
+  more(sub->add_option("--resume-at", o->resume,
+                       "with --splice: this state's position that follows them (default: --at)"),
+       "N", "Splice")
+      ->check(integer(0, kMaxPositions))
+      ->needs(splice);
+  sub->add_flag("--json", o->json, "print JSON")->group("Output");
   o->save.add_to(*sub);
   o->model.add_to(*sub);
   sub->callback([o, what] {
     what.require("--zero, --scale, --set, --copy or --splice");
     if (!o->splice.empty() &&
         (!o->layers.empty() || !o->heads.empty() || !o->positions.empty() || o->keys || o->values))
-      usage_error("--splice", "whole positions (--take)",
-                  "a range of layers, heads or --positions");
+      usage_error("--splice inserts whole positions (--take); leave layers, heads and keys out");
     run(*o);
   });
 }

@@ -1,4 +1,4 @@
-// stet export, stet import: a state's tensors out of its snapshot and, changed, back into one.
+// stet export and import: a state's tensors, out of its snapshot and back into one.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ std::string tensor_name(int64_t layer, bool key) {
   return fmt::format("blocks.{}.{}", layer, key ? "k" : "v");
 }
 
-// Keys (as attention reads them: after norm and rotation) or values of a layer,
+// Returns the values of a layer, or its keys after norm and rotation:
 // [positions][kv_heads][head_dim].
 std::vector<float> layer_of(const State& state, int64_t layer, bool key) {
   const KvShape& shape = state.kv.shape();
@@ -86,7 +86,7 @@ void run_export(ExportCommand& o) {
   say("{} positions of {} layers in {}\n", state.size(), shape.layers, printable(o.output));
 }
 
-// Sets what differs from the state. Returns the number of vectors that did.
+// Sets vectors that differ from the state. Returns their number.
 size_t set_layer(State& state, const TensorSource& from, int64_t layer, bool key) {
   const KvShape& shape = state.kv.shape();
   const std::string name = tensor_name(layer, key);
@@ -121,7 +121,7 @@ size_t set_layer(State& state, const TensorSource& from, int64_t layer, bool key
 void run_import(ExportCommand& o) {
   check_writable(o.output);
   const Snapshot snapshot = open_snapshot(o);
-  snapshot.check_not_needed(o.output);
+  snapshot.check_may_overwrite(o.output);
   State state = snapshot.state();
   const TensorSource from(o.tensors);
   if (const TensorView* tokens = from.tensors().find("tokens")) {
@@ -149,8 +149,8 @@ void add_common(Command& sub, ExportCommand& o, const char* output) {
 
 void add_export(Command& app) {
   const auto o = std::make_shared<ExportCommand>();
-  Command* sub = app.add_subcommand(
-      "export", "Keys, values, tokens and logits of a state as tensors of natural shape.");
+  Command* sub =
+      app.add_subcommand("export", "Write keys, values, tokens and logits of a state as tensors.");
   add_common(*sub, *o, "a .safetensors file, or DIR/ for .npy files");
   sub->callback([o] { run_export(*o); });
 }
@@ -159,9 +159,9 @@ void add_import(Command& app) {
   const auto o = std::make_shared<ExportCommand>();
   Command* sub = app.add_subcommand(
       "import",
-      "A state with keys and values of a file; what differs becomes edits, which verify names.");
+      "Make a state with the keys and values of a file; changed ones are recorded as edits.");
   add_common(*sub, *o, "the snapshot to write");
-  sub->add_option("tensors", o->tensors, "what `stet export` wrote, changed")
+  sub->add_option("tensors", o->tensors, "a file of `stet export`, changed")
       ->required()
       ->type_name("SAFETENSORS");
   o->save.add_to(*sub);

@@ -1,11 +1,10 @@
-// stet lab: the laboratory's subcommands in one place, under the names that they have anyway.
+// stet lab: groups the subcommands of the laboratory, which are also subcommands of stet.
 #include "tools/lab/lab.hpp"
 
 namespace stet::tool {
 
 void add_lab(Command& app) {
-  Command* const sub = app.add_subcommand(
-      "lab", "Look inside a state, change it, draw it: the subcommands for that.");
+  Command* const sub = app.add_subcommand("lab", "Inspect, change and plot the inside of a state.");
   for (auto add : {add_capture, add_measure, add_score, add_patch, add_edit, add_export, add_import,
                    add_experiment, add_equivalence})
     add(*sub);

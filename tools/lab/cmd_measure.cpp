@@ -1,5 +1,5 @@
-// stet measure: what a model thinks of each token, layer by layer; and how two states differ in
-// what comes next.
+// stet measure: measures each token layer by layer, and compares the next token's distributions of
+// two states.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -42,7 +42,7 @@ void print_experts(const Json& rows) {
   }
 }
 
-// The last columns, as many as a terminal has room for, and how many those are.
+// Prints the last columns, as many as a terminal has room for, and their number.
 void print_map(const HeatMap& m) {
   constexpr size_t kMost = 12;
   const size_t from = m.columns.size() > kMost ? m.columns.size() - kMost : 0;
@@ -64,7 +64,7 @@ void print_map(const HeatMap& m) {
   }
 }
 
-// The next token after this state, and after that of another snapshot.
+// Compares the next token's distribution after this state with that after another snapshot.
 Json kl_from(LabWork& work, const MeasureCommand& o) {
   work.session.append(work.ids);
   LabOptions other = o.lab;
@@ -82,14 +82,16 @@ Json kl_from(LabWork& work, const MeasureCommand& o) {
 
 void check(const MeasureCommand& o) {
   if (o.pictures.asked() && (o.tokens || !o.kl.empty()))
-    usage_error(o.pictures.option(), "a measure with a picture", o.tokens ? "--tokens" : "--kl");
-  if (o.jsonl && o.pictures.asked()) usage_error(o.pictures.option(), "no --jsonl beside it", "it");
+    usage_error(fmt::format("there is no picture of {}; leave {} out",
+                            o.tokens ? "--tokens" : "--kl", o.pictures.option()));
+  if (o.jsonl && o.pictures.asked())
+    usage_error(o.pictures.option() + " cannot be used with --jsonl");
   if (o.layer >= 0 && !o.attention && !o.experts)
-    usage_error("--layer", "--attention or --experts", "another measure");
-  if (o.target && !o.attribution) usage_error("--target", "--attribution", "another measure");
+    usage_error("--layer is for --attention and --experts only");
+  if (o.target && !o.attribution) usage_error("--target is for --attribution only");
 }
 
-// What was measured: numbers, pictures, or both.
+// The results: numbers, pictures, or both.
 struct Measured {
   Json numbers;
   std::vector<HeatMap> maps;
@@ -158,7 +160,7 @@ void run(MeasureCommand& o) {
   check(o);
   if (o.jsonl) return run_lines(o);
   LabWork work = begin(o.lab);
-  if (work.ids.empty() && o.kl.empty() && !o.norms) usage_error("measure", "a prompt", "none");
+  if (work.ids.empty() && o.kl.empty() && !o.norms) usage_error("measure needs a prompt");
   check_layer(o, work);
   const Measured m = measure(work, o);
   o.pictures.write("stet measure", m.maps);
@@ -181,13 +183,15 @@ void run(MeasureCommand& o) {
 
 void add_measure(Command& app) {
   const auto o = std::make_shared<MeasureCommand>();
-  Command* sub = app.add_subcommand(
-      "measure", "What a model thinks of a text, token by token and layer by layer.");
+  Command* sub = app.add_subcommand("measure",
+                                    "Measure a text token by token and layer by layer: "
+                                    "log-probabilities, logit lens, attention, norms.");
   SourceOptions what;
-  what.add(sub->add_flag("--tokens", o->tokens, "log-probability and entropy of each token"));
-  what.add(sub->add_flag("--lens", o->logit_lens, "the head over each layer (logit lens)"));
+  what.add(
+      sub->add_flag("--tokens", o->tokens, "print the log-probability and entropy of each token"));
+  what.add(sub->add_flag("--lens", o->logit_lens, "apply the head to each layer (logit lens)"));
   what.add(sub->add_option("--tuned-lens", o->lens,
-                           "the same after maps of this file: lens.N.weight, lens.N.bias")
+                           "logit lens after the maps of this file: lens.N.weight, lens.N.bias")
                ->type_name("FILE"));
   what.add(
       sub->add_flag("--attribution", o->attribution,
@@ -195,17 +199,17 @@ void add_measure(Command& app) {
   what.add(sub->add_flag("--attention", o->attention, "attention patterns of all heads"));
   what.add(sub->add_flag("--experts", o->experts, "which expert takes which token"));
   what.add(sub->add_flag("--norms", o->norms, "norms of keys and values"));
-  what.add(
-      sub->add_option("--kl", o->kl, "how the next token's distribution differs from this state's")
-          ->type_name("SNAPSHOT"));
-  sub->add_option("--layer", o->layer, "of --attention and --experts: one layer (default: all)")
+  what.add(sub->add_option("--kl", o->kl,
+                           "KL divergence of the next token's distribution from this state's")
+               ->type_name("SNAPSHOT"));
+  sub->add_option("--layer", o->layer, "with --attention or --experts: one layer (default: all)")
       ->type_name("N")
       ->check(integer(0, 1023));
-  sub->add_option("--target", o->target, "of --attribution: a token id")
+  sub->add_option("--target", o->target, "with --attribution: a token id")
       ->type_name("ID")
       ->check(integer(0, INT32_MAX));
   o->pictures.add_to(*sub);
-  sub->add_flag("--json", o->json, "JSON for programs")->group("Output");
+  sub->add_flag("--json", o->json, "print JSON")->group("Output");
   sub->add_flag("--jsonl", o->jsonl,
                 "an object per line of standard input: {\"prompt\"}, {\"ids\"} or {\"say\"}; one "
                 "per line out, with what --json prints as \"measured\"")

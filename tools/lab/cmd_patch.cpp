@@ -1,5 +1,5 @@
-// stet patch: where in a model what makes a difference is kept. A prompt is run with activations of
-// another one put in, layer by layer and position by position (activation patching).
+// stet patch: activation patching. Runs a prompt with activations of another one put in, layer by
+// layer and position by position, and shows where that changes the answer.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,19 +14,19 @@ namespace stet::tool {
 namespace {
 
 struct PatchCommand {
-  LabOptions lab;  // without its prompt
+  LabOptions lab;  // its prompt is not used
   std::string clean, corrupt, clean_ids, corrupt_ids, answer, wrong, point, positions;
   PictureOptions pictures;
   bool chat = false, heads = false, json = false, jsonl = false;
 };
 
-// What is compared, as somebody wrote it: by options, or on a line of standard input.
+// The prompts to compare, from options or from a line of standard input.
 struct Question {
   std::string clean, corrupt, clean_ids, corrupt_ids, answer, wrong;
   std::string where;  // "" for options
-  Json id;            // null: none was given
+  Json id;            // null if absent
 
-  // An Error where a line is at fault, a UsageError where the command line is.
+  // Throws an Error for a line, a UsageError for the command line.
   [[noreturn]] void refuse(const std::string& field, const std::string& expected,
                            const std::string& found) const {
     if (where.empty()) usage_error("--" + field, expected, found);
@@ -39,7 +39,7 @@ struct Sweep {
   int32_t answer = 0, wrong = 0;
   Point point = Point::resid_pre;
   std::vector<int64_t> positions;
-  size_t heads = 0;  // 0: a run for each position; else one for each head, at all of them
+  size_t heads = 0;  // 0: a run for each position; else one for each head, at all positions
 };
 
 Question question_of(const PatchCommand& o) {
@@ -61,7 +61,7 @@ Question question_of(const std::string& line, const std::string& where) {
       text("clean"), text("corrupt"), text("clean_ids"),       text("corrupt_ids"), text("answer"),
       text("wrong"), where,           json.value("id", Json())};
   for (const auto& [name, value] : {std::pair("answer", &q.answer), std::pair("wrong", &q.wrong)})
-    if (value->empty()) q.refuse(name, "a token", "none");
+    if (value->empty()) q.refuse(name, "a token", "an empty text");
   if (q.clean.empty() == q.clean_ids.empty()) q.refuse("clean", "clean or clean_ids", "not one");
   if (q.corrupt.empty() == q.corrupt_ids.empty())
     q.refuse("corrupt", "corrupt or corrupt_ids", "not one");
@@ -79,7 +79,7 @@ std::vector<int32_t> ids_of(const std::string& text, const std::string& ids,
   return begin_message(session, work.tokenizer, "", text);
 }
 
-// The one token that a text is, or a number.
+// Returns the token id of a text that must be one token or a number.
 int32_t token_of(const Question& q, const std::string& text, const char* field,
                  const Tokenizer* tokenizer, int64_t vocab) {
   const std::vector<int32_t> ids =
@@ -95,7 +95,7 @@ double score(std::span<const float> logits, const Sweep& s) {
   return double{logits[static_cast<size_t>(s.answer)]} - logits[static_cast<size_t>(s.wrong)];
 }
 
-// The clean run's rows of the point, [layers][tokens][width].
+// Captures the rows of the clean run at the point: [layers][tokens][width].
 using Captured = std::vector<std::vector<float>>;
 Captured capture_clean(Session& session, const Sweep& s) {
   const ModelConfig& c = session.model().config();
@@ -113,8 +113,8 @@ Captured capture_clean(Session& session, const Sweep& s) {
   return rows;
 }
 
-// Puts the clean rows of positions [begin, end) in. `head` -1: whole rows. `first`: the position
-// where the prompts begin.
+// Returns the intervention that puts in the clean rows of positions [begin, end). `head` -1 stands
+// for whole rows. `first` is the position of the prompts' first token.
 Intervention patch_of(const Sweep& s, const ModelConfig& c, int64_t layer,
                       const std::vector<float>& clean, int64_t begin, int64_t end, int64_t head,
                       int64_t first) {
@@ -136,7 +136,7 @@ Intervention patch_of(const Sweep& s, const ModelConfig& c, int64_t layer,
   return w;
 }
 
-// A run for each cell of the table, row by row.
+// Returns a run for each cell of the table, row by row.
 std::vector<TraceRun> runs_of(const Sweep& s, const ModelConfig& c, const Captured& clean,
                               int64_t first) {
   std::vector<TraceRun> runs;
@@ -159,8 +159,8 @@ std::vector<TraceRun> runs_of(const Sweep& s, const ModelConfig& c, const Captur
   return runs;
 }
 
-// [layers][positions or heads]: the score of each patched run, which begins at the layer and the
-// position of its patch.
+// Returns the score of each patched run, [layers][positions or heads]. A run begins at the layer
+// and position of its patch.
 std::vector<std::vector<double>> sweep(Trace& corrupt, const Sweep& s, const Captured& clean,
                                        int64_t first) {
   const size_t columns = s.heads > 0 ? s.heads : s.positions.size();
@@ -178,11 +178,11 @@ Point point_of(const PatchCommand& o, const ModelConfig& config) {
   if (!point || !has_point(config, *point) || !point_info(*point).changes)
     usage_error("--point", "a point that can be changed, without its layer", name);
   if (o.heads && point_heads(config, *point) == 0)
-    usage_error("--heads", "a point that has heads", name);
+    usage_error("--heads is for points with heads, and " + name + " has none");
   return *point;
 }
 
-// Everything that can be refused is, before anything runs.
+// Makes the sweep. Throws for every wrong option before anything runs.
 Sweep sweep_of(const PatchCommand& o, const Question& q, const LabWork& work) {
   const ModelConfig& config = work.session.model().config();
   const Tokenizer* const tokenizer = work.tokenizer.get();
@@ -202,7 +202,7 @@ Sweep sweep_of(const PatchCommand& o, const Question& q, const LabWork& work) {
   return s;
 }
 
-// How the two prompts answer, and each patched run: logit of the answer less that of the wrong one.
+// Scores of both prompts and of each patched run: logit of the answer minus that of the wrong one.
 struct Scores {
   double clean, corrupt;
   std::vector<std::vector<double>> patched;  // [layers][positions or heads]
@@ -279,7 +279,7 @@ Json json_of(const HeatMap& map, const Scores& scores, const Sweep& s, const Que
   return j;
 }
 
-// What came of one question, as text for programs or for a person.
+// Runs one question and prints the result, as JSON or as a table.
 void answer(const PatchCommand& o, const Question& q, const LabWork& work) {
   const Sweep s = sweep_of(o, q, work);
   Session clean = work.session.fork();
@@ -298,11 +298,11 @@ void answer(const PatchCommand& o, const Question& q, const LabWork& work) {
 }
 
 void check(const PatchCommand& o) {
-  if (o.chat && !o.lab.from.empty()) usage_error("--chat", "no --from beside it", o.lab.from);
+  if (o.chat && !o.lab.from.empty()) usage_error("--chat cannot be used with --from");
   const bool any = !o.clean.empty() || !o.corrupt.empty() || !o.clean_ids.empty() ||
                    !o.corrupt_ids.empty() || !o.answer.empty() || !o.wrong.empty();
   if (o.jsonl && (any || o.pictures.asked()))
-    usage_error("--jsonl", "no prompts, tokens and pictures beside it", "some");
+    usage_error("--jsonl takes prompts and tokens from standard input and draws no pictures");
   if (o.jsonl) return;
   if ((o.clean.empty() && o.clean_ids.empty()) || (o.corrupt.empty() && o.corrupt_ids.empty()))
     required_error("--clean and --corrupt, or --jsonl");
@@ -323,28 +323,28 @@ void run(PatchCommand& o) {
 void add_patch(Command& app) {
   const auto o = std::make_shared<PatchCommand>();
   Command* sub = app.add_subcommand(
-      "patch", "Where a model keeps what makes a difference: activation patching, as a table.");
+      "patch", "Patch activations of one prompt into another, and print the effect as a table.");
   const auto text = [&](const char* name, std::string& to, const char* help, const char* type) {
     return sub->add_option(name, to, help)->type_name(type)->group("Prompts");
   };
-  text("--clean", o->clean, "the prompt whose activations are put in", "TEXT");
-  text("--corrupt", o->corrupt, "the prompt that they are put into, of as many tokens", "TEXT");
+  text("--clean", o->clean, "the prompt that activations are taken from", "TEXT");
+  text("--corrupt", o->corrupt, "the prompt that they are patched into, of as many tokens", "TEXT");
   text("--clean-ids", o->clean_ids, "the same as token ids", "IDS");
   text("--corrupt-ids", o->corrupt_ids, "the same as token ids", "IDS");
-  text("--answer", o->answer, "the token that is right after the clean prompt", "TEXT");
-  text("--wrong", o->wrong, "the one after the corrupt prompt", "TEXT");
+  text("--answer", o->answer, "the right next token after the clean prompt", "TEXT");
+  text("--wrong", o->wrong, "the right next token after the corrupt prompt", "TEXT");
   sub->add_flag("--jsonl", o->jsonl,
                 "an object per line of standard input, {\"clean\", \"corrupt\", \"answer\", "
                 "\"wrong\"}, with --json's object for each")
       ->group("Prompts");
-  sub->add_flag("--chat", o->chat, "prompts are messages of the user")->group("Prompts");
-  text("--point", o->point, "what is put in (default: hook_resid_pre; with --heads: attn.hook_z)",
-       "NAME");
-  text("--positions", o->positions, "where: 3..9,12 (default: all)", "LIST");
-  sub->add_flag("--heads", o->heads, "a column for each head, put in at all of the positions")
+  sub->add_flag("--chat", o->chat, "treat prompts as user messages")->group("Prompts");
+  text("--point", o->point,
+       "the point to patch (default: hook_resid_pre; with --heads: attn.hook_z)", "NAME");
+  text("--positions", o->positions, "positions to patch: 3..9,12 (default: all)", "LIST");
+  sub->add_flag("--heads", o->heads, "a column for each head, patched at all positions")
       ->group("Prompts");
   o->pictures.add_to(*sub);
-  sub->add_flag("--json", o->json, "JSON for programs")->group("Output");
+  sub->add_flag("--json", o->json, "print JSON")->group("Output");
   o->lab.add_without_prompt_to(*sub);
   sub->callback([o] { run(*o); });
 }

@@ -1,4 +1,4 @@
-// stet score: log-probabilities of texts, alone or behind a context, one or many at once.
+// stet score: log-probabilities of texts, alone or after a context, one or many at once.
 #include <fmt/format.h>
 
 #include <charconv>
@@ -13,7 +13,7 @@
 namespace stet::tool {
 namespace {
 
-constexpr size_t kLinesAtOnce = 1024;  // that can share what they begin with
+constexpr size_t kLinesAtOnce = 1024;  // lines that can share common beginnings
 
 struct ScoreCommand {
   LabOptions lab;
@@ -23,10 +23,10 @@ struct ScoreCommand {
   bool jsonl = false, json = false;
 };
 
-// What a line of standard input asks for.
+// A request on a line of standard input.
 struct Line {
   std::string where;
-  Json id;  // null: none was given
+  Json id;  // null if absent
   ScoreRequest request;
 };
 
@@ -85,7 +85,7 @@ class Scoring {
   }
 
  private:
-  // The first token that something stands before.
+  // Returns the index of the first token that has a predecessor.
   size_t first() const { return work_.session.size() == 0 ? 1 : 0; }
   Tokenizer::Bos bos() const {
     const Tokenizer::Bos asked = bos_of(o_.lab.prompt.bos);
@@ -121,7 +121,8 @@ void print(const Scoring& scores, std::span<const Line> lines) {
   flush_output();
 }
 
-// Prints the scores of lines; where one cannot be scored, of those before it, and says which it is.
+// Prints the scores of lines. If a line fails, prints those before it and throws an Error that
+// names it.
 void score_lines(const Scoring& scores, std::span<const Line> lines) {
   constexpr std::string_view kRequest = "requests[";
   try {
@@ -137,8 +138,8 @@ void score_lines(const Scoring& scores, std::span<const Line> lines) {
   }
 }
 
-// Reads lines until there are enough for one call, or no more. What is wrong with a line is said
-// once those before it have been scored.
+// Reads and scores lines in groups. An error in a line is thrown after the lines before it were
+// scored.
 void score_input(const Scoring& scores) {
   size_t number = 0;
   for (bool more = true; more && out("");) {
@@ -175,8 +176,9 @@ void print_table(const ScoreRequest& request, const Score& score, const LabWork&
 }
 
 void check(const ScoreCommand& o) {
-  if (o.jsonl && o.lab.prompt.given()) usage_error("--jsonl", "no prompt beside it", "one");
-  if (o.jsonl && o.continuation) usage_error("--jsonl", "no --continuation beside it", "one");
+  if (o.jsonl && o.lab.prompt.given())
+    usage_error("--jsonl takes its texts from standard input; leave the prompt out");
+  if (o.jsonl && o.continuation) usage_error("--continuation cannot be used with --jsonl");
   if (!o.jsonl && !o.lab.prompt.given() && o.lab.from.empty())
     required_error("a prompt, or --jsonl");
   if (!o.jsonl && !o.lab.prompt.given() && !o.continuation)
@@ -191,7 +193,7 @@ void run(ScoreCommand& o) {
   if (o.jsonl) return score_input(scores);
   const ScoreRequest request = scores.of_prompt();
   if (request.begin >= request.ids.size())
-    usage_error("score", "a token behind the first, to be scored", "none");
+    usage_error("score needs at least two tokens: the first has no log-probability");
   const Score score = scores.score({&request, 1})[0];
   if (o.json) {
     out(dump(scores.json(request, score)) + "\n");
@@ -204,11 +206,11 @@ void run(ScoreCommand& o) {
 
 void add_score(Command& app) {
   const auto o = std::make_shared<ScoreCommand>();
-  Command* sub =
-      app.add_subcommand("score", "Log-probabilities of the tokens of texts, for evaluation.");
+  Command* sub = app.add_subcommand(
+      "score", "Print log-probabilities of the tokens of texts, for evaluation.");
   o->lab.add_to(*sub);
   sub->add_option("--continuation", o->continuation,
-                  "the text to score behind the prompt (default: the prompt itself)")
+                  "the text to score after the prompt (default: the prompt itself)")
       ->type_name("TEXT")
       ->group("Prompt");
   sub->add_flag("--jsonl", o->jsonl,
@@ -216,10 +218,10 @@ void add_score(Command& app) {
                 "\"continuation\"} or {\"ids\", \"begin\"}; one per line out, in their order")
       ->group("Prompt");
   sub->add_option("--batch", o->batch,
-                  "texts that are processed together, at most (default: 16); changes no bit")
+                  "maximum texts processed together (default: 16); changes no bit")
       ->type_name("N")
       ->check(integer(1, 4096));
-  sub->add_flag("--json", o->json, "JSON for programs")->group("Output");
+  sub->add_flag("--json", o->json, "print JSON")->group("Output");
   sub->callback([o] { run(*o); });
 }
 

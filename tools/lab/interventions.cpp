@@ -21,7 +21,8 @@ bool fits(std::string_view pattern, std::string_view text) {
   return !text.empty() && pattern[0] == text[0] && fits(pattern.substr(1), text.substr(1));
 }
 
-// "values": numbers; or {"file", "tensor"} with "rows": [begin, end], relative to the file.
+// Reads "values": numbers, or {"file", "tensor"} with optional "rows": [begin, end]. A relative
+// path starts at the directory of the interventions' file.
 std::vector<float> read_values(const JsonReader& json, const std::string& name,
                                const std::string& path) {
   if (json.has_object(name)) {
@@ -135,7 +136,7 @@ Intervention read_one(const JsonReader& json, const std::string& path, const Mod
 
 std::vector<Intervention> read_interventions(const std::string& path, const ModelConfig& config) {
   const std::string text = read_text_file(path, size_t{64} << 20);
-  const nlohmann::json list = parse_json_value(text, path);  // whose errors tell positions in it
+  const nlohmann::json list = parse_json_value(text, path);  // errors give line and column
   if (!list.is_array())
     throw Error(ErrorKind::format, path, "", "an array of interventions", list.type_name());
   const JsonReader json = parse_json(R"({"interventions": )" + text + "}", path);
@@ -169,7 +170,7 @@ std::vector<PointAt> match_points(const std::string& patterns, const ModelConfig
     }
     if (!any)
       throw Error(ErrorKind::argument, "", "--points",
-                  "names of points of family " + config.family + " (docs/points.md)",
+                  "names of points of family " + config.family + " (docs/lab.md)",
                   printable(pattern));
   }
   return found;

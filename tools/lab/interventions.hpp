@@ -1,4 +1,4 @@
-// --intervene FILE: interventions as a person writes them (docs/lab.md has the format).
+// --intervene FILE: reads interventions from JSON (format in docs/lab.md).
 #pragma once
 
 #include <string>
@@ -13,15 +13,15 @@ struct InterventionOption {
   std::string file;
 
   void add_to(Command& app);
-  // Attaches those of the file, if one was named, to a session.
+  // Attaches the file's interventions to a session. Does nothing without a file.
   void attach_to(Session& session) const;
 };
 
-// Those of a file, for models of this kind. Throws a format Error that names the entry.
+// Reads interventions for models of this kind. Throws a format Error that names the entry.
 std::vector<Intervention> read_interventions(const std::string& path, const ModelConfig& config);
 
-// Points of a comma-separated list; * stands for any run of characters. Throws an argument Error
-// for an entry that no point of the model fits.
+// Returns the points of a comma-separated list; * matches any characters. Throws an argument Error
+// for an entry that matches no point of the model.
 std::vector<PointAt> match_points(const std::string& patterns, const ModelConfig& config);
 
 }  // namespace stet::tool

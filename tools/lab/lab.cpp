@@ -15,14 +15,14 @@ namespace stet::tool {
 void LabOptions::add_to(Command& app) {
   prompt.add_to(app);
   prompt.add_messages_to(app);
-  app.get_option("--prompt")->description("raw text; given again, it goes on");
-  app.get_option("--say")->description("a message of the user, through the chat template");
+  app.get_option("--prompt")->description("raw text; each further one is appended");
+  app.get_option("--say")->description("a user message, through the chat template");
   add_without_prompt_to(app);
 }
 
 void LabOptions::add_without_prompt_to(Command& app) {
-  Option* snapshot = app.add_option("--from", from, "a snapshot whose state goes before the prompt")
-                         ->type_name("FILE");
+  Option* snapshot =
+      app.add_option("--from", from, "a snapshot to continue from")->type_name("FILE");
   restore.add_to(app, snapshot);
   interventions.add_to(app);
   model.add_to(app);
@@ -30,8 +30,8 @@ void LabOptions::add_without_prompt_to(Command& app) {
 
 LabWork begin(LabOptions& o) {
   if (o.prompt.messages.size() > 1)
-    usage_error("--say", "one message here (stet generate --save draws replies, --from goes on)",
-                std::to_string(o.prompt.messages.size()));
+    usage_error(
+        "--say can be given once here; stet generate --save draws replies, --from continues");
   std::shared_ptr<const Tokenizer> tokenizer;
   std::optional<Session> session;
   if (o.from.empty()) {
@@ -101,7 +101,8 @@ LabLine lab_line(const LabOptions& o, const LabWork& base, const std::string& te
 }  // namespace
 
 void each_lab_line(LabOptions& o, const std::function<void(LabLine&)>& f) {
-  if (o.prompt.given()) usage_error("--jsonl", "no prompt beside it", "one");
+  if (o.prompt.given())
+    usage_error("--jsonl takes its prompts from standard input; leave the prompt out");
   const LabWork base = begin(o);
   std::string text;
   for (size_t number = 1; out("") && std::getline(std::cin, text); ++number) {
@@ -112,7 +113,7 @@ void each_lab_line(LabOptions& o, const std::function<void(LabLine&)>& f) {
     } catch (const Error& e) {
       if (!e.file.empty()) throw;
       throw Error(e.kind, where, e.field, e.expected, e.found);
-    } catch (const UsageError& e) {  // an option that this line cannot follow
+    } catch (const UsageError& e) {  // an option does not fit this line
       throw UsageError(where + ": " + e.what());
     }
     flush_output();

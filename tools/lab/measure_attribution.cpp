@@ -8,8 +8,8 @@
 namespace stet::tool {
 namespace {
 
-// d logit / d x of one token, the final norm's scale held where x has it. (The bias of a norm adds
-// the same to all.)
+// Returns d logit / d x of one token. The final norm's scale is fixed at its value for x. A norm's
+// bias adds the same to all tokens and is left out.
 std::vector<double> direction_of(const Model& model, const std::vector<float>& x, int32_t token) {
   const Norm& norm = model.final_norm();
   const bool centred = !norm.bias.empty();

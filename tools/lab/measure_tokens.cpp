@@ -41,7 +41,7 @@ Json measure_tokens(LabWork& work) {
       rows.back()["logprob"] = row[static_cast<size_t>(work.ids[next])] - n.log_sum;
     }
   };
-  Session copy = work.session.fork();  // so that positions count from where the prompt begins
+  Session copy = work.session.fork();  // its positions count from the beginning of the prompt
   copy.append(work.ids, sink);
   return rows;
 }

@@ -12,7 +12,7 @@
 namespace stet::tool {
 namespace {
 
-// The page draws itself from the JSON in it.
+// A page that draws itself from the JSON in it.
 constexpr const char* kPage = R"(<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title></title><style>
@@ -95,8 +95,8 @@ std::string html_of(const std::string& title, const std::vector<HeatMap>& maps) 
 
 void PictureOptions::add_to(Command& app) {
   for (const auto& [name, to, help] :
-       {std::tuple("--html", &html, "a picture: one HTML file, with zoom and hover"),
-        std::tuple("--svg", &svg, "a picture for papers: one SVG file")})
+       {std::tuple("--html", &html, "write a picture as one HTML file, with zoom and hover"),
+        std::tuple("--svg", &svg, "write a picture as one SVG file")})
     app.add_option(name, *to, help)->type_name("FILE")->check(named())->group("Output");
 }
 

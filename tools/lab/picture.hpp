@@ -1,4 +1,4 @@
-// Pictures for people: files that need nothing else. HTML with zoom and hover, or SVG for papers.
+// Pictures in single files: HTML with zoom and hover, or SVG for papers.
 #pragma once
 
 #include <string>
@@ -8,29 +8,29 @@
 
 namespace stet::tool {
 
-// A table of values in [low, high] as colours, a text for each cell under the pointer.
+// A table of values in [low, high], drawn as colours, with a text for the cell under the pointer.
 struct HeatMap {
   std::string title, rows_name, columns_name;
   std::vector<std::string> rows, columns;
   std::vector<std::vector<double>> values;       // [rows][columns]
-  std::vector<std::vector<std::string>> labels;  // shown in the cells; empty: none
+  std::vector<std::vector<std::string>> labels;  // shown in the cells; empty for none
   double low = 0, high = 1;
-  std::string unit = {};  // of the values, beside the scale
+  std::string unit = {};  // of the values, shown at the scale
 };
 
-// All of them below one another, as one page, or as one drawing with its text as text.
+// Return all maps below one another, as one page or one drawing. Text stays text.
 std::string html_of(const std::string& title, const std::vector<HeatMap>& maps);
 std::string svg_of(const std::string& title, const std::vector<HeatMap>& maps);
 
-// --html, --svg
+// The options --html and --svg.
 struct PictureOptions {
   std::string html, svg;
 
   void add_to(Command& app);
   bool asked() const { return !html.empty() || !svg.empty(); }
   std::string option() const { return html.empty() ? "--svg" : "--html"; }
-  // Throws an argument Error for more cells than a viewer of SVG can bear, an io Error where
-  // writing fails.
+  // Writes the files. Throws an argument Error for more cells than SVG viewers can handle, an io
+  // Error if writing fails.
   void write(const std::string& title, const std::vector<HeatMap>& maps) const;
 };
 

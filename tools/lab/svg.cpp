@@ -1,4 +1,4 @@
-// Heat maps as SVG: plain shapes and text, no script, no font of its own.
+// Heat maps as SVG: shapes and text, without scripts or fonts.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace stet::tool {
 namespace {
 
 constexpr int kText = 11, kRow = 18, kMargin = 16, kLegend = 160;
-constexpr double kLetter = 6.7;  // width of one, at most, in a monospaced font of that size
+constexpr double kLetter = 6.7;  // maximum width of a letter in a monospaced font of that size
 
 std::string as_xml(const std::string& text) {
   std::string out;
@@ -30,7 +30,7 @@ size_t letters(const std::string& text) {
       std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
 }
 
-// Shortened to `most` characters; what is nothing but spaces is shown as such.
+// Shortens a text to `most` characters. Shows a text of spaces as "␣".
 std::string shortened(const std::string& text, size_t most) {
   if (!text.empty() && text.find_first_not_of(' ') == std::string::npos) return "␣";
   if (letters(text) <= most) return text;
@@ -40,8 +40,8 @@ std::string shortened(const std::string& text, size_t most) {
   return text.substr(0, end) + "…";
 }
 
-// How strong a value's colour is, from -1 (blue) over 0 (white) to 1: red where zero lies inside of
-// the scale, otherwise blue, too.
+// Returns the strength of a value's colour, from -1 (blue) over 0 (white) to 1: red if zero is
+// inside the scale, else blue.
 double strength(double v, const HeatMap& m) {
   if (m.low < 0) return std::clamp(v / std::max(-m.low, m.high), -1.0, 1.0);
   return -std::clamp((v - m.low) / (m.high > m.low ? m.high - m.low : 1), 0.0, 1.0);
@@ -56,7 +56,7 @@ std::string colour(double s) {
   return fmt::format("#{:02x}{:02x}{:02x}", mixed(0), mixed(1), mixed(2));
 }
 
-// Draws maps below one another and knows how large that has become.
+// Draws maps below one another and keeps the size of the drawing.
 class Drawing {
  public:
   void text(double x, double y, const std::string& text, const char* more = "") {
@@ -117,7 +117,7 @@ class Drawing {
     const double left = kMargin + kLetter * static_cast<double>(row_letters) + 8,
                  each = std::max(double{kRow}, kLetter * static_cast<double>(cell_letters) + 6);
     if (!m.columns_name.empty()) text(left, y_ += kText, m.columns_name + " →", " fill=\"#667\"");
-    // Names of columns stand upright, and end above their cells.
+    // Names of columns are vertical and end above their cells.
     y_ += kLetter * static_cast<double>(column_letters) + 6;
     for (size_t c = 0; c < m.columns.size(); ++c) {
       const double x = left + (static_cast<double>(c) + 0.5) * each + 4;

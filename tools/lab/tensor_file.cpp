@@ -18,7 +18,7 @@ uint64_t bytes_of(const NamedShape& t) {
   return static_cast<uint64_t>(*count) * dtype_size(t.dtype);
 }
 
-// Room that is written to later.
+// Appends zeros that are overwritten later.
 void append_zeros(AtomicFile& file, uint64_t count) {
   static const std::vector<std::byte> zeros(1 << 20);
   for (; count > 0; count -= std::min<uint64_t>(count, zeros.size()))
@@ -64,7 +64,7 @@ class OneFile : public TensorFile {
   std::vector<size_t> sizes_;
 };
 
-// The format of numpy.save, version 1.0 (numpy.lib.format).
+// Writes the format of numpy.save, version 1.0 (numpy.lib.format).
 class NpyFiles : public TensorFile {
  public:
   NpyFiles(const std::string& directory, const std::vector<NamedShape>& tensors) {

@@ -1,5 +1,4 @@
-// Float32 tensors that are written as they come, a part of one after a part of another: as one
-// safetensors file, or as a directory of .npy files.
+// Writes float32 tensors part by part, as one safetensors file or a directory of .npy files.
 #pragma once
 
 #include <map>
@@ -22,17 +21,17 @@ struct NamedShape {
 class TensorFile {
  public:
   virtual ~TensorFile() = default;
-  // Elements of tensor `index` from `offset` on.
+  // Writes elements of tensor `index` from `offset` on.
   virtual void write(size_t index, size_t offset, std::span<const std::byte> elements) = 0;
   virtual void commit() = 0;
 };
 
-// A path that ends with "/" is a directory of .npy files, which is made.
+// Makes a file, or for a path that ends with "/" a directory of .npy files.
 std::unique_ptr<TensorFile> make_tensor_file(const std::string& path,
                                              const std::vector<NamedShape>& tensors,
                                              const std::map<std::string, std::string>& metadata);
 
-// One tensor of a safetensors file as float32.
+// One tensor of a safetensors file, converted to float32.
 struct LoadedTensor {
   std::vector<int64_t> shape;
   std::vector<float> values;
@@ -40,7 +39,7 @@ struct LoadedTensor {
 class TensorSource {
  public:
   explicit TensorSource(const std::string& path);
-  // Throws a format Error for one that is not there, or is no f32, bf16 or f16.
+  // Throws a format Error if the tensor is missing or is no f32, bf16 or f16.
   LoadedTensor load(const std::string& name) const;
   const SafeTensors& tensors() const { return *tensors_; }
   const std::string& path() const { return path_; }

@@ -1,4 +1,4 @@
-// Completion scripts and the manual page, from the description that --help prints.
+// Completion scripts and the manual page, made from the descriptions that --help prints.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ std::string all_names(const CLI::App& app) {
 
 // ---------------------------------------------------------------- zsh
 
-// Text within single quotes, where a colon or a bracket would end it.
+// Escapes text for single quotes, where a colon or a bracket would also end it.
 std::string zsh_text(const std::string& text) {
   return replaced(
       replaced(replaced(replaced(replaced(text, "\\", "\\\\"), "'", "'\\''"), ":", "\\:"), "[",
@@ -33,7 +33,7 @@ std::string zsh_text(const std::string& text) {
       "]", "\\]");
 }
 
-// What completes a value: ":name:action" of _arguments.
+// Returns the part of an option that completes its value: ":name:action" of _arguments.
 std::string zsh_value(const CLI::Option& option) {
   const std::string type = type_of(option);
   const std::vector<std::string> values = values_of(option);
@@ -45,7 +45,7 @@ std::string zsh_value(const CLI::Option& option) {
   return fmt::format(":{}:{}", type, action);
 }
 
-// One line for each option of a subcommand, as _arguments takes them.
+// Returns a line for each option of a subcommand, in the syntax of _arguments.
 std::string zsh_arguments(const CLI::App& sub) {
   std::string lines;
   for (const CLI::Option* option : options_of(sub)) {
@@ -67,7 +67,7 @@ std::string zsh_arguments(const CLI::App& sub) {
 
 // ---------------------------------------------------------------- manual
 
-// Text for troff, which gives a meaning to backslashes, hyphens, and dots and quotes at the
+// Escapes text for troff, where backslashes and hyphens are special, and dots and quotes at the
 // beginning of a line.
 std::string troff_text(const std::string& text) {
   const std::string safe = replaced(replaced(replaced(text, "\\", "\\e"), "-", "\\-"), "…", "...");
@@ -98,7 +98,7 @@ std::string troff_subcommand(const CLI::App& sub) {
   return text;
 }
 
-// Lines as they stand.
+// Returns the lines unfilled.
 std::string troff_example(const std::string& text) {
   std::string lines;
   for (const std::string& line : CLI::detail::split(text, '\n')) lines += troff_text(line) + "\n";
@@ -178,7 +178,7 @@ _stet "$@"
 std::string manual_page(const CLI::App& app) {
   std::string text =
       fmt::format(".TH STET 1 \"\" \"{}\" \"User Commands\"\n.SH NAME\nstet \\- {}\n",
-                  troff_text(app.version()),
+                  troff_text(app.version().substr(0, app.version().find('\n'))),
                   troff_text(app.get_description().substr(app.get_description().find(": ") + 2)));
   text += ".SH SYNOPSIS\n.B stet\n.I subcommand\n[\\fIoptions\\fR]\n.SH OPTIONS\n";
   for (const CLI::Option* option : options_of(app)) text += troff_option(*option);

@@ -70,7 +70,7 @@ std::vector<std::string> names_of(const CLI::Option& option) {
   return names;
 }
 
-// The library puts what a validator says of itself behind a colon.
+// CLI11 appends a validator's description after a colon.
 std::string type_of(const CLI::Option& option) {
   const std::string type = option.get_type_name();
   return type.substr(0, type.find(':'));
@@ -81,6 +81,23 @@ std::vector<std::string> values_of(const CLI::Option& option) {
   const size_t colon = type.find(':');
   return colon == std::string::npos ? std::vector<std::string>()
                                     : CLI::detail::split(type.substr(colon + 1), '|');
+}
+
+// CLI11 writes "NAME is required".
+std::string missing_text(const CLI::App& app, const std::string& reason) {
+  const CLI::App* sub = &app;
+  std::string usage = "stet", needed;
+  while (!sub->get_subcommands().empty()) {
+    sub = sub->get_subcommands().back();
+    usage += " " + sub->get_name();
+  }
+  for (const CLI::Option* option : positionals_of(*sub)) {
+    const std::string name = option->get_single_name();
+    usage += option->get_required() ? " " + name : " [" + name + "]";
+    if (reason == name + " is required")
+      needed = fmt::format("{} needs {}, {}", sub->get_name(), name, option->get_description());
+  }
+  return needed.empty() ? reason : needed + ": " + usage;
 }
 
 std::string usage_text(const CLI::App& app, const std::string& reason) {
@@ -101,8 +118,8 @@ std::string usage_text(const CLI::App& app, const std::string& reason) {
 
 void add_help(Command& app) {
   const auto name = std::make_shared<std::string>();
-  Command* sub = app.add_subcommand("help", "What a subcommand does, and its options.");
-  sub->add_option("subcommand", *name, "one of those that stet --help lists")->type_name("NAME");
+  Command* sub = app.add_subcommand("help", "Show the help of a subcommand.");
+  sub->add_option("subcommand", *name, "a subcommand that stet --help lists")->type_name("NAME");
   sub->callback([name, &app] {
     if (name->empty())
       out(app.library().get_formatter()->make_help(&app.library(), "stet",

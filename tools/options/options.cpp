@@ -15,6 +15,8 @@ void usage_error(const std::string& option, const std::string& expected, const s
   throw UsageError(option + ": expected " + expected + ", found " + found);
 }
 
+void usage_error(const std::string& text) { throw UsageError(text); }
+
 void required_error(const std::string& names) { throw UsageError(names + " is required"); }
 
 // ---------------------------------------------------------------- values
@@ -160,7 +162,7 @@ Option* Command::add_flag(const std::string& names, bool& value, const std::stri
   return keep(app_->add_flag(names, value, help));
 }
 
-// An option of the library for lists takes all arguments that follow, and splits [a,b].
+// CLI11's own option for lists takes all arguments that follow, and splits [a,b].
 Option* Command::add_texts(const std::string& names, std::vector<std::string>& texts,
                            const std::string& help) {
   return keep(app_->add_option(names, texts, help)
@@ -207,12 +209,14 @@ bool Command::subcommand_given() const { return !app_->get_subcommands().empty()
 std::optional<std::string> Command::run(int argc, char** argv) {
   try {
     app_->parse(argc, argv);
-    if (!subcommand_given()) required_error("a subcommand");
+    if (!subcommand_given()) return app_->help();
     return std::nullopt;
   } catch (const CLI::CallForHelp&) {
     return app_->help();
   } catch (const CLI::CallForVersion&) {
     return app_->version() + "\n";
+  } catch (const CLI::RequiredError& e) {
+    throw UsageError(usage_text(*app_, missing_text(*app_, e.what())));
   } catch (const CLI::ParseError& e) {
     throw UsageError(usage_text(*app_, e.what()));
   } catch (const UsageError& e) {

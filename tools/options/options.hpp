@@ -1,6 +1,6 @@
 // Describes the command line: subcommands, their options, and the values that these accept.
-// CLI11 parses it and is included by the files of this folder alone, since it takes longer to
-// compile than a subcommand does.
+// Only the files of this folder include CLI11, which parses the command line, since it takes longer
+// to compile than a subcommand does.
 #pragma once
 
 #include <cstdint>
@@ -19,32 +19,32 @@ class Option;
 
 namespace stet::tool {
 
-// Thrown when the command line is at fault: exit status 2. what() is the whole message.
+// Thrown for an error in the command line: exit status 2. what() is the whole message.
 class UsageError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Throws a UsageError: "OPTION: expected EXPECTED, found FOUND". `option` as it is typed.
+// Throws a UsageError: "OPTION: expected EXPECTED, found FOUND". `option` is written as typed.
 [[noreturn]] void usage_error(const std::string& option, const std::string& expected,
                               const std::string& found);
 // Throws a UsageError: "NAMES is required".
 [[noreturn]] void required_error(const std::string& names);
+// Throws a UsageError of this text, a sentence without a point.
+[[noreturn]] void usage_error(const std::string& text);
 
 // A test of an option's value.
 struct Check {
-  // Returns "" for a value that is accepted, which it may write in another way, or what is wrong.
+  // Returns "" and may rewrite the value, or returns what is wrong with it.
   std::function<std::string(std::string&)> fault;
-  std::string
-      values;  // the accepted words, joined by '|', for completion; "" where they are no list
+  std::string values;  // the accepted words, joined by '|', for completion; "" if there is no list
 };
 
-// Accepts these words alone; the fault of another names the word that it resembles.
+// Accepts only these words. The error suggests the nearest one.
 Check one_of(std::vector<std::string> words);
-// Accepts a decimal integer from min to max. (The library alone would take any base, and wrap
-// around.)
+// Accepts a decimal integer from min to max. CLI11 alone would take any base, and wrap around.
 Check integer(uint64_t min, uint64_t max);
-// Accepts a name that is not empty: an output without one would be computed and lost.
+// Accepts any name that is not empty.
 Check named();
 
 // An option or flag of a Command, which owns it. The functions that change it return it.
@@ -55,7 +55,7 @@ class Option {
   Option& operator=(const Option&) = delete;
 
   Option* type_name(const std::string& name);  // as help shows it: "FILE"
-  Option* group(const std::string& name);      // the heading of help under which it stands
+  Option* group(const std::string& name);      // its heading in the help
   Option* description(const std::string& text);
   Option* check(Check check);
   Option* required();
@@ -63,11 +63,11 @@ class Option {
   Option* needs(const std::string& name);
   Option* excludes(const Option* other);
   Option* excludes(const std::string& name);
-  Option* delimiter(char c);             // splits a value into several
-  Option* allow_extra_args(bool allow);  // whether a list takes the arguments that follow, too
+  Option* delimiter(char c);             // splits a value at `c`
+  Option* allow_extra_args(bool allow);  // a list also takes the arguments that follow
   Option* show_default();                // in help
 
-  size_t count() const;          // how often it was given
+  size_t count() const;          // number of times it was given
   std::string get_name() const;  // "--prompt"
 
  private:
@@ -75,7 +75,7 @@ class Option {
   CLI::Option* option_;
 };
 
-// The whole command line, or a subcommand of it. What the options write to must outlive it.
+// The whole command line, or a subcommand. The variables that options write to must outlive it.
 class Command {
  public:
   Command(const std::string& description, const std::string& name);
@@ -84,8 +84,8 @@ class Command {
   Command& operator=(const Command&) = delete;
 
   Command* add_subcommand(const std::string& name, const std::string& description);
-  // T: std::string, int, int64_t, uint64_t, double, an optional of one of these, or a vector
-  // (options.cpp has the list). Without dashes the name is that of a positional argument.
+  // Adds an option. T is a string, int, int64_t, uint64_t, double, an optional of one of these, or
+  // a vector (list in options.cpp). A name without dashes is that of a positional argument.
   template <class T>
   Option* add_option(const std::string& names, T& value, const std::string& help);
   // Calls `take` with the value while the command line is parsed.
@@ -93,38 +93,38 @@ class Command {
                               const std::function<void(const std::string&)>& take,
                               const std::string& help);
   Option* add_flag(const std::string& names, bool& value, const std::string& help);
-  // Adds an option whose values are texts: each argument is one, however it is written.
+  // Adds an option that can be repeated; each argument is one text.
   Option* add_texts(const std::string& names, std::vector<std::string>& texts,
                     const std::string& help);
-  // -o, --output, --save: the snapshot that a subcommand writes. Who adds it tests the path with
-  // check_writable() before computing.
+  // Adds -o, --output and --save for a subcommand that always writes a snapshot. The caller tests
+  // the path with check_writable() before it computes.
   Option* add_output(std::string& path, const std::string& help);
-  // The same where a subcommand need not write one: help and errors call it --save.
+  // Adds them for a subcommand that may write one. Help and errors call the option --save.
   Option* add_save_output(std::string& path, const std::string& help);
 
   bool has_option(const std::string& name) const;
-  Option* get_option(const std::string& name);  // which there is
+  Option* get_option(const std::string& name);  // must exist
   void remove_option(const std::string& name);
-  size_t count(const std::string& name) const;  // how often it was given
+  size_t count(const std::string& name) const;  // number of times it was given
 
-  void set_version(const std::function<std::string()>& text);  // --version prints it
-  void footer(const std::string& text);                        // the end of its help
+  void set_version(const std::function<std::string()>& text);  // printed by --version
+  void footer(const std::string& text);                        // printed after the help
   void allow_one_subcommand();
-  // Called once all options of the command are known, before its callback.
+  // Sets a function that is called after parsing, before the callback.
   void after_parsing(const std::function<void()>& f);
-  void callback(const std::function<void()>& f);  // runs the subcommand
+  void callback(const std::function<void()>& f);  // sets the function that runs the subcommand
 
   std::string name() const;
   std::string help() const;
-  std::vector<Command*> subcommands();  // in the order in which they were added
+  std::vector<Command*> subcommands();  // in the order of their addition
   bool subcommand_given() const;
 
-  // Parses the words of a command line, the program's name first, and runs the subcommand named.
-  // Returns the text to print where help or the version was asked for. Throws a UsageError, and
-  // whatever the subcommand throws.
+  // Parses a command line, whose first word is the program's name, and runs its subcommand. Returns
+  // the text to print for help and --version. Throws a UsageError, and any exception of the
+  // subcommand.
   std::optional<std::string> run(int argc, char** argv);
 
-  const CLI::App& library() const { return *app_; }  // for what help.hpp makes of it
+  const CLI::App& library() const { return *app_; }  // for the functions of help.hpp
 
  private:
   explicit Command(CLI::App* app);

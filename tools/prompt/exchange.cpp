@@ -15,30 +15,31 @@ std::variant<Session, Conversation> talk_of(Session session,
 Exchange::Exchange(Session session, std::shared_ptr<const Tokenizer> tokenizer, Kind kind)
     : Exchange(talk_of(std::move(session), tokenizer, kind), tokenizer) {}
 
-Exchange::Exchange(std::variant<Session, Conversation> talk,
+Exchange::Exchange(std::variant<Session, Conversation> content,
                    std::shared_ptr<const Tokenizer> tokenizer)
-    : talk_(std::move(talk)), tokenizer_(std::move(tokenizer)) {}
+    : content_(std::move(content)), tokenizer_(std::move(tokenizer)) {}
 
 Exchange Exchange::fork() const {
-  if (const Session* session = std::get_if<Session>(&talk_)) return {session->fork(), tokenizer_};
-  return {std::get<Conversation>(talk_).fork(), tokenizer_};
+  if (const Session* session = std::get_if<Session>(&content_))
+    return {session->fork(), tokenizer_};
+  return {std::get<Conversation>(content_).fork(), tokenizer_};
 }
 
 Session& Exchange::session() {
-  return conversation() != nullptr ? conversation()->session() : std::get<Session>(talk_);
+  return conversation() != nullptr ? conversation()->session() : std::get<Session>(content_);
 }
 
 const Session& Exchange::session() const {
-  return conversation() != nullptr ? conversation()->session() : std::get<Session>(talk_);
+  return conversation() != nullptr ? conversation()->session() : std::get<Session>(content_);
 }
 
 void Exchange::set_system(const std::string& text) {
-  if (!text.empty()) std::get<Conversation>(talk_).set_system(text);
+  if (!text.empty()) std::get<Conversation>(content_).set_system(text);
 }
 
 PromptReport Exchange::prompt(const Prompt& prompt, const Progress& progress) {
   if (kind() == Kind::conversation)
-    return std::get<Conversation>(talk_).say(prompt.message, progress);
+    return std::get<Conversation>(content_).say(prompt.message, progress);
   const PromptReport report{session().transcript_size(), 0,
                             static_cast<int64_t>(prompt.ids.size())};
   append_prompt(session(), prompt.ids, progress);
@@ -46,12 +47,12 @@ PromptReport Exchange::prompt(const Prompt& prompt, const Progress& progress) {
 }
 
 Reply Exchange::reply(const GenerateOptions& options, const TextSink& sink) {
-  if (kind() == Kind::conversation) return std::get<Conversation>(talk_).reply(options, sink);
+  if (kind() == Kind::conversation) return std::get<Conversation>(content_).reply(options, sink);
   return generate(session(), tokenizer_.get(), options, sink);
 }
 
 std::string Exchange::close() {
-  return kind() == Kind::conversation ? std::get<Conversation>(talk_).close()
+  return kind() == Kind::conversation ? std::get<Conversation>(content_).close()
                                       : end_reply(session(), tokenizer_.get());
 }
 

@@ -1,5 +1,5 @@
-// A session that is prompted and replies: with raw text, or as a conversation through the chat
-// template.
+// A session that is prompted and replies, either with raw text or as a conversation through the
+// chat template.
 #pragma once
 
 #include <memory>
@@ -16,36 +16,37 @@ class Exchange {
  public:
   enum class Kind { raw, conversation };
 
-  // A conversation needs a tokenizer; raw text goes without one.
+  // Makes an exchange. A conversation needs a tokenizer; raw text does not.
   Exchange(Session session, std::shared_ptr<const Tokenizer> tokenizer, Kind kind);
-  // A second one from here on.
+  // Returns a copy that continues on its own.
   Exchange fork() const;
 
-  Kind kind() const { return talk_.index() == 0 ? Kind::raw : Kind::conversation; }
+  Kind kind() const { return content_.index() == 0 ? Kind::raw : Kind::conversation; }
   Session& session();
   const Session& session() const;
-  Conversation* conversation() { return std::get_if<Conversation>(&talk_); }  // null: raw text
-  const Conversation* conversation() const { return std::get_if<Conversation>(&talk_); }
+  // Return the conversation, or null for raw text.
+  Conversation* conversation() { return std::get_if<Conversation>(&content_); }
+  const Conversation* conversation() const { return std::get_if<Conversation>(&content_); }
   const std::shared_ptr<const Tokenizer>& tokenizer() const { return tokenizer_; }
 
-  // "": none. Of a conversation alone.
+  // Sets the system message of a conversation; "" removes it.
   void set_system(const std::string& text);
-  // Processes a prompt of this kind; a `progress` that throws leaves everything as it was.
+  // Processes a prompt of this kind. If `progress` throws, everything stays as it was.
   PromptReport prompt(const Prompt& prompt, const Progress& progress = nullptr);
-  // Draws a reply, or goes on with one that was cut.
+  // Draws a reply, or continues one that was stopped.
   Reply reply(const GenerateOptions& options, const TextSink& sink = nullptr);
-  // Ends a reply that is not to go on: the end of its text.
+  // Ends a reply that will not be continued. Returns the rest of its text.
   std::string close();
 
  private:
-  Exchange(std::variant<Session, Conversation> talk, std::shared_ptr<const Tokenizer> tokenizer);
+  Exchange(std::variant<Session, Conversation> content, std::shared_ptr<const Tokenizer> tokenizer);
 
-  std::variant<Session, Conversation> talk_;
+  std::variant<Session, Conversation> content_;
   std::shared_ptr<const Tokenizer> tokenizer_;
 };
 
-// What `prompts` begin on an empty session, and what a state can go on as; for one whose messages
-// no tokenizer can read, raw.
+// Returns the kind of exchange: that of `prompts` on an empty session, else that of the session. A
+// conversation without a tokenizer is treated as raw text.
 Exchange::Kind kind_of(const PromptOptions& prompts, const Session& session,
                        const std::shared_ptr<const Tokenizer>& tokenizer);
 

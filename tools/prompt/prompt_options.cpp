@@ -1,4 +1,4 @@
-// What is to be processed: raw text, token ids, or messages of a conversation.
+// The options for prompts: raw text, token ids, or messages of a conversation.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
@@ -14,7 +14,8 @@ namespace {
 
 constexpr size_t kPromptLimit = size_t{1} << 30;
 
-// What an option holds is the command line's fault, what a file or a line of input holds is not.
+// Throws a UsageError if `where` is an option, and a format Error if it is a file or a line of
+// input.
 [[noreturn]] void refuse_ids(const std::string& where, const std::string& field,
                              const std::string& expected, const std::string& found) {
   if (where.starts_with("--"))
@@ -61,7 +62,7 @@ std::vector<int32_t> parse_ids(const std::string& text, const std::string& where
                       (value.is_number_unsigned() ? value.get<uint64_t>() <= INT32_MAX
                                                   : value.get<int64_t>() >= 0);
     if (!fits) {
-      // A structure may have more levels than printing it takes.
+      // Such a value may nest too deeply to be printed.
       refuse_ids(
           where, "[" + std::to_string(ids.size()) + "]", "a token id",
           value.is_structured()
@@ -77,7 +78,7 @@ std::vector<int32_t> parse_ids(const std::string& text, const std::string& where
 void PromptOptions::add_to(Command& app) {
   for (Option* option :
        {app.add_texts("-p,--prompt", prompts,
-                      "raw text; given again, it is put after the reply to the one before"),
+                      "raw text; each further one follows the reply to the one before"),
         app.add_option("--prompt-file", prompt_file, "raw text from a file (- for standard input)")
             ->type_name("FILE"),
         app.add_option("--ids", ids, "token ids: 1,2,3")->type_name("IDS"),
@@ -90,8 +91,8 @@ void PromptOptions::add_to(Command& app) {
 }
 
 void PromptOptions::add_messages_to(Command& app) {
-  Option* say = app.add_texts(
-      "--say", messages, "a message of the user, through the chat template (again for more turns)");
+  Option* say = app.add_texts("--say", messages,
+                              "a user message, through the chat template (repeat for more turns)");
   sources_.add(say)->group("Prompt")->check({[](const std::string& text) {
                                                return text.empty()
                                                           ? "expected a message, found nothing"

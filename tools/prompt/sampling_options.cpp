@@ -1,4 +1,4 @@
-// How tokens are drawn and where replies end, as the command line says it.
+// The options for sampling and stopping.
 #include <fmt/format.h>
 #include <sys/random.h>
 
@@ -108,34 +108,38 @@ void SamplingOptions::add_to(Command& app) {
   };
   for_draws_ = {
       number("--temperature", temperature, "draw with this temperature (0: greedy)", "T"),
-      number("--top-k", top_k, "draw from the K best (0: all)", "K"),
-      number("--top-p", top_p, "draw from the best that hold this probability", "P"),
-      number("--min-p", min_p, "draw from those at least this likely, relative to the best", "P"),
-      number("--typical", typical_p, "draw from the most typical that hold this probability", "P"),
+      number("--top-k", top_k, "draw from the K likeliest tokens (0: all)", "K"),
+      number("--top-p", top_p, "draw from the likeliest tokens that together have this probability",
+             "P"),
+      number("--min-p", min_p, "draw from tokens at least this likely, relative to the likeliest",
+             "P"),
+      number("--typical", typical_p,
+             "draw from the most typical tokens that together have this probability", "P"),
       app.add_option("--seed", seed, "seed of the draws: 0 .. 2^64-1, or random (default: 0)")
           ->check(seed_range())
           ->type_name("N")
           ->group("Sampling")};
-  number("--repetition-penalty", repetition_penalty, "divide the scores of tokens already there",
-         "X");
+  number("--repetition-penalty", repetition_penalty,
+         "divide the logits of tokens that occurred already by this", "X");
   number("--frequency-penalty", frequency_penalty,
-         "lower the score of a token by this for each time that it stands in the reply", "X");
+         "lower the logit of a token by this for each time that the reply has it", "X");
   number("--presence-penalty", presence_penalty,
-         "lower the scores of tokens that stand in the reply by this", "X");
+         "lower the logits of tokens that the reply has by this", "X");
   app.add_option("--logit-bias", logit_bias,
-                 "add to the scores of these tokens: 17=-100,5=2.5 (0: none)")
+                 "add to the logits of these tokens: 17=-100,5=2.5 (0: none)")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->check({bias_fault, ""})
       ->type_name("ID=X")
       ->group("Sampling");
-  Option* best = app.add_flag("--greedy", greedy, "always the best token")->group("Sampling");
-  app.add_flag("--sample", sample, "draw, with the checkpoint's settings where none are given")
+  Option* best =
+      app.add_flag("--greedy", greedy, "always take the likeliest token")->group("Sampling");
+  app.add_flag("--sample", sample, "draw, with the checkpoint's settings unless others are given")
       ->group("Sampling")
       ->excludes(best);
-  app.add_texts("--stop", stop_strings, "end a reply at this text (again for more)")
+  app.add_texts("--stop", stop_strings, "end a reply at this text (repeat for more)")
       ->group("Stopping");
-  app.add_option("--stop-id", stop_ids, "end a reply at these tokens, in place of the checkpoint's")
+  app.add_option("--stop-id", stop_ids, "end a reply at these tokens instead of the checkpoint's")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->check(integer(0, INT32_MAX))
@@ -200,12 +204,12 @@ void SamplingOptions::validate() const {
   }
 }
 
-void SamplingOptions::tell_seed(const GenerationState& state) const {
+void SamplingOptions::report_seed(const GenerationState& state) const {
   if (state.sampling.greedy || (!seed.empty() && seed != "random")) return;
   say("seed {}{}\n", state.sampling.seed, seed.empty() ? " (--seed random: another)" : "");
 }
 
-void SamplingOptions::tell_idle(const GenerationState& state) const {
+void SamplingOptions::report_idle(const GenerationState& state) const {
   if (!state.sampling.greedy) return;
   std::string names;
   for (const Option* option : for_draws_) {

@@ -1,4 +1,4 @@
-// Text of files and pipes, whichever program wrote it.
+// Text of files and pipes in the encodings that other programs write.
 #pragma once
 
 #include <cstdint>
@@ -6,15 +6,15 @@
 
 namespace stet::tool {
 
-// Turns bytes into UTF-8 as they come: without a byte order mark, and out of UTF-16 where one says
-// so. Other bytes stay as they are.
+// Decodes bytes to UTF-8 as they arrive. Removes a byte order mark, and converts from UTF-16 if
+// there is one for it. Other bytes stay unchanged.
 class TextDecoder {
  public:
   explicit TextDecoder(std::string where) : where_(std::move(where)) {}
 
-  // Throws a format Error, naming the input, for UTF-16 that is broken, and for UTF-32.
+  // Appends to `text`. Throws a format Error that names the input for broken UTF-16 and for UTF-32.
   void add(char byte, std::string* text);
-  // Appends what was held back at the end of the input, in case it was no mark after all.
+  // Appends the bytes held back at the end of the input, in case they were no byte order mark.
   void end(std::string* text);
 
  private:
@@ -25,10 +25,10 @@ class TextDecoder {
 
   std::string where_, held_;
   Encoding encoding_ = Encoding::unknown;
-  uint16_t high_ = 0;  // the first half of a pair; 0: none
+  uint16_t high_ = 0;  // the first half of a surrogate pair, or 0
 };
 
-// A whole text, with \n at the end of lines that end in \r\n.
+// Returns a whole text, with \r\n converted to \n.
 std::string as_text(std::string bytes, const std::string& where);
 
 }  // namespace stet::tool

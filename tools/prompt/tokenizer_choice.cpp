@@ -16,7 +16,7 @@ std::string pre;
 void add_pre_to(Command& app) {
   if (app.has_option("--pre")) return;
   app.add_option("--pre", pre,
-                 "how a GGUF file's text is split, in place of its tokenizer.ggml.pre")
+                 "how to split text for a GGUF file's tokenizer, instead of its tokenizer.ggml.pre")
       ->type_name("NAME")
       ->group("Model")
       ->check(one_of(pre_tokenizer_names()));

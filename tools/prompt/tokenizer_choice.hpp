@@ -1,4 +1,4 @@
-// How the tokenizer of a checkpoint is read, and why it cannot be.
+// Reads the tokenizer of a checkpoint, or explains why it is not usable.
 #pragma once
 
 #include <optional>
@@ -10,14 +10,14 @@
 
 namespace stet::tool {
 
-// --pre: how the text of a GGUF file is split, for all files that the process reads.
+// Adds --pre, which sets how text is split for every GGUF file that the process reads.
 void add_pre_to(Command& app);
-// What was given, or "".
+// Returns the value of --pre, or "".
 const std::string& chosen_pre();
 
-// Whether there is a tokenizer, be it one that cannot be used.
+// Returns true if there is a tokenizer, even one that cannot be used.
 bool has_tokenizer(const FileSource& source);
-// Why the tokenizer that there is cannot be used; nothing where it can.
+// Returns the Error for a tokenizer that cannot be used, or nothing if it can.
 std::optional<Error> tokenizer_fault(const FileSource& source);
 
 }  // namespace stet::tool

@@ -1,5 +1,5 @@
-// What goes on inside the model at a state's tokens: they go through the engine's passes once more,
-// watched. (`stet measure` and `stet patch` draw the same.)
+// Activations at a state's tokens. The tokens go through the engine's passes again, with a watch.
+// (`stet measure` and `stet patch` show the same.)
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,14 +14,14 @@
 namespace stet::serve {
 namespace {
 
-// Rows of the head at once: one reading of its matrix, so that replies wait for no more.
+// Rows of the head per step, which reads its matrix once. More would delay replies.
 constexpr size_t kHeadRowsAtOnce = 8;
-// Of a prompt whose logits are wanted: what has to be kept of them is bounded by it.
+// Tokens of a prompt per step if their logits are wanted, which bounds the memory for them.
 constexpr size_t kTokensAtOnce = 256;
-// Numbers that one answer may hold.
+// Maximum numbers in one answer.
 constexpr int64_t kMostCells = int64_t{1} << 20;
 
-// Rows of some points by position: laid out as passes want rows, whichever come twice.
+// Rows captured at some points, by position. A repeated pass overwrites its rows.
 class CapturedRows {
  public:
   CapturedRows(const ModelConfig& config, std::vector<PointAt> points, int64_t first, size_t count)
@@ -45,7 +45,7 @@ class CapturedRows {
   float* row(size_t point, int64_t position) const {
     return rows_.row(point * count_ + static_cast<size_t>(position - first_));
   }
-  Rows all() const { return rows_; }  // one point behind the other
+  Rows all() const { return rows_; }  // point after point
 
  private:
   int64_t first_;
@@ -63,7 +63,7 @@ std::vector<PointAt> of_all_layers(const ModelConfig& c, Point point) {
 
 using LogitsOf = std::function<void(size_t row, std::span<const float> logits)>;
 
-// logits_of (lens_logits or head_logits) over rows, between the engine's passes.
+// Applies logits_of (lens_logits or head_logits) to rows, in steps between the engine's passes.
 void head_over(Service& service, const Caller& caller, const Session& session, Rows rows,
                std::vector<float> (*logits_of)(const Session&, Rows), const LogitsOf& take) {
   size_t at = 0;
@@ -89,7 +89,7 @@ Json texts_of(const Service& service, std::span<const int32_t> ids) {
   return texts;
 }
 
-// The tokens of a state that are looked at, and a session of those before them.
+// The last tokens of a state, and a session with the tokens before them.
 struct Watched {
   Session session;
   std::vector<int32_t> ids;
@@ -99,8 +99,8 @@ struct Watched {
   }
 };
 
-// The last tokens, at most so many: no more than can be processed again as they were, which are
-// those after prunes, edits and interventions.
+// Returns up to `last` tokens. Only tokens after prunes, edits and interventions can be processed
+// again with the same result.
 Watched last_tokens(Session session, int64_t last) {
   const State& state = session.state();
   int64_t from = std::max<int64_t>(0, state.size() - last);
@@ -109,7 +109,7 @@ Watched last_tokens(Session session, int64_t last) {
   for (const Intervention& w : state.interventions) from = std::max(from, w.at);
   if (from >= state.size())
     throw RequestError(400, "nothing_to_look_at",
-                       "expected a state with tokens after its last prune or edit, found none");
+                       "this state has no tokens after its last prune or edit to look at");
   std::vector<int32_t> ids = state.tokens;
   session.rewind(from);
   return {std::move(session), std::move(ids)};
@@ -267,7 +267,7 @@ int32_t likeliest(Session& session) {
   return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
-// One state's residual stream before each layer put into another's tokens, position by position.
+// Patches one state's residual stream before each layer into another's tokens.
 struct Patching {
   Session corrupt;  // whole
   const CapturedRows& clean;
@@ -277,7 +277,7 @@ struct Patching {
     const std::span<const float> logits = session.logits();
     return double{logits[static_cast<size_t>(answer)]} - logits[static_cast<size_t>(wrong)];
   }
-  // The scores after a patch at this position in each layer: all share passes.
+  // Returns the scores after a patch at this position in each layer. They share passes.
   std::vector<double> at(Service& service, const Caller& caller, int64_t position, int64_t layers) {
     Session prefix = corrupt.fork();
     prefix.rewind(position);
@@ -311,8 +311,8 @@ Json patched(Service& service, const Caller& caller, const NodePtr& from, const 
   const int32_t answer = likeliest(clean), wrong = likeliest(corrupt);
   if (answer == wrong)
     throw RequestError(400, "nothing_to_find",
-                       fmt::format("expected states whose likeliest next tokens differ, found {} "
-                                   "for both",
+                       fmt::format("both states have the same likeliest next token, {}: choose "
+                                   "states whose next tokens differ",
                                    printable(text_of(service, answer), 60)));
   Watched w = last_tokens(clean.fork(), last);
   const int64_t first = w.first(), size = clean.size();
@@ -346,12 +346,15 @@ Response patch_states(Service& service, const Request& request, const Parts& par
                 into = service.states.find(request.client, parts[1], "/other");
   const int64_t last = query_integer(request, "last", 32, 1, 64);
   if (!from->plain || !into->plain || from->positions == 0)
-    throw RequestError(400, "not_plain", "expected states that their tokens alone give");
+    throw RequestError(400, "not_plain",
+                       "patching needs states that were neither pruned nor edited, with at least "
+                       "one token");
   if (from->positions != into->positions)
-    throw RequestError(400, "different_lengths",
-                       fmt::format("expected a state of {} tokens, as the first, found {}",
-                                   from->positions, into->positions),
-                       "/other");
+    throw RequestError(
+        400, "different_lengths",
+        fmt::format("the states have {} and {} tokens: choose two of the same length",
+                    from->positions, into->positions),
+        "/other");
   return answer_at_once(service, request, [&](const Caller& caller) {
     return patched(service, caller, from, into, last);
   });

@@ -1,5 +1,7 @@
 #include "tools/serve/admission.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "tools/serve/routes.hpp"
@@ -15,7 +17,7 @@ std::string host_name(const std::string& host) {
   return host.substr(0, host.find(':'));
 }
 
-// By the name under which this server was asked for, so that no other page's name leads here.
+// Throws for a Host that is not a name of this server, which prevents DNS rebinding.
 void check_host(const Request& request, const AdmissionRules& rules) {
   const std::string name = host_name(request.host);
   const bool known = is_loopback(name) || name == rules.host ||
@@ -24,10 +26,11 @@ void check_host(const Request& request, const AdmissionRules& rules) {
   if (request.host.empty() && request.path == "/health") return;
   throw RequestError(
       403, "unknown_host",
-      "expected a Host of this server (--allow-host), found " + printable(request.host, 60));
+      fmt::format("{} is not a name of this server; --allow-host adds one",
+                  request.host.empty() ? "an empty Host" : printable(request.host, 60)));
 }
 
-// By the page that asks. `null` is the origin of any page that hides its own.
+// Throws for pages of other origins. `null` is the origin of any page that hides its own.
 void check_origin(Request& request, const AdmissionRules& rules) {
   if (request.origin.empty()) return;
   if (request.origin == "http://" + request.host || request.origin == "https://" + request.host)
@@ -39,22 +42,24 @@ void check_origin(Request& request, const AdmissionRules& rules) {
   if (!may)
     throw RequestError(
         403, "foreign_origin",
-        "expected a page of this server (--allow-origin), found " + printable(request.origin, 60));
+        fmt::format("pages of {} may not use this server; --allow-origin allows them",
+                    printable(request.origin, 60)));
   request.reply_headers = {{"Access-Control-Allow-Origin", request.origin}, {"Vary", "Origin"}};
 }
 
-// A page can send text, forms and what has no type without having asked whether it may.
+// Throws for other types than JSON. Pages can send text, forms and untyped bodies without a
+// preflight.
 void check_type(const Request& request) {
   std::string type = request.content_type.substr(0, request.content_type.find(';'));
   while (!type.empty() && type.back() == ' ') type.pop_back();
   for (char& c : type) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
   if (type != "application/json")
     throw RequestError(415, "unsupported_media_type",
-                       "Content-Type: expected application/json, found " +
-                           (type.empty() ? "none" : printable(type, 60)));
+                       "send Content-Type: application/json" +
+                           (type.empty() ? "" : ", not " + printable(type, 60)));
 }
 
-// Whether a request asks what another page may send.
+// Returns true if a browser asks which requests another page may send.
 bool is_preflight(const Request& request) {
   return request.method == "OPTIONS" && !request.reply_headers.empty();
 }
@@ -82,7 +87,8 @@ Admission admit(Service& service, Request& request, const AdmissionRules& rules)
   if (rules.client && !is_control(request)) {
     request.client = rules.client(request.authorization);
     if (request.client.empty())
-      throw RequestError(401, "invalid_api_key", "expected an API key of this server");
+      throw RequestError(401, "invalid_api_key",
+                         "the API key is missing or is not one of this server's");
   }
   Parts parts;
   const Route* const route = find_route(request, &parts);

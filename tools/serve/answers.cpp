@@ -1,4 +1,4 @@
-// What is answered: JSON at once, events as they come, errors.
+// Answers: JSON, streams of events, and errors.
 #include <fmt/format.h>
 
 #include <new>
@@ -29,7 +29,7 @@ RequestError current_error() {
     throw;
   } catch (const RequestError& e) {
     return e;
-  } catch (const KvOverflow& e) {  // of the type that the server was started with
+  } catch (const KvOverflow& e) {  // of the kv type that the server was started with
     return {500, "kv_overflow", e.what()};
   } catch (const Error& e) {
     const bool theirs = e.kind == ErrorKind::argument || e.kind == ErrorKind::capacity ||
@@ -99,11 +99,11 @@ Response event_stream(std::function<void(Writer&)> stream) {
   return r;
 }
 
-// ---------------------------------------------------------------- within a place and a deadline
+// ---------------------------------------------------------------- leases and deadlines
 
 namespace {
 
-// An answer that is read has a client.
+// Runs `work`. Turns Cancelled into an error if the deadline has passed.
 template <class Work>
 auto in_time(const Caller& caller, Work&& work) {
   try {
@@ -111,7 +111,7 @@ auto in_time(const Caller& caller, Work&& work) {
   } catch (const Cancelled&) {
     if (caller.until == 0 || tool::seconds() <= caller.until) throw;
     throw RequestError(504, "deadline_exceeded",
-                       fmt::format("expected an end within {:g} s (--deadline), found none",
+                       fmt::format("the request did not end within {:g} s (--deadline)",
                                    caller.until - caller.since));
   }
 }

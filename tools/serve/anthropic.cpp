@@ -1,4 +1,4 @@
-// Anthropic's messages: plain text, whole or streamed.
+// Anthropic's messages API: plain text, whole or streamed.
 #include "stet/base/error.hpp"
 #include "tools/serve/routes.hpp"
 
@@ -67,11 +67,11 @@ void read_required_max_tokens(MessagesRequest& m, const Field& f, const BodyCont
   if (!m.draw.max_tokens) refuse(f.pointer(), "a number of tokens", "nothing", "missing_field");
 }
 
-// Which stop string it was: the one whose text follows the reply's in what was drawn.
+// Returns the stop string that ended a reply: the one that follows its text in the drawn tokens.
 Json stop_sequence(const Service& service, const MessagesRequest& a, const ReplyResult& r) {
   if (r.reply.stop != StopReason::stop_string || !a.draw.stop) return nullptr;
   const std::string all = service.tokenizer->decode(r.reply.ids, true);
-  // Alone, a reply that goes on from a beginning may lose the space between both.
+  // Decoded on its own, a reply that continues a given beginning may lose its first space.
   const bool whole = all.find(r.reply.text) != std::string::npos;
   const std::string text = r.reply.text.substr(whole ? 0 : 1);
   std::string best;

@@ -1,5 +1,5 @@
-// The fields of an address's body. Each is declared once: how it is read, that others are refused,
-// and what /openapi.json says of it follow from its declaration.
+// The fields of a request's body. Each is declared once. Its reading, the refusal of others and
+// /openapi.json follow from the declaration.
 #pragma once
 
 #include <functional>
@@ -13,30 +13,30 @@
 
 namespace stet::serve {
 
-// What a reader may need besides its field.
+// The context in which a field is read.
 struct BodyContext {
   Service& service;
   const Request& request;
-  NodePtr node;  // the state that the address names; null where it names none
+  NodePtr node;  // the state that the address names, or null
 };
 
 struct FieldSchema {
-  std::string name, type;  // a type of JSON schema, or "any"
+  std::string name, type;  // `type` is one of JSON schema, or "any"
   bool required = false;
 };
 
-// The fields of a body that is read into a `Body`, in the order in which they are read.
+// The fields of a body that is read into a `Body`, in order.
 template <class Body>
 class BodyFields {
  public:
   using Read = std::function<void(Body&, const Field&, const BodyContext&)>;
 
-  // `read` is called whether or not the field is there.
+  // Adds a field. `read` is called even if the field is absent.
   BodyFields& field(const char* name, const char* type, Read read) {
     fields_.push_back({{name, type, false}, std::move(read)});
     return *this;
   }
-  // `read` throws where the field is absent.
+  // Adds a field without which `read` throws.
   BodyFields& required(const char* name, const char* type, Read read) {
     fields_.push_back({{name, type, true}, std::move(read)});
     return *this;
@@ -57,24 +57,24 @@ class BodyFields {
     return field(name, "string",
                  [=](Body& body, const Field& f, const BodyContext&) { body.*member = f.text(); });
   }
-  // The member's first value stands where the field is absent.
+  // Adds a boolean. If the field is absent, the member keeps its initial value.
   BodyFields& boolean(const char* name, bool Body::*member) {
     return field(name, "boolean", [=](Body& body, const Field& f, const BodyContext&) {
       body.*member = f.boolean().value_or(body.*member);
     });
   }
-  // Something that this server does not have; see Field::neutral().
+  // Adds a field that this server does not support; see Field::neutral().
   BodyFields& neutral(const char* name, const char* type, const std::vector<Json>& values = {}) {
     return field(name, type,
                  [values](Body&, const Field& f, const BodyContext&) { f.neutral(values); });
   }
-  // Has no effect on a reply by its definition.
+  // Adds fields that cannot affect a reply by their definition.
   BodyFields& unused(const char* type, std::initializer_list<const char*> names) {
     for (const char* name : names)
       field(name, type, [](Body&, const Field&, const BodyContext&) {});
     return *this;
   }
-  // The fields of a member.
+  // Adds the fields of a member.
   template <class Part>
   BodyFields& part(Part Body::*member, const BodyFields<Part>& fields) {
     for (const auto& [schema, read] : fields.fields_)
@@ -85,7 +85,7 @@ class BodyFields {
     return *this;
   }
 
-  // Throws a RequestError (400) for a field that is wrong, missing or not declared.
+  // Reads a body. Throws a RequestError (400) for a field that is wrong, missing or not declared.
   Body read(const Json& json, const BodyContext& context) const {
     Body body;
     Fields all(json, "");
@@ -105,15 +105,16 @@ class BodyFields {
   std::vector<std::pair<FieldSchema, Read>> fields_;
 };
 
-// What several bodies have in common (common_fields.cpp).
+// Fields shared by several bodies (common_fields.cpp).
 constexpr size_t kMaxStopStrings = 16;
 BodyFields<DrawOptions> draw_fields();
 BodyFields<ChatOptions> chat_fields();
-// The name that a request gives the model, one of which it has, or the first of those.
+// Returns the name that a request gives the model, by default the server's first. Throws a
+// RequestError (404) for others.
 std::string read_model(const Field& field, const BodyContext& context);
-// The state of "resume_from"; null where it is absent.
+// Returns the state of "resume_from", or null if absent.
 NodePtr read_resume_from(const Field& field, const BodyContext& context);
-// Messages: role and content, which may be a list of text parts.
+// Return messages, or the content of one: a string or a list of text parts.
 std::vector<Message> read_messages(const Field& field);
 std::string read_content(const Json& content, const std::string& pointer);
 

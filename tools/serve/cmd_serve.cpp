@@ -1,4 +1,4 @@
-// stet serve: states over HTTP.
+// stet serve: serves a model and its states over HTTP.
 #include <fmt/format.h>
 
 #include <atomic>
@@ -15,8 +15,8 @@
 namespace stet::tool {
 namespace {
 
-// A client waits for each answer of the store.
-constexpr StorePatience kServePatience = {2, 5};
+// Short, since a client waits for each answer of the store.
+constexpr StoreTimeouts kServePatience = {2, 5};
 
 struct ServeCommand {
   ModelOptions model;
@@ -44,10 +44,11 @@ void check(const ServeCommand& o) {
     usage_error("--state-dir", "--store or this, not both", o.states.directory);
 }
 
-// A signal ends new work; what is running may go on for a while, and is cut then: what was drawn
-// until then is kept. Sets `told` to when the signal came. Throws what ends the server otherwise.
+// Serves until a signal. Running requests may then continue for `patience` seconds before they are
+// stopped; their drawn tokens are kept. Sets `signal_time` to the time of the signal. Throws for
+// any other end of the server.
 void serve_until_signal(serve::HttpServer& server, serve::Engine& engine, double patience,
-                        double& told) {
+                        double& signal_time) {
   std::atomic<bool> over{false};
   const auto wait = [&](double seconds_, auto&& until) {
     const double end = seconds() + seconds_;
@@ -56,7 +57,7 @@ void serve_until_signal(serve::HttpServer& server, serve::Engine& engine, double
   };
   std::thread watch([&] {
     wait(-1, [] { return Interrupts::signal() != 0; });
-    if (!over) told = seconds();
+    if (!over) signal_time = seconds();
     engine.close();
     server.drain();
     wait(patience, [] { return false; });
@@ -112,14 +113,15 @@ void run(ServeCommand& o) {
                   contract_name(*service.model, service.session.compute.contract), o.host, port));
   flush_output();
   const auto stop_seconds = static_cast<double>(o.stop_seconds);
-  double told = 0;
+  double signal_time = 0;
   std::exception_ptr error;
   try {
-    serve_until_signal(server, service.engine, stop_seconds / 2, told);
+    serve_until_signal(server, service.engine, stop_seconds / 2, signal_time);
   } catch (...) {
     error = std::current_exception();
   }
-  const size_t lost = service.states.save_all((told > 0 ? told : seconds()) + stop_seconds);
+  const size_t lost =
+      service.states.save_all((signal_time > 0 ? signal_time : seconds()) + stop_seconds);
   if (error != nullptr) std::rethrow_exception(error);
   if (lost > 0) throw ExitStatus{1};
 }
@@ -128,68 +130,69 @@ void run(ServeCommand& o) {
 
 void add_serve(Command& app) {
   const auto o = std::make_shared<ServeCommand>();
-  Command* sub = app.add_subcommand(
-      "serve", "States over HTTP: OpenAI's interface, Anthropic's, and stet's own, with a page.");
+  Command* sub = app.add_subcommand("serve",
+                                    "Serve a model and its states over HTTP: OpenAI's API, "
+                                    "Anthropic's, stet's own, and a web page.");
   const auto number = [&](const char* name, auto& value, const char* help, uint64_t most) {
     sub->add_option(name, value, help)->type_name("N")->check(integer(0, most))->group("Server");
   };
-  sub->add_option("--host", o->host, "address (default: 127.0.0.1); another needs --api-key-file")
+  sub->add_option("--host", o->host,
+                  "address to listen on (default: 127.0.0.1); another needs --api-key-file")
       ->type_name("ADDRESS")
       ->group("Server");
-  number("--port", o->port, "port (default: 8080; 0: any that is free)", 65535);
+  number("--port", o->port, "port to listen on (default: 8080; 0: any free one)", 65535);
   sub->add_option("--allow-host", o->hosts,
-                  "a name under which this server is reached, as behind a proxy")
+                  "a host name that clients use for this server, as behind a proxy")
       ->type_name("NAME")
       ->allow_extra_args(false)
       ->group("Server");
-  sub->add_option(
-         "--allow-origin", o->origins,
-         "a page of others that may ask, as https://example.org; * with --api-key-file: any")
+  sub->add_option("--allow-origin", o->origins,
+                  "an origin whose pages may send requests, as https://example.org (* with "
+                  "--api-key-file: any)")
       ->type_name("ORIGIN")
       ->allow_extra_args(false)
       ->group("Server");
   sub->add_option("--api-key-file", o->key_file,
-                  "keys of clients, readable by you alone: KEY or NAME KEY on each line")
+                  "API keys: KEY or NAME KEY on each line; only you may have access to the file")
       ->type_name("FILE")
       ->group("Server");
-  sub->add_option("--alias", o->aliases,
-                  "another name for the model, as requests may give it (again for more)")
+  sub->add_option("--alias", o->aliases, "another name of the model in requests (repeat for more)")
       ->type_name("NAME")
       ->allow_extra_args(false)
       ->check(named())
       ->group("Server");
-  number("--streams", o->engine.streams, "requests that run at once (default: 16)", 1024);
-  number("--queue", o->engine.queue, "requests that wait (default: 64)", 4096);
-  sub->add_option("--deadline", o->deadline, "seconds after which a request ends (default: none)")
+  number("--streams", o->engine.streams, "maximum requests that run at once (default: 16)", 1024);
+  number("--queue", o->engine.queue, "maximum requests that wait (default: 64)", 4096);
+  sub->add_option("--deadline", o->deadline, "maximum seconds of a request (default: none)")
       ->type_name("S")
       ->group("Server");
-  number("--memory", o->memory_mb,
-         "MB of keys and values that idle states may hold (default: 2048)", uint64_t{1} << 30);
+  number("--memory", o->memory_mb, "maximum MB of keys and values of idle states (default: 2048)",
+         uint64_t{1} << 30);
   sub->add_option("--state-dir", o->states.directory,
-                  "where states are kept (default: in memory alone)")
+                  "directory that keeps the states (default: only in memory)")
       ->type_name("DIR")
       ->group("Server");
   sub->add_option("--max-states", o->max_states,
-                  "states of a client; those used longest ago are forgotten (default: 10000, with "
-                  "--state-dir any number)")
+                  "maximum states of a client; the least recently used are deleted (default: "
+                  "10000, with --state-dir none)")
       ->type_name("N")
       ->check(integer(1, uint64_t{1} << 40))
       ->group("Server");
   sub->add_option("--states-in-memory", o->in_memory,
-                  "states of a client whose tokens are in memory; with --state-dir the others are "
-                  "in files alone (default: 10000)")
+                  "with --state-dir: maximum states of a client whose tokens stay in memory "
+                  "(default: 10000)")
       ->type_name("N")
       ->check(integer(1, uint64_t{1} << 40))
       ->group("Server");
   number("--ttl", o->states.ttl,
-         "seconds since its last use after which a state is forgotten (default: 0, never)",
+         "delete a state this many seconds after its last use (default: 0, never)",
          uint64_t{1} << 40);
   number("--stop-seconds", o->stop_seconds,
-         "seconds in which keys and values are written after a signal (default: 20)", 86400);
-  sub->add_flag("--durable", o->states.durable, "write a state before a reply names it")
+         "maximum seconds for writing keys and values after a signal (default: 20)", 86400);
+  sub->add_flag("--durable", o->states.durable, "write a state to disk before a reply names it")
       ->group("Server");
   sub->add_flag("--share-prefixes", o->states.share_prefixes,
-                "clients reuse one another's tokens: timing tells who said what")
+                "let clients reuse one another's tokens; timing can then reveal what others sent")
       ->group("Server");
   o->model.add_to(*sub);
   sub->callback([o] { run(*o); });

@@ -1,4 +1,4 @@
-// The fields that bodies of several addresses have in common.
+// Fields shared by the bodies of several addresses.
 #include <fmt/format.h>
 
 #include <charconv>
@@ -33,7 +33,7 @@ namespace {
 
 constexpr char kNoTools[] = "it has no tools; leave the message out";
 
-// What histories of other servers hold beside messages.
+// Refuses items other than messages, which histories of other servers may hold.
 void refuse_other_items(Fields& f) {
   const Field kind = f["type"], speaker = f["role"];
   if (const auto type = kind.text(); type && !type->empty() && *type != "message")
@@ -56,7 +56,7 @@ Message read_message(const Json& json, const std::string& pointer) {
            "unsupported_role");
   if (content.value() != nullptr)
     m.content = read_content(*content.value(), content.pointer());
-  else if (m.role != "assistant")  // a reply may have been empty
+  else if (m.role != "assistant")  // a reply may be empty
     refuse(content.pointer(), "a string, or a list of text parts", "nothing", "missing_field");
   for (const char* name : {"name", "refusal", "audio", "reasoning_content", "reasoning"})
     f[name].neutral({});
@@ -80,7 +80,7 @@ std::vector<Message> read_messages(const Field& field) {
   return messages;
 }
 
-// ---------------------------------------------------------------- the model, and how to draw
+// ---------------------------------------------------------------- model and sampling
 
 std::string read_model(const Field& field, const BodyContext& context) {
   const Service& service = context.service;
@@ -88,7 +88,8 @@ std::string read_model(const Field& field, const BodyContext& context) {
   if (!service.is_name(model))
     throw RequestError(
         404, "model_not_found",
-        fmt::format("/model: expected {}, found {}", service.name, printable(model, 60)), "/model");
+        fmt::format("/model: this server runs {}, not {}", service.name, printable(model, 60)),
+        "/model");
   return model;
 }
 

@@ -1,4 +1,4 @@
-// OpenAI's chat completions and completions.
+// OpenAI's chat completions and completions APIs.
 #include <fmt/format.h>
 
 #include "stet/base/error.hpp"
@@ -15,7 +15,7 @@ const char* finish_reason(const Reply& reply) {
   return reply.stop == StopReason::length ? "length" : "stop";
 }
 
-// A prompt of a request: text, or token ids in its place.
+// A prompt of a request: text, or token ids instead.
 struct TextPrompt {
   std::optional<std::string> text;
   std::vector<int32_t> ids;
@@ -43,7 +43,7 @@ struct CompletionRequest {
   }
 };
 
-// ---------------------------------------------------------------- what is asked
+// ---------------------------------------------------------------- fields
 
 void read_stream_options(CompletionRequest& c, const Field& f, const BodyContext&) {
   auto options = f.object();
@@ -94,7 +94,8 @@ BodyFields<CompletionRequest> chat_completion_fields() {
              [](C& c, const Field& f, const BodyContext&) {
                const auto top = f.integer(0, 20);
                if (top && *top > 0 && !c.logprobs)
-                 refuse(f.pointer(), "logprobs: true with it", std::to_string(*top));
+                 throw RequestError(400, "invalid_value", f.pointer() + " needs \"logprobs\": true",
+                                    f.pointer());
                if (c.logprobs) c.draw.top_logprobs = static_cast<int>(top.value_or(0));
              })
       .neutral("tools", "array", {Json::array()})
@@ -158,7 +159,7 @@ BodyFields<CompletionRequest> completion_fields() {
 
 // ---------------------------------------------------------------- prompts
 
-// A checked prompt, and its text where that is echoed.
+// A checked prompt, and its text if it is echoed.
 struct EchoedPrompt {
   CheckedPrompt prompt;
   std::string text;
@@ -198,8 +199,8 @@ Json chat_logprobs(const Service& service, const std::vector<TokenLogprob>& all)
   return {{"content", content}, {"refusal", nullptr}};
 }
 
-// Those of text completions, in the order of their tokens, as soon as their place in the text is
-// certain.
+// Log-probabilities of text completions, in the order of the tokens. A token is released once its
+// offset in the text is certain.
 class TextLogprobs {
  public:
   explicit TextLogprobs(const Tokenizer* tokenizer) : tokenizer_(tokenizer), offsets_(tokenizer) {}
@@ -208,9 +209,9 @@ class TextLogprobs {
     waiting_.push_back(entry(id, logprob));
     settle(offsets_.push(id));
   }
-  // What follows is another text, behind so many characters.
+  // Ends a text. The next one begins after `at` characters.
   void end(size_t at = 0) { settle(offsets_.finish(at)); }
-  // Those that were not taken yet.
+  // Returns the log-probabilities released since the last call.
   Json take() {
     Json j = {{"tokens", Json::array()},
               {"token_logprobs", Json::array()},
@@ -252,7 +253,7 @@ class TextLogprobs {
 
 // ---------------------------------------------------------------- answers
 
-// Choices as answers have them, whole or in pieces: those of one prompt.
+// Formats the choices of one prompt, whole or in pieces.
 class ChoiceFormat {
  public:
   ChoiceFormat(const Service& service, const CompletionRequest& c, size_t first)
@@ -260,7 +261,7 @@ class ChoiceFormat {
     for (int64_t i = 0; i < c.draw.n; ++i) texts_.emplace_back(service.tokenizer.get());
   }
 
-  // The prompt of each choice, which is the beginning of its text.
+  // Begins each choice with the text of the prompt.
   void echo(const EchoedPrompt& asked, const PreparedPrompt& prompted) {
     echo_ = asked.text;
     for (TextLogprobs& text : texts_) {
@@ -280,7 +281,7 @@ class ChoiceFormat {
   }
 
  private:
-  // `result` null: there is more to come.
+  // Returns a choice. `result` is null if more pieces follow.
   Json choice(size_t i, const std::string& text, const std::vector<TokenLogprob>& logprobs,
               const ReplyResult* result) {
     Json j = {{"index", first_ + i}};
@@ -309,10 +310,10 @@ class ChoiceFormat {
   const CompletionRequest& c_;
   size_t first_;
   std::string echo_;
-  std::vector<TextLogprobs> texts_;  // of each choice
+  std::vector<TextLogprobs> texts_;  // one for each choice
 };
 
-// The tokens of all prompts and replies of an answer.
+// The token counts of an answer, over all its prompts and replies.
 struct Total {
   Usage usage;
   size_t drawn = 0;

@@ -1,4 +1,4 @@
-// A connection's requests, from their bytes to who answers them; what a connection does at its end.
+// Reading of requests, from bytes to the thread that answers; closing of connections.
 #include "tools/serve/connection.hpp"
 
 #include <fmt/format.h>
@@ -14,7 +14,7 @@ using boost::system::error_code;
 using tcp = asio::ip::tcp;
 
 constexpr size_t kMostAhead = 65536;          // bytes of further requests while one is answered
-constexpr size_t kMostDiscarded = 256 << 10;  // of a body that nobody wants
+constexpr size_t kMostDiscarded = 256 << 10;  // bytes of a refused body
 constexpr double kLingerSeconds = 1;
 
 RequestError no_room() {
@@ -75,8 +75,8 @@ void Connection::close() {
   context_.ended(*this);
 }
 
-// What the client still sends is taken for a while: closing at once would have the system throw
-// away an answer that the client has not read.
+// Reads and discards the client's bytes for a while. If the connection closed at once, the system
+// would drop an answer that the client has not read yet.
 void Connection::linger() {
   phase_ = Phase::lingering;
   error_code ignored;
@@ -101,7 +101,7 @@ void Connection::disarm() {
 
 void Connection::late() {
   if (!asks()) return cut();
-  refuse({408, "request_timeout", "expected a whole request in time, found a part of one"}, true);
+  refuse({408, "request_timeout", "the request did not arrive in time"}, true);
 }
 
 // ---------------------------------------------------------------- requests
@@ -119,7 +119,7 @@ void Connection::read() {
 void Connection::took(const error_code& error, size_t n) {
   if (phase_ == Phase::closed) return;
   if (error) {
-    // A peer that has shut down its side, too: no client of this interface does so and waits.
+    // A peer that has shut down its side only also ends here: no client of this API does that.
     at_end_ = true;
     client_left_->store(true);
     if (phase_ != Phase::answering) close();
@@ -157,12 +157,12 @@ void Connection::advance() {
   read();
 }
 
-// Everything that a request can be refused for before its body is read.
+// Checks everything for which a request can be refused before its body is read.
 void Connection::admit() {
   const Head& head = reader_->head();
   head_only_ = head.method == "HEAD";
   http11_ = head.http11;
-  keep_ = false;  // after an address that is none
+  keep_ = false;  // close after a malformed address
   range_ = head.method == "GET" && head.field("if-range").empty() ? head.field("range") : "";
   encoding_ = head.field("content-encoding");
   Request& r = request_;
@@ -170,7 +170,7 @@ void Connection::admit() {
   r.has_body = head.has_body();
   r.authorization = head.field("authorization");
   if (const std::string key = head.field("x-api-key"); r.authorization.empty() && !key.empty())
-    r.authorization = "Bearer " + key;  // Anthropic's
+    r.authorization = "Bearer " + key;  // the form that Anthropic's clients send
   r.host = head.field("host");
   r.origin = head.field("origin");
   r.content_type = head.field("content-type");
@@ -183,9 +183,9 @@ void Connection::admit() {
   admission_ = context_.admit(r);
   if (!head.has_body()) return dispatch();
   if (head.length.value_or(0) > admission_.body_bytes)
-    throw RequestError(413, "body_too_large",
-                       fmt::format("expected a body of at most {} bytes, found one of {}",
-                                   admission_.body_bytes, *head.length));
+    throw RequestError(
+        413, "body_too_large",
+        fmt::format("the body has {} bytes; the limit is {}", *head.length, admission_.body_bytes));
   if (context_.bodies + head.length.value_or(0) > context_.limits.bodies_bytes) throw no_room();
   phase_ = Phase::body;
   const auto size = static_cast<double>(head.length.value_or(admission_.body_bytes));
@@ -217,7 +217,7 @@ void Connection::dispatch() {
       asio::post(context_.work, work);
       break;
   }
-  read();  // to notice that the client leaves
+  read();  // to detect that the client disconnects
 }
 
 }  // namespace stet::serve

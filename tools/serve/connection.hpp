@@ -1,5 +1,5 @@
-// One connection: requests are read one after the other and answered one after the other, all by
-// the server's one thread; what computes an answer runs elsewhere and hands its bytes over.
+// A connection, whose requests are read and answered one after another. All of it runs in the
+// server's thread. Other threads compute answers and pass their bytes to it.
 #pragma once
 
 #include <array>
@@ -23,33 +23,32 @@ namespace stet::serve {
 class Connection;
 using ConnectionPtr = std::shared_ptr<Connection>;
 
-// What the connections of a server have in common. The server's thread alone uses it, but `bodies`.
+// Shared by the connections of a server. Only the server's thread uses it, except `bodies`.
 struct HttpContext {
   explicit HttpContext(const HttpLimits& limits_) : limits(limits_), work(limits_.threads) {}
-  virtual void ended(Connection& connection) = 0;  // closed; it is not used any more
+  virtual void ended(Connection& connection) = 0;  // called when it has closed and is unused
 
   const HttpLimits limits;
   HttpServer::Admit admit;
   boost::asio::io_context io{1};
   boost::asio::thread_pool work, beside{1};
-  std::atomic<size_t> bodies{0};  // bytes of bodies in memory
+  std::atomic<size_t> bodies{0};  // bytes of request bodies in memory
   bool draining = false;
 
  protected:
   ~HttpContext() = default;
 };
 
-// Bytes on their way to a client. Whoever computes them hands them to the system at once, as far as
-// it takes them; the rest is kept for the server's thread, so that a token waits for no other
-// thread where its client reads.
+// Bytes on their way to a client. The thread that computes them first writes as many as the system
+// takes, so that a token waits for no other thread. The server's thread writes the rest.
 class SendQueue {
  public:
   explicit SendQueue(int socket) : socket_(socket) {}
-  // Waits while much is on its way. False once nobody takes it. `idle`: bytes are kept and nobody
-  // was writing; whoever called is to have it begun.
+  // Waits while many bytes are queued. Returns false once the connection has failed. Sets `idle` if
+  // bytes are queued and no thread is writing; the caller must then start the writing.
   bool put(std::string bytes, bool* idle);
-  std::string take();  // "" where there is none, and whoever writes has ended
-  void fail();         // nothing is written to the socket from here on: it may be closed
+  std::string take();  // returns "" if nothing is queued, which ends the writing
+  void fail();         // ends all writes to the socket, so that it may be closed
   bool empty();
 
  private:
@@ -67,21 +66,21 @@ class Connection : public std::enable_shared_from_this<Connection> {
              HttpContext& context);
 
   void begin();
-  void drain();  // closes: at once where nothing is being answered, else after that
-  void cut();    // closes at once; whoever works for the client finds it closed
-  const std::string& group() const { return group_; }  // of addresses that count as one
+  void drain();  // closes: at once if nothing is being answered, else after the answer
+  void cut();    // closes at once; threads that work for the client see it disconnected
+  const std::string& group() const { return group_; }  // addresses that count as one client
   bool waits() const { return phase_ == Phase::idle; }
   bool asks() const { return phase_ == Phase::head || phase_ == Phase::body; }
 
  private:
   enum class Phase : uint8_t { idle, head, body, answering, lingering, closed };
 
-  // A handler of something that the system does: what it throws ends the connection.
+  // Returns a handler of an event. An exception of `work` ends the connection.
   template <class Work>
   void guarded(Work work) {
     try {
       work();
-    } catch (...) {  // no memory, say
+    } catch (...) {  // such as a lack of memory
       cut();
     }
   }
@@ -113,7 +112,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   HttpContext& context_;
 
   Phase phase_ = Phase::idle;
-  std::string in_;  // bytes that were read and not understood yet
+  std::string in_;  // bytes read and not parsed yet
   std::array<char, 16384> piece_;
   bool reading_ = false, at_end_ = false;
   size_t discarded_ = 0;

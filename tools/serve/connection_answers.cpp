@@ -1,4 +1,4 @@
-// A connection's answers, from a Response to the bytes that its client takes.
+// Writing of answers, from a Response to bytes on the socket.
 #include <fmt/format.h>
 #include <sys/socket.h>
 
@@ -14,14 +14,15 @@ namespace {
 namespace asio = boost::asio;
 using boost::system::error_code;
 
-constexpr size_t kMostQueued = 1 << 20;   // bytes of a stream that its client has not taken
-constexpr size_t kMostPiece = 256 << 10;  // of an answer that one deadline is for
+constexpr size_t kMostQueued = 1 << 20;   // bytes of a stream not yet taken by the client
+constexpr size_t kMostPiece = 256 << 10;  // bytes of an answer per write deadline
 
 std::string chunk(std::string_view bytes) {
   return fmt::format("{:x}\r\n{}\r\n", bytes.size(), bytes);
 }
 
-// How many of the bytes the system takes without waiting. An error is left to who writes the rest.
+// Returns the number of bytes that the system takes without waiting. Errors are left to later
+// writes.
 size_t written_at_once(int socket, std::string_view bytes) {
   if (bytes.empty()) return 0;
   const ssize_t n = ::send(socket, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -30,7 +31,7 @@ size_t written_at_once(int socket, std::string_view bytes) {
 
 }  // namespace
 
-// ---------------------------------------------------------------- bytes that wait
+// ---------------------------------------------------------------- queued bytes
 
 bool SendQueue::put(std::string bytes, bool* idle) {
   *idle = false;
@@ -77,7 +78,7 @@ void Connection::refuse(const RequestError& error, bool body_is_left) {
   ended(true);
 }
 
-// In the thread that computes it.
+// Runs in the thread that computes the answer.
 void Connection::answer(Request request, bool at_once) {
   bool whole = true;
   try {
@@ -91,7 +92,7 @@ void Connection::answer(Request request, bool at_once) {
     if (!response.stream) {
       send_whole(std::move(response), request);
     } else {
-      keep_ = keep_ && http11_;  // else the connection's end is that of the answer
+      keep_ = keep_ && http11_;  // in HTTP/1.0 the connection's end marks the answer's
       whole = send(head_of(response, request, std::nullopt));
       Writer writer([&](std::string_view bytes) {
         return bytes.empty() || send(http11_ ? chunk(bytes) : std::string(bytes));
@@ -177,7 +178,7 @@ void Connection::ended(bool whole) {
   if (out_.empty()) next();
 }
 
-// After an answer.
+// Starts the next request after an answer.
 void Connection::next() {
   account(0);
   if (!keep_ || at_end_ || context_.draining) return linger();

@@ -1,4 +1,4 @@
-// Bodies that were sent compressed.
+// Decompression of request bodies.
 #include <fmt/format.h>
 
 #ifdef STET_HAVE_ZLIB
@@ -13,7 +13,7 @@ namespace stet::serve {
 namespace {
 
 struct Inflate {
-  Inflate() { ready = ::inflateInit2(&stream, 15 + 32) == Z_OK; }  // zlib's form or gzip's
+  Inflate() { ready = ::inflateInit2(&stream, 15 + 32) == Z_OK; }  // takes zlib or gzip format
   ~Inflate() { ::inflateEnd(&stream); }
   z_stream stream{};
   bool ready = false;
@@ -25,8 +25,8 @@ std::string decoded_body(std::string body, std::string_view encoding, size_t mos
   if (encoding.empty() || encoding == "identity") return body;
   if (encoding != "gzip" && encoding != "x-gzip" && encoding != "deflate")
     throw RequestError(415, "unsupported_encoding",
-                       "expected a Content-Encoding of gzip or deflate, found " +
-                           printable(std::string(encoding), 40));
+                       "Content-Encoding " + printable(std::string(encoding), 40) +
+                           " is not supported by this server; send gzip or deflate");
   Inflate inflate;
   if (!inflate.ready) throw std::bad_alloc();
   inflate.stream.next_in = reinterpret_cast<Bytef*>(body.data());
@@ -40,24 +40,22 @@ std::string decoded_body(std::string body, std::string_view encoding, size_t mos
     const size_t n = sizeof piece - inflate.stream.avail_out;
     const bool bad = status != Z_OK && status != Z_STREAM_END;
     if (bad || (n == 0 && status != Z_STREAM_END))
-      throw RequestError(400, "bad_request",
-                         "expected a body as its Content-Encoding says, found another");
+      throw RequestError(400, "bad_request", "the body does not follow its Content-Encoding");
     if (n > most - text.size())
-      throw RequestError(
-          413, "body_too_large",
-          fmt::format("expected a body of at most {} bytes, found a larger one", most));
+      throw RequestError(413, "body_too_large",
+                         fmt::format("the uncompressed body has more than {} bytes", most));
     text.append(piece, n);
   }
   if (inflate.stream.avail_in > 0)
-    throw RequestError(400, "bad_request", "expected an end of the compressed body, found more");
+    throw RequestError(400, "bad_request", "there are bytes after the end of the compressed body");
   return text;
 }
 #else
 std::string decoded_body(std::string body, std::string_view encoding, size_t) {
   if (encoding.empty() || encoding == "identity") return body;
-  throw RequestError(
-      415, "unsupported_encoding",
-      "expected a body without Content-Encoding, found " + printable(std::string(encoding), 40));
+  throw RequestError(415, "unsupported_encoding",
+                     "Content-Encoding " + printable(std::string(encoding), 40) +
+                         " is not supported by this server; send the body without");
 }
 #endif
 

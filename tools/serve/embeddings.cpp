@@ -1,4 +1,4 @@
-// OpenAI's embeddings: hidden states of a layer, their mean or the last one, of unit length.
+// OpenAI's embeddings API: hidden states of a layer, averaged or the last one, of unit length.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ struct EmbeddingRequest {
   size_t layer = 0, dimensions = 0;
   bool mean = true, normalize = true, as_base64 = false;
   std::vector<std::vector<int32_t>> ids;
-  std::vector<std::string> texts;  // in their place
+  std::vector<std::string> texts;  // instead of ids
 };
 
 std::string base64(std::string_view bytes) {
@@ -34,13 +34,13 @@ std::string base64(std::string_view bytes) {
   return text;
 }
 
-// Pools hidden states of the layer over all tokens.
+// Pools the layer's hidden states over all tokens.
 std::vector<float> embedding(Service& service, const Caller& caller,
                              const std::vector<int32_t>& ids, const EmbeddingRequest& o) {
   Session session(service.model, service.session);
   std::vector<double> sum;
   std::vector<float> pooled;
-  int64_t taken = 0;  // positions: rows may come again
+  int64_t taken = 0;  // positions pooled so far: a repeated pass gives rows again
   const auto layer = static_cast<int64_t>(o.layer);
   const bool head = layer == service.model->config().layers;
   const Watch watch{{head ? PointAt{Point::ln_final, 0} : PointAt{Point::resid_pre, layer}},
@@ -63,9 +63,9 @@ std::vector<float> embedding(Service& service, const Caller& caller,
   return pooled;
 }
 
-// Embeddings of a model may be cut where it was trained so that their beginnings are embeddings
-// themselves (Kusupati et al., arXiv 2205.13147). Its config.json says so: by
-// matryoshka_dimensions, a list, or by is_matryoshka.
+// Returns the number of dimensions. Embeddings may be shortened if the model was trained for it
+// (Kusupati et al., arXiv 2205.13147). Its config.json then has matryoshka_dimensions, a list, or
+// is_matryoshka.
 size_t read_dimensions(const Model& model, const Field& f) {
   constexpr size_t kConfigLimit = size_t{16} << 20;
   const int64_t all = model.config().hidden_size;
@@ -75,15 +75,17 @@ size_t read_dimensions(const Model& model, const Field& f) {
   const JsonReader config = parse_json(model.source().read("config.json", kConfigLimit), file);
   const std::vector<int64_t> declared = config.integers("matryoshka_dimensions", 1, all);
   if (declared.empty() && !config.boolean_or("is_matryoshka", false))
-    refuse(f.pointer(), fmt::format("{}: this model declares no smaller embeddings", all),
-           std::to_string(asked), "unsupported_field");
+    throw RequestError(400, "unsupported_field",
+                       fmt::format("{}: this model has embeddings of {} numbers only; leave it out",
+                                   f.pointer(), all),
+                       f.pointer());
   if (!declared.empty() && std::ranges::find(declared, asked) == declared.end())
     refuse(f.pointer(), fmt::format("{}, or one of {}", all, fmt::join(declared, ", ")),
            std::to_string(asked));
   return static_cast<size_t>(asked);
 }
 
-// Text, a list of texts, token ids, or a list of these.
+// Reads text, a list of texts, token ids, or a list of lists of token ids.
 void read_input(EmbeddingRequest& asked, const Field& f, const BodyContext& context) {
   constexpr size_t kMostInputs = 64;
   const int64_t vocab = context.service.model->config().vocab_size;
@@ -94,7 +96,7 @@ void read_input(EmbeddingRequest& asked, const Field& f, const BodyContext& cont
     asked.ids.push_back(*f.ids(vocab));
   } else if (first != nullptr && first->is_array()) {
     if (input->size() > kMostInputs)
-      refuse(f.pointer(), fmt::format("at most {} of them", kMostInputs),
+      refuse(f.pointer(), fmt::format("at most {} inputs", kMostInputs),
              fmt::format("{}", input->size()));
     for (const Json& ids : *input)
       asked.ids.push_back(
@@ -107,8 +109,7 @@ void read_input(EmbeddingRequest& asked, const Field& f, const BodyContext& cont
     refuse(f.pointer(), "text, a list of texts, or token ids", "nothing", "missing_field");
 }
 
-// Reads one of two words: whether it is the other one than the first, which stands where the field
-// is absent.
+// Returns true for the second of two words, false for the first, which is the default.
 bool read_choice(const Field& f, const char* first, const char* second) {
   const std::string word = f.text().value_or(first);
   if (word != first && word != second)

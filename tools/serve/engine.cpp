@@ -11,9 +11,9 @@
 namespace stet::serve {
 namespace {
 
-// How often whoever waits looks whether its client is still there.
+// Interval at which waiting threads check whether their client is still connected.
 constexpr auto kLook = std::chrono::milliseconds(50);
-// No pass has fewer tokens of a waiting prompt, so that prompts end.
+// Minimum tokens of a waiting prompt per pass, so that prompts make progress.
 constexpr int64_t kLeastPromptTokens = static_cast<int64_t>(kTileRows);
 
 }  // namespace
@@ -33,7 +33,7 @@ bool Job::wait(std::vector<Piece>& pieces, const CancelCheck& cancelled) {
       failure = std::current_exception();
     }
     lock.lock();
-    if (leave) cancelled_ = true;  // the engine ends it before its next pass
+    if (leave) cancelled_ = true;  // the engine ends it before the next pass
   }
   if (failure != nullptr) std::rethrow_exception(failure);
   std::swap(pieces, pieces_);
@@ -75,14 +75,14 @@ Engine::~Engine() {
   thread_.join();
 }
 
-// ---------------------------------------------------------------- who may run
+// ---------------------------------------------------------------- leases
 
 int64_t Engine::running_of(const std::string& client) const {
   return std::count(running_.begin(), running_.end(), client);
 }
 
-// Gives free places to those who wait: to the client that runs fewest, of equals to who came first.
-// Nothing in it fails, as a lease that ends has to be taken back.
+// Gives free leases to waiting clients: first to the client with the fewest, then by arrival. Must
+// not fail, since it also runs when a lease ends.
 void Engine::grant() {
   while (static_cast<int64_t>(running_.size()) < options_.streams && !waiting_.empty()) {
     const auto next =
@@ -99,17 +99,16 @@ void Engine::grant() {
 }
 
 Engine::Lease Engine::enter(const std::string& client, const CancelCheck& cancelled) {
-  std::string name = client;  // nothing can fail once there is a place
+  std::string name = client;  // allocated first: nothing may fail after the lease is granted
   Ticket ticket{client};
   std::unique_lock lock(mutex_);
-  if (closing_) throw RequestError(503, "shutting_down", "the server is ending");
+  if (closing_) throw RequestError(503, "shutting_down", "the server is shutting down");
   if (static_cast<int64_t>(running_.size()) >= options_.streams &&
       static_cast<int64_t>(waiting_.size()) >= options_.queue) {
     ++counters_.refused;
     throw RequestError(
         429, "queue_full",
-        fmt::format("expected at most {} requests that wait, found more: try again later",
-                    options_.queue));
+        fmt::format("{} requests are waiting already (--queue): try again later", options_.queue));
   }
   waiting_.push_back(&ticket);
   grant();
@@ -117,7 +116,7 @@ Engine::Lease Engine::enter(const std::string& client, const CancelCheck& cancel
     while (!ticket.granted) {
       places_.wait_for(lock, kLook);
       if (ticket.granted) break;
-      if (closing_) throw RequestError(503, "shutting_down", "the server is ending");
+      if (closing_) throw RequestError(503, "shutting_down", "the server is shutting down");
       lock.unlock();
       const bool leave = cancelled();
       lock.lock();
@@ -162,7 +161,7 @@ EngineCounters Engine::counters() const {
   return counters_;
 }
 
-// ---------------------------------------------------------------- what runs
+// ---------------------------------------------------------------- jobs
 
 void Engine::start(std::span<const JobPtr> jobs) {
   const std::lock_guard lock(mutex_);
@@ -184,7 +183,7 @@ void Engine::process(std::span<const BatchEntry> tokens, const CancelCheck& canc
   std::vector<Job::Piece> none;
   std::exception_ptr error;
   start(jobs);
-  for (const JobPtr& job : jobs) {  // the engine has the sessions until each is over
+  for (const JobPtr& job : jobs) {  // the engine owns the sessions until each job is over
     try {
       while (job->wait(none, error == nullptr ? look : leave)) {
       }
@@ -210,7 +209,7 @@ double Engine::heartbeat_age() const {
   return beat == 0 ? 0 : std::max(0.0, tool::seconds() - beat);
 }
 
-// False once the engine is to end, and has nothing left to do.
+// Returns false once the engine is closing and has no jobs left.
 bool Engine::wait_for_jobs() {
   std::unique_lock lock(mutex_);
   if (jobs_.empty()) beat_ = 0;
@@ -218,7 +217,7 @@ bool Engine::wait_for_jobs() {
   return !jobs_.empty();
 }
 
-// What cannot be blamed on a job ends all of them, and never the thread.
+// The engine's thread. An error that no single job has caused ends all of them, but not the thread.
 void Engine::run() {
   while (wait_for_jobs()) {
     beat();
@@ -248,8 +247,8 @@ void Engine::end_all(const std::exception_ptr& error) {
   for (const JobPtr& job : jobs) job->finish(error);
 }
 
-// So many tokens of prompts that running replies keep their pace; clocks decide how fast, never
-// what is said. Many rows fill whole tiles of the products.
+// Returns the number of prompt tokens per pass with which replies keep their pace. Clocks affect
+// only the speed, never the result. Many rows fill whole tiles of the products.
 int64_t Engine::prompt_budget(size_t replies) const {
   if (replies == 0) return options_.chunk;
   const auto beside = static_cast<int64_t>(replies), tile = static_cast<int64_t>(kTileRows);
@@ -258,8 +257,8 @@ int64_t Engine::prompt_budget(size_t replies) const {
   return std::clamp(rows - beside, kLeastPromptTokens, options_.chunk);
 }
 
-// After a pass that took so long: what passes of replies alone take, and how many tokens of prompts
-// beside them make a pass `slowdown` times as long.
+// Learns from the time of a pass. Estimates the time of passes with replies only, and the number of
+// prompt tokens that make a pass `slowdown` times as long.
 void Engine::learn(size_t replies, int64_t prompt_tokens, double seconds) {
   if (prompt_tokens == 0)
     reply_seconds_ = reply_seconds_ == 0 ? seconds : 0.95 * reply_seconds_ + 0.05 * seconds;
@@ -271,8 +270,7 @@ void Engine::learn(size_t replies, int64_t prompt_tokens, double seconds) {
                        static_cast<double>(options_.chunk));
 }
 
-// Draws the next token of every reply, and parts the jobs by their kind. Those that are over end
-// here.
+// Draws the next token of every reply, and sorts the jobs by kind. Finished jobs end here.
 void Engine::sort_jobs() {
   {
     const std::lock_guard lock(mutex_);
@@ -301,8 +299,8 @@ void Engine::sort_jobs() {
   }
 }
 
-// One pass: the next token of every reply, and a part of one or more prompts, taken in turn; then a
-// step of something else.
+// Runs one pass: the next token of every reply and a part of one or more prompts, which take turns.
+// Then runs one step of other work.
 void Engine::pass() {
   sort_jobs();
   const size_t replies = ready_.size();
@@ -330,7 +328,7 @@ void Engine::pass() {
   if (options_.prompt_took && replies == 0 && batch_.size() == 1 &&
       prompt_tokens >= kLeastPromptTokens)
     options_.prompt_took(first, prompt_tokens, took);
-  {  // before anybody is told, so that who asks afterwards finds it counted
+  {  // before the results are published, so that the counters include them
     const std::lock_guard lock(mutex_);
     ++counters_.passes;
     counters_.batch = batch_.size();
@@ -361,8 +359,8 @@ bool Engine::append_together() {
   }
 }
 
-// Where they failed together they are appended one by one, so that only those fail which are at
-// fault.
+// Appends to the sessions. If they fail together, appends one by one, so that only the faulty ones
+// fail.
 void Engine::advance_all(bool together) {
   for (size_t i = 0; i < batch_.size(); ++i) {
     const JobPtr& job = ready_[i];
@@ -388,8 +386,8 @@ void Engine::advance(Job& job, size_t tokens) {
   job.next_.reset();
   job.reply_->processed(id);
   const double now = tool::seconds();
-  if (job.told_ > 0) token_seconds_.add(now - job.told_);
-  job.told_ = now;
+  if (job.last_token_ > 0) token_seconds_.add(now - job.last_token_);
+  job.last_token_ = now;
   const std::lock_guard lock(job.mutex_);
   job.pieces_.push_back({id, job.reply_->certain()});
   job.changed_.notify_all();

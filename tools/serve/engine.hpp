@@ -1,5 +1,5 @@
-// Continuous batching: all that runs advances in shared passes over the weights (append(batch)),
-// prompts in chunks between the tokens of the replies. No reply depends on what else is running.
+// Continuous batching: all sessions advance in shared passes over the weights (append(batch)), with
+// chunks of prompts between the tokens of replies. No reply depends on the other sessions.
 #pragma once
 
 #include <atomic>
@@ -21,29 +21,28 @@
 
 namespace stet::serve {
 
-// Returns whether the work is cancelled: its client has disconnected, or its time is over. It is
-// called in any thread, and often.
+// Returns true if the work is cancelled: its client has disconnected or its deadline has passed.
+// Any thread may call it, and calls are frequent.
 using CancelCheck = std::function<bool()>;
 
 struct EngineOptions {
-  int64_t streams = 16;   // at once
-  int64_t queue = 64;     // that wait; more are refused
-  int64_t chunk = 512;    // most tokens of prompts in one pass
-  double slowdown = 2.3;  // of a pass of replies that a prompt's tokens may cause
-  // Told of each pass of one prompt alone: the position of its first token, their number, the time.
+  int64_t streams = 16;   // running requests
+  int64_t queue = 64;     // waiting requests; more are refused
+  int64_t chunk = 512;    // maximum prompt tokens in one pass
+  double slowdown = 2.3;  // of a pass of replies, by the prompt tokens added to it
+  // Called after each pass of a single prompt with its first position, its tokens and the time.
   std::function<void(int64_t first, int64_t tokens, double seconds)> prompt_took = nullptr;
 };
 
-// One small part of some work; false when that was the last one.
+// A small part of some work. Returns false when the work is done.
 using Step = std::function<bool()>;
 
-// A piece of work: tokens that a session is to process, a reply that it draws, or steps of
-// something else that computes. The session is the job's until it is over. The engine and whoever
-// waits own a job together.
+// A unit of work: tokens to process, a reply to draw, or steps of other computation. The job has
+// exclusive use of the session until it is over. The engine and the waiting thread share the job.
 class Job {
  public:
   explicit Job(const BatchEntry& tokens) : tokens_(tokens) {}
-  // `first`: taken in place of the first token that would be drawn.
+  // `first` is the id to take instead of drawing the first token.
   Job(Session& session, Generator& reply, std::optional<int32_t> first)
       : tokens_{&session, {}}, reply_(&reply), next_(first) {}
   explicit Job(Step step) : step_(std::move(step)) {}
@@ -52,12 +51,13 @@ class Job {
     int32_t id;
     std::string text;
   };
-  // Waits for what is new. Returns false when all is over and told. Throws what the work threw,
-  // Cancelled, and what `cancelled` threw: none of these before the engine has let go of the job.
+  // Waits for new pieces. Returns false when the job is over and all pieces were returned. Throws
+  // the exceptions of the work and of `cancelled`, or Cancelled. Before it throws, the engine has
+  // released the job.
   bool wait(std::vector<Piece>& pieces, const CancelCheck& cancelled);
-  // Ends it before its next pass. Nobody needs to wait for that.
+  // Ends the job before its next pass, and returns at once.
   void cancel();
-  // Whether the engine has let go of it.
+  // Returns true once the engine has released the job.
   bool over();
   int64_t processed() const { return done_.load(); }
 
@@ -70,7 +70,7 @@ class Job {
   Generator* reply_ = nullptr;
   std::optional<int32_t> next_;
   Step step_;
-  double told_ = 0;  // when the last token was
+  double last_token_ = 0;  // time of the last token
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -83,7 +83,7 @@ struct EngineCounters {
   int64_t running = 0, queued = 0;
   uint64_t passes = 0, prompt_tokens = 0, drawn_tokens = 0, refused = 0, cancelled = 0;
   double busy_seconds = 0;
-  size_t batch = 0;  // of the last pass
+  size_t batch = 0;  // sessions in the last pass
 };
 
 using JobPtr = std::shared_ptr<Job>;
@@ -95,7 +95,7 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // A place among the streams. Whoever runs fewest gets the next one.
+  // The right to run one request. The client with the fewest leases gets the next one.
   class Lease {
    public:
     explicit Lease(Engine* engine, std::string client)
@@ -111,29 +111,29 @@ class Engine {
     Engine* engine_;
     std::string client_;
   };
-  // Waits for one. Throws a RequestError (429) where too many wait already, (503) once the server
-  // ends; Cancelled.
+  // Waits for a lease. Throws a RequestError: 429 if too many requests wait, 503 once the server
+  // shuts down. Throws Cancelled.
   Lease enter(const std::string& client, const CancelCheck& cancelled);
 
-  // Has the jobs done, all or (where it throws) none.
+  // Starts all jobs, or throws and starts none.
   void start(std::span<const JobPtr> jobs);
-  // The tokens go through the sessions; returns when all have. A sink of theirs is called in the
-  // engine's thread, more than once for the same rows where a pass has to be repeated.
+  // Processes the tokens, and returns when all are done. The engine's thread calls the sinks of
+  // the entries, more than once for the same rows if a pass has to be repeated.
   void process(std::span<const BatchEntry> tokens, const CancelCheck& cancelled,
                const Progress& progress = nullptr);
   void process(Session& session, std::span<const int32_t> ids, const CancelCheck& cancelled) {
     if (!ids.empty()) process(std::vector<BatchEntry>{{&session, ids}}, cancelled);
   }
-  // Work that is no pass, one step after each pass, so that replies keep their pace beside it.
+  // Runs work other than passes, one step after each pass, so that replies keep their pace.
   void work(Step step, const CancelCheck& cancelled);
 
-  void close();  // no more leases
+  void close();  // grants no more leases
   bool closing() const;
   EngineCounters counters() const;
-  // Seconds since the engine's thread last gave a sign, as it does before each pass and step and
-  // after each layer; 0 while it has nothing to do. Waits for nothing.
+  // Returns the seconds since the engine's thread last reported, which it does before each pass and
+  // step and after each layer. Returns 0 while it is idle. Never blocks.
   double heartbeat_age() const;
-  const Histogram& token_seconds() const { return token_seconds_; }  // from token to token
+  const Histogram& token_seconds() const { return token_seconds_; }  // time between tokens
 
  private:
   struct Ticket {
@@ -163,15 +163,15 @@ class Engine {
   std::condition_variable work_, places_;
   std::vector<JobPtr> jobs_;  // that are not over
   std::vector<Ticket*> waiting_;
-  std::vector<std::string> running_;  // clients of leases
+  std::vector<std::string> running_;  // the client of each lease
   bool closing_ = false, stopping_ = false;
   EngineCounters counters_;
   Histogram token_seconds_;
-  double reply_seconds_ = 0;     // of a pass of replies alone
-  double budget_ = 16;           // tokens of prompts beside replies
-  size_t turn_ = 0;              // whose prompt, or step, comes first
-  std::atomic<double> beat_{0};  // when the thread last gave a sign; 0: it has nothing to do
-  // Of the present pass. Only the thread touches them.
+  double reply_seconds_ = 0;     // of a pass with replies only
+  double budget_ = 16;           // prompt tokens per pass with replies
+  size_t turn_ = 0;              // index of the prompt or step that comes first
+  std::atomic<double> beat_{0};  // time of the thread's last report, or 0 while it is idle
+  // The current pass, used only by the thread.
   std::vector<JobPtr> present_, ready_, prompts_, steps_;
   std::vector<BatchEntry> batch_;
   const BatchOptions pass_options_{[this] { beat(); }};

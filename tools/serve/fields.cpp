@@ -13,8 +13,8 @@ namespace {
 
 constexpr size_t kMostLevels = 32, kMostValues = size_t{1} << 20;
 
-// Walks over a JSON text once. It judges how values follow each other; what stands in numbers and
-// strings is left to the parser.
+// Scans a JSON text once. It checks the order of values and leaves the content of numbers and
+// strings to the parser.
 class Scan {
  public:
   explicit Scan(std::string_view text) : text_(text) {
@@ -29,7 +29,7 @@ class Scan {
   }
 
  private:
-  // Skips white space. Returns the byte behind it, 0 at the end.
+  // Skips white space. Returns the next byte, or 0 at the end.
   char peek() {
     at_ = std::min(text_.find_first_not_of(" \t\r\n", at_), text_.size());
     return at_ < text_.size() ? text_[at_] : '\0';
@@ -40,7 +40,7 @@ class Scan {
     return true;
   }
 
-  // Takes a value that stands alone, or what opens containers up to the first such value in them.
+  // Takes a simple value, or opens containers up to the first simple value in them.
   void take_value() {
     for (;;) {
       const char c = peek();
@@ -56,7 +56,7 @@ class Scan {
     }
   }
 
-  // Closes the containers that end behind a value. Returns whether another value comes.
+  // Closes the containers that end after a value. Returns true if another value follows.
   bool follows_value() {
     for (; !open_.empty(); open_.pop_back()) {
       if (take(',')) {
@@ -85,7 +85,7 @@ class Scan {
     ++at_;
   }
 
-  // true, false, null or a number.
+  // Takes true, false, null or a number.
   void take_word() {
     const size_t end = std::min(text_.find_first_of(" \t\r\n,:[]{}\"", at_), text_.size());
     const std::string_view word = text_.substr(at_, end - at_);
@@ -112,7 +112,7 @@ class Scan {
 
   std::string_view text_;
   size_t at_ = 0, values_ = 0;
-  std::string open_;  // what closes each container that is open
+  std::string open_;  // the closing characters of open containers
 };
 
 std::string shown(const Json& value) { return printable(tool::dump(value), 60); }
@@ -122,7 +122,7 @@ bool is_nothing(const Json& value) {
          ((value.is_array() || value.is_object()) && value.empty());
 }
 
-// A value without those members that ask for nothing; levels are bounded by parse_body().
+// Returns a value without empty members. parse_body() bounds its levels.
 Json what_is_asked(const Json& value) {
   if (!value.is_object()) return value;
   Json asked = Json::object();
@@ -151,9 +151,12 @@ Json parse_body(const std::string& body) {
 
 void refuse(const std::string& pointer, const std::string& expected, const std::string& found,
             const std::string& code) {
-  throw RequestError(
-      400, code, fmt::format("{}: expected {}, found {}", printable(pointer, 200), expected, found),
-      pointer);
+  const std::string place = printable(pointer, 200);
+  throw RequestError(400, code,
+                     code == "missing_field"
+                         ? fmt::format("{} is missing: give {}", place, expected)
+                         : fmt::format("{}: expected {}, found {}", place, expected, found),
+                     pointer);
 }
 
 void unsupported(const std::string& pointer, const std::string& what, const std::string& hint,

@@ -1,4 +1,4 @@
-// Whether the server is well, what it has done, and its page.
+// Health checks, status, metrics, and the files of the page.
 #include <fmt/format.h>
 
 #include <iterator>
@@ -10,21 +10,21 @@
 
 namespace stet::serve {
 
-// By the thread that reads and writes: it waits for no lock that work may hold.
+// Runs in the server's thread and takes no lock that a computation may hold.
 Response health(Service& service, const Request&, const Parts&) {
   constexpr double kMostSilent = 10;
   const double age = service.engine.heartbeat_age();
   if (age > kMostSilent)
-    throw RequestError(
-        503, "engine_hangs",
-        fmt::format("expected a sign of the engine each {:g} s, found none for {:.0f} s",
-                    kMostSilent, age));
+    throw RequestError(503, "engine_hangs",
+                       fmt::format("the engine has not answered for {:.0f} s; the limit is {:g} s",
+                                   age, kMostSilent));
   return json_response({{"status", "ok"}});
 }
 
 Response ready(Service& service, const Request&, const Parts&) {
   const EngineCounters c = service.engine.counters();
-  if (service.engine.closing()) throw RequestError(503, "shutting_down", "the server is ending");
+  if (service.engine.closing())
+    throw RequestError(503, "shutting_down", "the server is shutting down");
   return json_response({{"status", "ready"}, {"running", c.running}, {"queued", c.queued}});
 }
 
@@ -53,34 +53,35 @@ Response status(Service& service, const Request&, const Parts&) {
        {"version", STET_VERSION}});
 }
 
-// What went to and came from the store that servers share.
+// Adds the metrics of the shared store.
 template <class Add>
 void add_store(const Json& store, Add add) {
   const auto blocks = [&](const char* found) { return store[found].get<uint64_t>(); };
-  add("store_blocks_total", "counter", "Blocks that were looked for in the store.", blocks("hits"),
+  add("store_blocks_total", "counter", "Blocks looked up in the store, by result.", blocks("hits"),
       "{found=\"hit\"}");
   add("store_blocks_total", "counter", "", blocks("misses"), "{found=\"miss\"}");
   add("store_blocks_total", "counter", "", blocks("refused"), "{found=\"refused\"}");
-  add("store_blocks_fetched_total", "counter", "Blocks that states and prompts went on with.",
+  add("store_blocks_fetched_total", "counter", "Blocks fetched from the store and used.",
       blocks("fetched"));
-  add("store_blocks_computed_total", "counter", "Blocks of its states that were computed instead.",
-      blocks("computed"));
-  add("store_read_bytes_total", "counter", "Bytes of records that came.", blocks("read_bytes"));
-  add("store_written_bytes_total", "counter", "Bytes of blocks that went.",
+  add("store_blocks_computed_total", "counter",
+      "Blocks of the store's states that were computed instead of fetched.", blocks("computed"));
+  add("store_read_bytes_total", "counter", "Bytes read from the store.", blocks("read_bytes"));
+  add("store_written_bytes_total", "counter", "Bytes of blocks written to the store.",
       blocks("written_bytes"));
-  add("store_read_seconds_total", "counter", "Time in which they came.",
+  add("store_read_seconds_total", "counter", "Seconds spent reading from the store.",
       store["read_seconds"].get<double>());
-  add("store_write_seconds_total", "counter", "Time in which they went.",
+  add("store_write_seconds_total", "counter", "Seconds spent writing to the store.",
       store["write_seconds"].get<double>());
-  add("store_reads_total", "counter", "Requests for blocks.", blocks("reads"));
-  add("store_writes_total", "counter", "Requests that took blocks.", blocks("writes"));
+  add("store_reads_total", "counter", "Read requests to the store.", blocks("reads"));
+  add("store_writes_total", "counter", "Write requests to the store.", blocks("writes"));
   const auto cost = [&](const char* of) { return store[of].get<double>(); };
-  add("store_latency_seconds", "gauge", "Of an answer, as fetching or computing is decided by.",
+  add("store_latency_seconds", "gauge", "Estimated store latency used by the fetch policy.",
       cost("latency"));
-  add("store_bytes_per_second", "gauge", "At which blocks come, likewise.", cost("bandwidth"));
-  add("store_token_seconds", "gauge", "Of computing a token, likewise.", cost("token"));
-  add("store_failures_total", "counter", "Times that the store did not do what it was asked.",
-      blocks("failures"));
+  add("store_bytes_per_second", "gauge", "Estimated store bandwidth used by the fetch policy.",
+      cost("bandwidth"));
+  add("store_token_seconds", "gauge", "Estimated time to compute a token used by the fetch policy.",
+      cost("token"));
+  add("store_failures_total", "counter", "Failed requests to the store.", blocks("failures"));
 }
 
 Response metrics(Service& service, const Request&, const Parts&) {
@@ -93,35 +94,41 @@ Response metrics(Service& service, const Request&, const Parts&) {
       text += fmt::format("# HELP stet_{} {}\n# TYPE stet_{} {}\n", name, help, name, type);
     text += fmt::format("stet_{}{} {}\n", name, labels, value);
   };
-  add("prompt_tokens_total", "counter", "Tokens of prompts that were processed.", c.prompt_tokens);
-  add("drawn_tokens_total", "counter", "Tokens that were drawn.", c.drawn_tokens);
-  add("tokens_reused_total", "counter", "Tokens of prompts that were there already.",
+  add("prompt_tokens_total", "counter", "Prompt tokens processed.", c.prompt_tokens);
+  add("drawn_tokens_total", "counter", "Tokens drawn.", c.drawn_tokens);
+  add("tokens_reused_total", "counter", "Prompt tokens reused from earlier states.",
       t["reused"].get<int64_t>());
-  add("tokens_recomputed_total", "counter", "Tokens that were processed again.",
+  add("tokens_recomputed_total", "counter",
+      "Tokens processed again because their keys and values were not in memory.",
       t["recomputed"].get<int64_t>());
-  add("tokens_verified_total", "counter", "Tokens that were processed to verify states.",
+  add("tokens_verified_total", "counter", "Tokens processed to verify states.",
       service.verified_tokens.load());
-  add("passes_total", "counter", "Passes over the weights.", c.passes);
-  add("busy_seconds_total", "counter", "Time in passes.", c.busy_seconds);
+  add("passes_total", "counter", "Passes of the engine over the weights.", c.passes);
+  add("busy_seconds_total", "counter", "Seconds spent in passes.", c.busy_seconds);
   add("batch_size", "gauge", "Sessions in the last pass.", c.batch);
-  add("requests_running", "gauge", "Requests that have a place.", c.running);
-  add("requests_queued", "gauge", "Requests that wait for one.", c.queued);
-  add("requests_refused_total", "counter", "Requests that found the queue full.", c.refused);
-  add("requests_cancelled_total", "counter", "Requests whose client left the queue.", c.cancelled);
-  add("states", "gauge", "States that clients can name.", t["states"].get<int64_t>());
-  add("state_evictions_total", "counter", "States that left memory.",
+  add("requests_running", "gauge", "Requests running.", c.running);
+  add("requests_queued", "gauge", "Requests waiting to run.", c.queued);
+  add("requests_refused_total", "counter", "Requests refused because the queue was full.",
+      c.refused);
+  add("requests_cancelled_total", "counter",
+      "Requests whose client disconnected while they waited.", c.cancelled);
+  add("states", "gauge", "States of clients.", t["states"].get<int64_t>());
+  add("state_evictions_total", "counter", "States evicted from memory.",
       t["evictions"].get<int64_t>());
-  add("state_restores_total", "counter", "States that came back.", t["restores"].get<int64_t>());
-  add("kv_blocks", "gauge", "Blocks of keys and values that idle states hold.",
+  add("state_restores_total", "counter", "States restored to memory.",
+      t["restores"].get<int64_t>());
+  add("kv_blocks", "gauge", "Blocks of keys and values held by idle states.",
       t["blocks_memory"].get<int64_t>(), "{kind=\"memory\"}");
   add("kv_blocks", "gauge", "", t["blocks_mapped"].get<int64_t>(), "{kind=\"mapped\"}");
   if (t["store"].is_object()) add_store(t["store"], add);
-  add("memory_bytes", "gauge", "What those blocks take.", service.states.memory_used());
+  add("memory_bytes", "gauge", "Memory of the blocks held by idle states.",
+      service.states.memory_used());
+  text += service.request_seconds.text("request_seconds",
+                                       "Seconds from a request to the end of its answer.");
+  text += service.first_token_seconds.text(
+      "first_token_seconds", "Seconds from a request to the first token of its reply.");
   text +=
-      service.request_seconds.text("request_seconds", "From a request to the end of its answer.");
-  text += service.first_token_seconds.text("first_token_seconds",
-                                           "From a request to the first token of its reply.");
-  text += service.engine.token_seconds().text("token_seconds", "From token to token of a reply.");
+      service.engine.token_seconds().text("token_seconds", "Seconds between tokens of a reply.");
   Response r;
   r.type = "text/plain; version=0.0.4";
   r.body = text;
@@ -144,8 +151,7 @@ Response page(Service&, const Request& request, const Parts&) {
                  {"Referrer-Policy", "no-referrer"}};
     return r;
   }
-  throw RequestError(404, "no_such_address",
-                     "expected a file of the page, found " + printable(name, 60));
+  throw RequestError(404, "no_such_address", "the page has no file " + printable(name, 60));
 }
 
 }  // namespace stet::serve

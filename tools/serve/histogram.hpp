@@ -1,4 +1,4 @@
-// Times as metrics show them.
+// Histograms of times, for metrics.
 #pragma once
 
 #include <array>
@@ -8,7 +8,7 @@
 
 namespace stet::serve {
 
-// How often something took how long, as Prometheus wants it. Any thread may add.
+// A histogram of durations in Prometheus' format. Any thread may add to it.
 class Histogram {
  public:
   static constexpr std::array<double, 14> kBounds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
@@ -18,7 +18,7 @@ class Histogram {
 
  private:
   mutable std::mutex mutex_;
-  std::array<uint64_t, kBounds.size() + 1> counts_{};  // the last: longer than all bounds
+  std::array<uint64_t, kBounds.size() + 1> counts_{};  // the last one counts longer times
   double sum_ = 0;
 };
 

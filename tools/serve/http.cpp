@@ -1,4 +1,4 @@
-// The server's thread: it listens, and reads and writes for all connections (connection.cpp).
+// The server's thread: listens, and reads and writes for all connections (connection.cpp).
 #include "tools/serve/http.hpp"
 
 #include <fmt/format.h>
@@ -18,7 +18,7 @@ namespace asio = boost::asio;
 using boost::system::error_code;
 using tcp = asio::ip::tcp;
 
-// Who has one address has, of the sixth version, a network of them.
+// Returns the group of an address. The owner of one IPv6 address usually has its whole network.
 std::string group_of(const asio::ip::address& address) {
   if (!address.is_v6() || address.to_v6().is_v4_mapped() || address.is_loopback())
     return address.to_string();
@@ -47,12 +47,12 @@ struct HttpServer::Impl final : HttpContext {
 
   tcp::acceptor acceptor{io};
   asio::steady_timer pause{io};
-  std::list<ConnectionPtr> connections;  // as they came
+  std::list<ConnectionPtr> connections;  // in order of arrival
   asio::executor_work_guard<asio::io_context::executor_type> guard = asio::make_work_guard(io);
   error_code broken;
 };
 
-// SO_REUSEADDR lets a server begin where one has just ended; two at a time it does not allow.
+// SO_REUSEADDR lets a server start right after another has ended, but not two at once.
 void HttpServer::Impl::bind(const std::string& host, int port) {
   tcp::resolver resolver(io);
   for (const auto& found : resolver.resolve(host, std::to_string(port))) {
@@ -114,8 +114,8 @@ void HttpServer::Impl::begin(tcp::socket socket) {
   connections.back()->begin();
 }
 
-// Ends the connection that waits longest for a request, or else for the rest of one: of this group,
-// if one is named.
+// Ends one connection, of this group if one is named. Takes the one that has waited longest for a
+// request, or else for the rest of one.
 bool HttpServer::Impl::make_room(const std::string* group) {
   for (const bool idle : {true, false}) {
     for (const ConnectionPtr& connection : connections) {

@@ -1,5 +1,5 @@
-// HTTP/1.1 as the server needs it: whole requests within limits in, one answer or a stream of
-// pieces out. http.cpp hides the library.
+// HTTP/1.1 for the server: reads whole requests within limits, and writes one answer or a stream.
+// http.cpp hides the library.
 #pragma once
 
 #include <atomic>
@@ -18,8 +18,8 @@ namespace stet::serve {
 
 using tool::Json;
 
-// A request that is not to be answered as it was asked: {"error": {...}} with this status.
-// `pointer` leads to the field at fault (RFC 6901), "" where it is none.
+// An error response, {"error": {...}} with this status. `pointer` is the JSON pointer of the wrong
+// field (RFC 6901), or "".
 class RequestError : public std::runtime_error {
  public:
   RequestError(int status_, std::string code_, const std::string& message,
@@ -34,16 +34,15 @@ class RequestError : public std::runtime_error {
   std::string code, pointer;
 };
 
-// Thrown out of what waits, once its client has left or its time is over.
+// Thrown by functions that wait, once the client has disconnected or the deadline has passed.
 struct Cancelled {};
 
-// The error of an exception that is being handled, whatever it is; nothing internal is told.
+// Returns the error for the exception being handled. It reveals nothing internal.
 RequestError current_error();
-// The same, and what its operator has to know, such as the file that could not be written, is in
-// the log of the server.
+// Returns the same, and logs details for the operator, such as a file that could not be written.
 RequestError reported_error();
 
-// Whether a request's client has closed its connection. Any thread may ask.
+// Tells whether a request's client has closed its connection. Any thread may ask.
 class ClientConnection {
  public:
   ClientConnection() = default;
@@ -63,18 +62,18 @@ struct Request {
   std::string authorization, host, origin, content_type, remote;
   bool has_body = false;
   ClientConnection connection;
-  std::string client;        // of the API key, once that is known
-  HeaderList reply_headers;  // of whatever is answered
+  std::string client;        // the owner of the API key, once known
+  HeaderList reply_headers;  // for any answer
 
   std::string query_or(const std::string& name, const std::string& fallback) const;
 };
 
-// Pieces of a reply that has begun. write() is false once the client has left.
+// Writes a streamed answer. write() returns false once the client has disconnected.
 class Writer {
  public:
   explicit Writer(std::function<bool(std::string_view)> write) : write_(std::move(write)) {}
   bool write(std::string_view bytes) { return good_ = good_ && write_(bytes); }
-  bool event(const Json& data, std::string_view name = "");  // of a text/event-stream
+  bool event(const Json& data, std::string_view name = "");  // writes one of a text/event-stream
   bool good() const { return good_; }
 
  private:
@@ -86,7 +85,7 @@ struct Response {
   int status = 200;
   std::string type = "application/json", body;
   HeaderList headers;
-  std::function<void(Writer&)> stream;  // in place of `body`, where there is one
+  std::function<void(Writer&)> stream;  // used instead of `body` unless null
 };
 Response json_response(const Json& json, int status = 200);
 Response error_response(const RequestError& error);
@@ -94,31 +93,30 @@ Response event_stream(std::function<void(Writer&)> stream);
 
 struct HttpLimits {
   size_t head_bytes = 16384;                // of a request line and its fields
-  size_t bodies_bytes = size_t{512} << 20;  // of all bodies that are in memory
+  size_t bodies_bytes = size_t{512} << 20;  // of all request bodies in memory
   double idle_seconds = 75;                 // between two requests of a connection
-  double request_seconds = 30;              // a head must have come in this time, and a body
-  double body_bytes_per_second = 1 << 20;   // may take as long again for each so many bytes
-  double write_seconds = 30;                // a client must take some of its answer in this
-  size_t connections = 1024;                // at once
-  size_t per_address = 256;                 // of these from one address
-  size_t threads = 128;                     // requests at once; more wait
+  double request_seconds = 30;              // for reading a head, and then a body
+  double body_bytes_per_second = 1 << 20;   // a body of this size gets another second
+  double write_seconds = 30;                // for the client to take a part of its answer
+  size_t connections = 1024;                // open ones
+  size_t per_address = 256;                 // open ones of one address
+  size_t threads = 128;                     // requests being answered; more wait
 };
 
-// Where a request is answered. `at_once`: by the thread that reads and writes, for what neither
-// waits nor computes. `beside`: by one that no work occupies.
+// The thread that answers a request. `at_once`: the server's own, for answers that neither wait nor
+// compute. `beside`: one that is never occupied by computation. `work`: any other.
 enum class Lane : uint8_t { at_once, beside, work };
 
-// What becomes of a request of which the head alone was read.
+// The decision on a request whose head was read.
 struct Admission {
   Lane lane = Lane::work;
-  size_t body_bytes = 0;  // as many at most
+  size_t body_bytes = 0;  // the maximum
   std::function<Response(const Request&)> answer;
 };
 
 class HttpServer {
  public:
-  // Called by the thread that reads and writes; a RequestError refuses the request, and its body
-  // is not read.
+  // Called by the server's thread. A RequestError refuses the request, whose body is then not read.
   using Admit = std::function<Admission(Request&)>;
 
   HttpServer(const HttpLimits& limits, Admit admit);
@@ -126,15 +124,15 @@ class HttpServer {
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
 
-  // Port 0: any that is free. Returns the port; an io Error where the address cannot be had.
+  // Listens on a port (0: any free one) and returns it. Throws an io Error if that fails.
   int bind(const std::string& host, int port);
-  // Until stop(), or until all connections have ended after drain(). Throws where the server cannot
-  // listen any more.
+  // Serves until stop(), or after drain() until all connections have ended. Throws if the server
+  // cannot listen any more.
   void run();
-  // From any thread: takes no more connections, ends those that wait or have sent half a request,
-  // and the others after their answers.
+  // Accepts no more connections. Ends idle ones and those within a request, and the others after
+  // their answers. Any thread may call it.
   void drain();
-  void stop();  // from any thread: ends all connections; whoever works for one finds it closed
+  void stop();  // ends all connections; any thread may call it
 
  private:
   struct Impl;

@@ -1,4 +1,4 @@
-// The API keys that a server accepts, and whose they are.
+// The API keys that a server accepts, and their owners.
 #pragma once
 
 #include <string>
@@ -9,19 +9,18 @@
 
 namespace stet::serve {
 
-// Names of clients by the hashes of their keys.
+// Names of clients, by the hashes of their keys.
 class Keys {
  public:
   Keys() = default;
-  // Reads "KEY" or "NAME KEY" on each line of a file; others begin with #. A client without a name
-  // is called by its key's hash. Throws an io Error where others than its owner may read the file
-  // or write to it, a format Error for a line that holds no key, a key that comes twice, and for
-  // none.
+  // Reads a file with "KEY" or "NAME KEY" on each line; # begins a comment. A client without a name
+  // is named by its key's hash. Throws an io Error if others may read or write the file. Throws a
+  // format Error for a malformed line, a duplicate key, or no key at all.
   explicit Keys(const std::string& path);
 
   bool any() const { return !keys_.empty(); }
-  // The client of an Authorization header, "" for a wrong one. All keys are compared, in a time
-  // that tells nothing of them.
+  // Returns the client of an Authorization header, or "" for a wrong key. Compares all keys in
+  // constant time.
   std::string client(const std::string& authorization) const;
 
  private:

@@ -1,4 +1,4 @@
-// Tokens and their log-probabilities, as answers show them.
+// Tokens and their log-probabilities in the form of answers.
 #include <algorithm>
 #include <numeric>
 
@@ -8,7 +8,7 @@
 namespace stet::serve {
 
 std::string token_bytes(const Tokenizer* tokenizer, int32_t id) {
-  // A model may have more rows, or no tokenizer at all.
+  // A model may have more rows than the tokenizer has tokens, or no tokenizer.
   return tokenizer != nullptr && id < tokenizer->size() ? tokenizer->bytes(id) : "";
 }
 

@@ -1,6 +1,6 @@
-// A mutex whose use clang checks (-Wthread-safety, which tools/CMakeLists.txt makes an error): code
-// that touches what is GUARDED_BY a mutex without holding it does not compile. Other compilers see
-// a std::mutex.
+// A mutex whose use clang checks (-Wthread-safety, an error by tools/CMakeLists.txt). Code that
+// uses a GUARDED_BY member without its mutex does not compile. For other compilers it is a
+// std::mutex.
 #pragma once
 
 #include <mutex>
@@ -11,9 +11,9 @@
 #define STET_THREAD_SAFETY(attribute)
 #endif
 
-// A member that only a holder of the mutex may touch.
+// Marks a member that only a holder of the mutex may use.
 #define STET_GUARDED_BY(mutex) STET_THREAD_SAFETY(guarded_by(mutex))
-// A function whose caller holds the mutex; one whose caller must not.
+// Mark a function whose caller must hold the mutex, and one whose caller must not.
 #define STET_REQUIRES(mutex) STET_THREAD_SAFETY(requires_capability(mutex))
 #define STET_EXCLUDES(mutex) STET_THREAD_SAFETY(locks_excluded(mutex))
 
@@ -28,7 +28,7 @@ class STET_THREAD_SAFETY(capability("mutex")) Mutex {
   std::mutex mutex_;
 };
 
-// Holds a Mutex for as long as it lives, like std::lock_guard, which clang does not check.
+// Holds a Mutex while it lives, like std::lock_guard, which clang does not check.
 class STET_THREAD_SAFETY(scoped_lockable) MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) STET_THREAD_SAFETY(acquire_capability(mutex)) : mutex_(mutex) {

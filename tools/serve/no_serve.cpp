@@ -1,4 +1,4 @@
-// A build without an HTTP library says so.
+// Replaces stet serve in a build without an HTTP library: it throws an Error.
 #include "stet/base/error.hpp"
 #include "tools/command/command.hpp"
 

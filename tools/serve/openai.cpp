@@ -1,4 +1,4 @@
-// OpenAI's list of models.
+// OpenAI's models API.
 #include <fmt/format.h>
 
 #include "stet/base/error.hpp"
@@ -30,7 +30,8 @@ Response model(Service& service, const Request&, const Parts& parts) {
   if (!service.is_name(parts[0]))
     throw RequestError(
         404, "model_not_found",
-        fmt::format("/id: expected {}, found {}", service.name, printable(parts[0], 60)), "/id");
+        fmt::format("/id: this server runs {}, not {}", service.name, printable(parts[0], 60)),
+        "/id");
   return json_response(model_json(service, parts[0]));
 }
 

@@ -1,4 +1,4 @@
-// The files of the page, as they stand in tools/serve/page, compiled into the command.
+// The files of tools/serve/page, compiled into the command.
 #pragma once
 
 #include <string_view>

@@ -1,4 +1,4 @@
-// From a request's messages, text or state to a session that is ready to reply.
+// Prepares a session for a reply from a request's messages, text or state.
 #include <fmt/format.h>
 
 #include "stet/base/error.hpp"
@@ -7,15 +7,15 @@
 namespace stet::serve {
 namespace {
 
-// The context is left to tokens; `room` of its positions stay free for a reply.
+// Throws if the tokens do not fit into the context with `room` positions left for a reply.
 void check_positions(const Session& session, int64_t positions, int64_t room) {
   if (positions + room <= session.capacity()) return;
   throw RequestError(400, "context_length_exceeded",
-                     fmt::format("expected a prompt of fewer than {} tokens, found {}",
-                                 session.capacity() + 1 - room, positions));
+                     fmt::format("the prompt has {} tokens and must have fewer than {} (--ctx)",
+                                 positions, session.capacity() + 1 - room));
 }
 
-// No token has more bytes than the longest one, so that a much longer text cannot fit.
+// Throws for a text too long to fit even if each token were the longest one.
 void check_bytes(Service& service, size_t bytes) {
   const auto capacity = static_cast<size_t>(Session(service.model, service.session).capacity());
   if (bytes <= capacity) return;
@@ -23,11 +23,12 @@ void check_bytes(Service& service, size_t bytes) {
   if (tokens <= capacity) return;
   throw RequestError(
       400, "context_length_exceeded",
-      fmt::format("expected a prompt of fewer than {} tokens, found {} bytes: at least {} tokens",
-                  capacity, bytes, tokens));
+      fmt::format(
+          "the prompt of {} bytes has at least {} tokens and must have fewer than {} (--ctx)",
+          bytes, tokens, capacity));
 }
 
-// What an earlier request has asked for ends with it.
+// Resets the settings of an earlier request to the model's.
 void use_model_settings(const Service& service, Session& session) {
   const GenerationState own = default_generation(*service.model);
   GenerationState& state = session.generation();
@@ -44,7 +45,7 @@ void run_plan(Service& service, const Caller& caller, PreparedPrompt& p,
   conversation.prompted(plan);
   p.known_text.clear();
   if (plan.begun == 0) return;
-  // The end of the text that a reply begins with may come out of the decoder behind it.
+  // The decoder may hold back the end of the text with which the reply begins.
   p.known_text = held_text(conversation.session().generation(), service.tokenizer.get());
   if (!p.known_text.empty()) p.operation["told"] = true;
   p.operation["prefilled"] = plan.messages.back().content.size();
@@ -64,13 +65,13 @@ PreparedPrompt prompt_plan(Service& service, const Caller& caller, Conversation:
                    {{"name", "messages"}, {"count", count}}};
   run_plan(service, caller, p, plan);
   const int64_t size = p.exchange.session().size();
-  // As if all had been processed now: a state does not tell what was known before.
+  // Log the turn as if all tokens had been processed now: a state does not depend on reuse.
   p.exchange.session().generation().turns = {{0, size - plan.begun, size, true}};
   p.usage.fresh = static_cast<int64_t>(plan.ids.size()) - p.usage.reused;
   return p;
 }
 
-// Tokens of text behind what a session holds.
+// Appends tokens of text to a session.
 void process_ids(Service& service, const Caller& caller, PreparedPrompt& p,
                  const TokenPrompt& asked) {
   Session& session = p.exchange.session();
@@ -149,11 +150,11 @@ std::vector<int32_t> encode_text(Service& service, const Caller& caller, const s
   return ids;
 }
 
-// ---------------------------------------------------------------- checked
+// ---------------------------------------------------------------- checking
 
 namespace {
 
-// `more` of the messages are new. Whether it fits is another question.
+// Lays out messages as tokens; the last `more` of them are new. Does not check that they fit.
 Conversation::Plan lay_out(Service& service, const Caller& caller, const Conversation& conversation,
                            std::vector<Message> messages, size_t more, bool continues) {
   size_t bytes = 0;
@@ -162,7 +163,7 @@ Conversation::Plan lay_out(Service& service, const Caller& caller, const Convers
   check_bytes(service, bytes);
   const TokenizeTurn turn(service, caller, bytes);
   bool begun = continues && more > 0 && messages.back().role == "assistant";
-  if (begun && messages.back().content.empty()) {  // the beginning of a reply that says nothing
+  if (begun && messages.back().content.empty()) {  // an empty beginning of a reply
     messages.pop_back();
     begun = false;
   }
@@ -171,10 +172,9 @@ Conversation::Plan lay_out(Service& service, const Caller& caller, const Convers
   if (!plan)
     throw RequestError(
         400, "altered_by_template",
-        fmt::format("/messages: expected a last message of the assistant that the chat template "
-                    "(chat_template of {}) writes as it is, so that the reply goes on with it, "
-                    "found one that it trims or alters: {}; send \"continue_final_message\": false "
-                    "for a turn of its own",
+        fmt::format("/messages: the chat template of {} alters the last message of the assistant, "
+                    "{}, so the reply cannot continue it; send \"continue_final_message\": false "
+                    "to begin a new turn",
                     service.name, printable(tool::dump(Json(last)), 60)),
         "/messages");
   if (caller.cancelled()) throw Cancelled();
@@ -192,11 +192,11 @@ Conversation::Plan plan_messages(Service& service, const Caller& caller,
   return plan;
 }
 
-// The messages of a state, with more behind them.
+// Returns the messages of a state, followed by `more`.
 std::vector<Message> with_more(const PreparedPrompt& p, std::vector<Message> more) {
   if (p.exchange.conversation() == nullptr)
     throw RequestError(400, "not_a_conversation",
-                       "expected a state of a conversation, found one of raw text");
+                       "this state holds raw text; send text or ids instead of messages");
   std::vector<Message> messages = p.exchange.conversation()->messages();
   std::move(more.begin(), more.end(), std::back_inserter(messages));
   return messages;
@@ -259,8 +259,7 @@ CheckedPrompt check_ids(Service& service, const Caller& caller, const NodePtr& n
                         TokenPrompt asked) {
   if (node == nullptr) {
     if (asked.ids.empty())
-      throw RequestError(400, "empty_prompt",
-                         "expected a prompt of at least one token, found none");
+      throw RequestError(400, "empty_prompt", "the prompt is empty: give at least one token");
     check_room(Session(service.model, service.session), asked.ids, asked.room);
     return [&service, asked = std::move(asked)](const Caller& c) {
       return prompt_fresh_ids(service, c, asked);
@@ -275,7 +274,7 @@ CheckedPrompt check_ids(Service& service, const Caller& caller, const NodePtr& n
   };
 }
 
-// ---------------------------------------------------------------- at once
+// ---------------------------------------------------------------- processing
 
 PreparedPrompt prompt_messages(Service& service, const Caller& caller,
                                std::vector<Message> messages, const ChatOptions& chat) {

@@ -1,4 +1,4 @@
-// How replies are drawn, told piece by piece, and kept as states.
+// Drawing of replies, their delivery piece by piece, and the states after them.
 #include <algorithm>
 #include <utility>
 
@@ -8,7 +8,7 @@
 namespace stet::serve {
 namespace {
 
-// Leaves out of a text that comes in pieces what it begins with and its reader knows.
+// Removes from a text in pieces a beginning that its reader knows already.
 class KnownTextFilter {
  public:
   explicit KnownTextFilter(std::string known) : known_(std::move(known)) {}
@@ -18,7 +18,7 @@ class KnownTextFilter {
     while (n < text.size() && n < known_.size() && text[n] == known_[n]) ++n;
     const bool goes_on = n == text.size();
     while (n > 0 && n < text.size() && (static_cast<unsigned char>(text[n]) & 0xc0) == 0x80)
-      --n;  // whole characters
+      --n;  // keep characters whole
     known_.erase(0, goes_on ? n : known_.size());
     return std::string(text.substr(n));
   }
@@ -27,7 +27,7 @@ class KnownTextFilter {
   std::string known_;
 };
 
-// One reply on its way. The engine owns it as well, as long as it draws.
+// One reply being drawn. The engine shares its ownership while it draws.
 struct Choice {
   Choice(Service& service, Exchange exchange_, const PreparedPrompt& prompted,
          const DrawOptions& options, size_t index)
@@ -51,7 +51,7 @@ struct Choice {
     job.emplace(exchange.session(), *generator, options.choose);
   }
 
-  // Adds to what its reader has got; the text of a reply is what its pieces say.
+  // Appends a piece to the text of the reply.
   const ReplyPiece& record(const ReplyPiece& piece) {
     text += piece.text;
     return piece;
@@ -66,18 +66,18 @@ struct Choice {
 
   Exchange exchange;
   KnownTextFilter without_known;
-  ReplyPiece first;  // what was certain before anything was drawn
+  ReplyPiece first;  // the text that was certain before anything was drawn
   std::optional<Generator> generator;
   std::optional<Job> job;
   std::string text;
-  std::mutex mutex;  // the engine's thread writes what it sees
+  std::mutex mutex;  // guards the members that the engine's thread writes
   std::vector<TokenLogprob> seen;
   size_t logprobs_told = 0;
   bool over = false;
 };
 using Choices = std::vector<std::shared_ptr<Choice>>;
 
-// However drawing ends, no choice is drawn on for nobody.
+// Cancels all choices that are still being drawn when its scope ends.
 class DrawGuard {
  public:
   explicit DrawGuard(const Choices& choices) : choices_(choices) {}
@@ -93,7 +93,7 @@ class DrawGuard {
 
 using PieceSink = std::function<bool(const ReplyPiece&)>;
 
-// What has come of one choice since the last look. False when it is over.
+// Passes new pieces of one choice to `sink`. Returns false when the choice is over.
 bool take_pieces(Choice& choice, size_t index, const CancelCheck& cancelled, const PieceSink& sink,
                  bool& wanted) {
   std::vector<Job::Piece> pieces;
@@ -111,7 +111,7 @@ bool take_pieces(Choice& choice, size_t index, const CancelCheck& cancelled, con
   return true;
 }
 
-// Draws them all to their ends. True where the client has gone.
+// Draws all choices to their ends. Returns true if the client has disconnected.
 bool draw_all(const Choices& choices, const CancelCheck& check, const PieceSink& sink) {
   bool wanted = true, cancelled = false;
   std::exception_ptr error;
@@ -136,13 +136,13 @@ bool draw_all(const Choices& choices, const CancelCheck& check, const PieceSink&
   return cancelled;
 }
 
-// The state after a reply, and the end of its text, which nobody else will tell.
+// Keeps the state after a reply, and returns it with the end of the text.
 ReplyResult keep(Service& service, const Caller& caller, const PreparedPrompt& prompted,
                  const DrawOptions& options, Choice& choice, size_t index, bool cancelled,
                  const PieceSink& sink) {
   ReplyResult r;
   Json operation = prompted.operation;
-  operation.erase("told");  // of the state before
+  operation.erase("told");  // it described the previous state
   const GenerationState& g = choice.exchange.session().generation();
   r.reply = choice.finish();
   if (!options.hold_back && !cancelled && r.reply.stop == StopReason::length) {

@@ -28,7 +28,7 @@ std::string lower(std::string_view text) {
   return s;
 }
 
-// Fields that decide where a request ends, who asks, or how the body is read.
+// Fields that may occur only once: they decide the end of a request, its origin, or its encoding.
 constexpr std::string_view kOnce[] = {
     "host",          "content-length", "transfer-encoding", "expect",           "origin",
     "authorization", "range",          "content-type",      "content-encoding", "x-api-key"};
@@ -55,7 +55,7 @@ struct RequestReader::Parser final : http::basic_parser<true> {
     head.http11 = version == 11;
   }
   void on_response_impl(int, string_view, int, error_code&) override {}
-  // Trailers are refused: what came too late to be checked is not to count.
+  // Refuses trailers, which arrive too late to be checked.
   void on_field_impl(http::field, string_view name, string_view value, error_code& e) override {
     if (!in_head || head.fields.size() == kMostFields) {
       e = http::error::bad_field;
@@ -88,7 +88,7 @@ struct RequestReader::Parser final : http::basic_parser<true> {
 RequestReader::RequestReader(size_t head_bytes)
     : head_bytes_(head_bytes), parser_(std::make_unique<Parser>()) {
   parser_->header_limit(static_cast<uint32_t>(head_bytes));
-  parser_->body_limit(UINT64_MAX);  // Parser::most is the limit
+  parser_->body_limit(UINT64_MAX);  // Parser::most limits it instead
   parser_->eager(false);
 }
 
@@ -97,7 +97,7 @@ const Head& RequestReader::head() const { return parser_->head; }
 size_t RequestReader::body_bytes() const { return parser_->body.size(); }
 std::string RequestReader::take_body() { return std::move(parser_->body); }
 
-// As soon as they are there, so that what can become no head is not waited for.
+// Checks bytes as they arrive, so that a malformed head is refused at once.
 void RequestReader::check_bytes(std::string_view in) {
   for (; checked_ < in.size(); ++checked_) {
     const auto c = static_cast<unsigned char>(in[checked_]);
@@ -112,7 +112,7 @@ void RequestReader::check_bytes(std::string_view in) {
 
 namespace {
 
-// Some take one for the end of a chunk's line, which others wait for.
+// Some programs accept a bare LF as the end of a chunk's line, others wait for CR LF.
 bool has_bare_line_end(std::string_view text) {
   for (size_t i = 0; i < text.size(); ++i) {
     if (text[i] == '\n' && (i == 0 || text[i - 1] != '\r')) return true;
@@ -124,9 +124,7 @@ void check_method(const std::string& method) {
   constexpr std::string_view kMethods[] = {"GET",   "HEAD",   "POST",   "PUT",
                                            "PATCH", "DELETE", "OPTIONS"};
   if (std::find(std::begin(kMethods), std::end(kMethods), method) == std::end(kMethods))
-    throw RequestError(
-        501, "unknown_method",
-        "expected GET, HEAD, POST, PUT, PATCH, DELETE or OPTIONS, found " + printable(method, 20));
+    throw RequestError(501, "unknown_method", "unknown method " + printable(method, 20));
 }
 
 void check_once(const Head& head) {
@@ -134,13 +132,13 @@ void check_once(const Head& head) {
     const auto n = std::count_if(head.fields.begin(), head.fields.end(),
                                  [&](const auto& field) { return field.first == name; });
     if (n > 1) refuse_head(fmt::format("one {}", name), fmt::format("{}", n));
-    // Without one, a request of HTTP/1.0 may ask whether the server lives.
+    // HTTP/1.0 health checks may come without a Host.
     const bool may_lack = name != "host" || (!head.http11 && head.target == "/health");
-    if (n == 0 && !may_lack) refuse_head("a Host", "none");
+    if (n == 0 && !may_lack) throw RequestError(400, "bad_request", "the Host field is missing");
   }
 }
 
-// Where the body ends is said in one way, which everybody reads alike.
+// Reads the framing. It must be given in exactly one way, which every program reads alike.
 void read_framing(Head& head) {
   const std::string length = head.field("content-length"), coding = head.field("transfer-encoding");
   const auto has = [&](std::string_view name) {
@@ -150,7 +148,8 @@ void read_framing(Head& head) {
   if (has("transfer-encoding")) {
     if (lower(coding) != "chunked" || !head.http11)
       refuse_head("no Transfer-Encoding but chunked", printable(coding, 40));
-    if (has("content-length")) refuse_head("Transfer-Encoding or Content-Length", "both");
+    if (has("content-length"))
+      throw RequestError(400, "bad_request", "send Transfer-Encoding or Content-Length, not both");
     head.chunked = true;
   }
   if (has("content-length")) {
@@ -162,11 +161,12 @@ void read_framing(Head& head) {
   }
   if (head.has_body() &&
       (head.method == "GET" || head.method == "HEAD" || head.method == "OPTIONS"))
-    refuse_head("no body with " + head.method, "one");
+    throw RequestError(400, "bad_request", head.method + " takes no body");
   if (const std::string expect = lower(head.field("expect")); !expect.empty()) {
     if (expect != "100-continue")
-      throw RequestError(417, "bad_request",
-                         "expected no Expect but 100-continue, found " + printable(expect, 40));
+      throw RequestError(
+          417, "bad_request",
+          "Expect: " + printable(expect, 40) + " is not supported; only 100-continue is");
     head.expects_continue = head.http11 && head.has_body();
   }
 }
@@ -183,7 +183,7 @@ bool RequestReader::read_head(std::string& in) {
   check_bytes(std::string_view(in).substr(0, end == std::string::npos ? in.size() : end + 4));
   if ((end == std::string::npos ? in.size() : end) > head_bytes_)
     throw RequestError(431, "bad_request",
-                       fmt::format("expected a head of at most {} bytes, found more", head_bytes_));
+                       fmt::format("the head has more than {} bytes", head_bytes_));
   if (end == std::string::npos) return false;
   error_code error;
   const size_t used = parser_->put(boost::asio::const_buffer(in.data(), end + 4), error);
@@ -208,10 +208,9 @@ bool RequestReader::read_body(std::string& in, size_t most) {
         !has_bare_line_end(std::string_view(in).substr(at)))
       break;
     if (parser_->too_large)
-      throw RequestError(
-          413, "body_too_large",
-          fmt::format("expected a body of at most {} bytes, found a larger one", most));
-    if (error) refuse_head("a body as its fields say", error.message());
+      throw RequestError(413, "body_too_large",
+                         fmt::format("the body has more than {} bytes", most));
+    if (error) refuse_head("a body that follows its fields", error.message());
   }
   in.erase(0, at);
   return parser_->is_done();
@@ -280,7 +279,7 @@ std::optional<std::pair<size_t, size_t>> parse_range(std::string_view range, siz
   if (first && last && *last < *first) return std::nullopt;
   if (first ? *first >= size : *last == 0 || size == 0)
     throw RequestError(416, "no_such_range",
-                       fmt::format("expected a range of {} bytes, found none of them", size));
+                       fmt::format("the range is outside the {} bytes of this answer", size));
   if (!first) return std::pair{size - std::min(*last, size), std::min(*last, size)};
   const size_t end = std::min(last.value_or(size - 1), size - 1);
   return std::pair{*first, end - *first + 1};

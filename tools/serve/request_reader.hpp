@@ -1,6 +1,6 @@
-// One HTTP/1.1 request out of the bytes of a connection. Whatever two programs could take for two
-// different requests is refused: RFC 9112, sections 2.2, 5, 6 and 11.2, with Boost.Beast's parser
-// behind checks of our own.
+// Reads one HTTP/1.1 request from the bytes of a connection. Bytes that two programs could read as
+// different requests are refused (RFC 9112, sections 2.2, 5, 6 and 11.2). Boost.Beast parses after
+// checks of our own.
 #pragma once
 
 #include <cstdint>
@@ -18,20 +18,20 @@ struct Head {
   bool http11 = true;
   HeaderList fields;  // names in lower case
   bool keep_alive = false, chunked = false, expects_continue = false;
-  std::optional<uint64_t> length;  // Content-Length
+  std::optional<uint64_t> length;  // the Content-Length
 
   bool has_body() const { return chunked || length.value_or(0) > 0; }
-  std::string field(std::string_view name) const;  // "" where there is none
+  std::string field(std::string_view name) const;  // returns "" if absent
 };
 
-// Takes bytes off the front of `in` as they are understood. A RequestError ends the connection.
+// Removes parsed bytes from the front of `in`. A RequestError ends the connection.
 class RequestReader {
  public:
   explicit RequestReader(size_t head_bytes);
   ~RequestReader();
 
-  bool read_head(std::string& in);               // true once it is whole
-  bool read_body(std::string& in, size_t most);  // likewise, after the head
+  bool read_head(std::string& in);               // returns true once the head is whole
+  bool read_body(std::string& in, size_t most);  // returns true once the body is whole
 
   const Head& head() const;
   size_t body_bytes() const;
@@ -43,22 +43,23 @@ class RequestReader {
 
   const size_t head_bytes_;
   size_t checked_ = 0;
-  bool skipped_ = false;  // an empty line before the request
+  bool skipped_ = false;  // an empty line before the request was skipped
   std::unique_ptr<Parser> parser_;
 };
 
-// The path of an address and its ?name=value pairs, with %XX decoded.
+// The path of an address and its ?name=value pairs. %XX is decoded.
 struct Address {
   std::string path;
   std::map<std::string, std::string> query;
 };
 Address parse_target(std::string_view target);
 
-// The first and the number of bytes that a Range asks of `size`; nothing where all is to be sent
-// (no range, several, none of bytes). Throws a RequestError (416) where there is no such range.
+// Returns the first byte and the number of bytes of a Range within `size`. Returns nothing if all
+// is to be sent: no range, several, or none in bytes. Throws a RequestError (416) for a range
+// outside.
 std::optional<std::pair<size_t, size_t>> parse_range(std::string_view range, size_t size);
 
-// What a body with this Content-Encoding says, at most `most` bytes of it.
+// Returns a body decoded by its Content-Encoding. Throws a RequestError (413) beyond `most` bytes.
 std::string decoded_body(std::string body, std::string_view encoding, size_t most);
 
 }  // namespace stet::serve

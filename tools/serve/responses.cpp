@@ -1,5 +1,5 @@
-// OpenAI's responses: replies that are kept. A response's id is that of the state after it, so that
-// it names the state. A stream tells it before that state is there.
+// OpenAI's responses API: replies that are kept. A response's id is that of the state after the
+// reply. A stream gives the id before that state exists.
 #include "stet/base/error.hpp"
 #include "tools/serve/routes.hpp"
 
@@ -47,11 +47,14 @@ void read_previous(ResponseRequest& r, const Field& f, const BodyContext& contex
     r.previous = find_response(context.service, context.request, *id, f.pointer());
 }
 
-// Comes behind read_previous(), which it excludes.
+// Must be read after read_previous(), since the two fields exclude each other.
 void read_state(ResponseRequest& r, const Field& f, const BodyContext& context) {
   const auto id = f.nonempty_text();
   if (!id) return;
-  if (r.previous) refuse(f.pointer(), "previous_response_id or this, not both", *id);
+  if (r.previous)
+    throw RequestError(400, "invalid_value",
+                       f.pointer() + ": give previous_response_id or resume_from, not both",
+                       f.pointer());
   r.previous = read_resume_from(f, context);
 }
 
@@ -137,7 +140,7 @@ Json response_json(const Service& service, const std::string& id, const std::str
           {"system_fingerprint", service.fingerprint}};
 }
 
-// With the state that is there: also when somebody asks for it later.
+// Returns the object of a response whose state exists, also for a later request.
 Json kept_json(Service& service, const NodePtr& node, const std::string& model,
                const std::string& text, const Usage* usage, size_t drawn) {
   const std::string id = response_id(*node);
@@ -162,13 +165,13 @@ Json kept_json(Service& service, const NodePtr& node, const std::string& model,
   return j;
 }
 
-// Instructions are the beginning of all that was processed, and stay with it.
+// Throws for new instructions: they would be the beginning of everything processed.
 void check_instructions(Service& service, const Caller& caller, const ResponseRequest& a) {
   if (!a.instructions || !a.previous) return;
   const Session session = service.open(caller, a.previous);
   const std::vector<Message>& all = session.chat().messages;
   if (!all.empty() && all[0].role == "system" && all[0].content == *a.instructions) return;
-  refuse("/instructions", "those of the response that is gone on from, or none",
+  refuse("/instructions", "the instructions of the previous response, or none",
          printable(tool::dump(Json(*a.instructions)), 60), "unsupported_field");
 }
 
@@ -186,7 +189,7 @@ Json finish(Service& service, const ResponseRequest& a, const PreparedPrompt& p,
   return j;
 }
 
-// The events of one reply, numbered as the clients want them.
+// Writes the events of one reply, numbered as clients expect.
 class Events {
  public:
   bool send(Writer& writer, const std::string& type, Json fields) {
@@ -210,7 +213,7 @@ class Events {
   int64_t number_ = 0;
 };
 
-// A response that is told before its state is there: what it will be called.
+// The future id of a response whose state does not exist yet.
 struct AnnouncedResponse {
   explicit AnnouncedResponse(const Service& service, const std::string& client)
       : name(random_name()), id(kPrefix + service.states.response_id(client, name).substr(3)) {}
@@ -290,8 +293,8 @@ Response get_response(Service& service, const Request& request, const Parts& par
   const auto& all = session.chat().messages;
   if (all.empty() || !all.back().generated)
     throw RequestError(404, "no_such_response",
-                       "expected a response, found a state without a reply");
-  // What the request has begun it with is no part of a response.
+                       "this state ends without a reply, so it is not a response");
+  // Text with which the request began the reply is no part of the response.
   const std::string& content = all.back().content;
   const size_t begun = node->operation.value("prefilled", size_t{0});
   Json j = kept_json(service, node, service.name, content.substr(std::min(begun, content.size())),

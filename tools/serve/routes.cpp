@@ -33,7 +33,7 @@ bool matches(const Route& route, const Parts& parts, Parts* variables) {
   return true;
 }
 
-// "name:type name:type"
+// Parses "name:type name:type".
 std::vector<FieldSchema> parameters_of(std::string_view text) {
   std::vector<FieldSchema> all;
   while (!text.empty()) {
@@ -52,8 +52,10 @@ void check_query(const Route& route, const Request& request) {
   for (const auto& given : request.query) {
     const auto is = [&](const FieldSchema& f) { return f.name == given.first; };
     if (std::none_of(known.begin(), known.end(), is))
-      refuse("?" + given.first, "a parameter that this address knows", printable(given.second, 60),
-             "unknown_field");
+      throw RequestError(
+          400, "unknown_field",
+          fmt::format("?{} is not a parameter of this address", printable(given.first, 60)),
+          "?" + given.first);
   }
 }
 
@@ -108,8 +110,8 @@ const std::vector<Route>& routes() {
       {"GET", "/v1/states/{id}/diff/{other}", "Two states side by side.", diff_states},
       {"GET", "/v1/states/{id}/snapshot", "The state as a snapshot file.", download_state,
        "form:string over:string"},
-      {"POST", "/tokenize", "Text to token ids.", tokenize()},
-      {"POST", "/detokenize", "Token ids to text.", detokenize()},
+      {"POST", "/tokenize", "Convert text to token ids.", tokenize()},
+      {"POST", "/detokenize", "Convert token ids to text.", detokenize()},
       {"POST", "/apply-template", "Messages to the text of a prompt.", apply_template()},
       {"GET", "/health", "Whether the server lives.", health, "", Lane::at_once, true},
       {"GET", "/ready", "Whether it takes requests.", ready, "", Lane::beside, true},
@@ -146,14 +148,15 @@ const Route* find_route(const Request& request, Parts* parts) {
   if (!allowed.empty())
     throw RequestError(
         405, "method_not_allowed",
-        fmt::format("expected {}, found {}", allowed, printable(request.method, 20)));
-  throw RequestError(404, "no_such_address",
-                     "expected an address of /openapi.json, found " + printable(request.path, 100));
+        fmt::format("this address takes {}, not {}", allowed, printable(request.method, 20)));
+  throw RequestError(
+      404, "no_such_address",
+      "no such address: " + printable(request.path, 100) + " (/openapi.json lists them)");
 }
 
 namespace {
 
-// The schema of a body with these fields.
+// Returns the JSON schema of a body with these fields.
 Json schema_of(const std::vector<FieldSchema>& fields) {
   Json properties = Json::object(), required = Json::array();
   for (const FieldSchema& f : fields) {

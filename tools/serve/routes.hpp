@@ -1,4 +1,4 @@
-// What the server answers: an endpoint for each address.
+// The routes of the server: an endpoint for each address.
 #pragma once
 
 #include <functional>
@@ -10,13 +10,13 @@
 
 namespace stet::serve {
 
-using Parts = std::vector<std::string>;  // of the address: those that a route calls {id}, {other}
+using Parts = std::vector<std::string>;  // the values of {id} and {other} in an address
 
-// What answers at an address, and the fields of the JSON that it takes.
+// The function that answers at an address, and the fields of its JSON body.
 struct Endpoint {
   using Answer = std::function<Response(Service&, const Request&, const Parts&)>;
 
-  // Takes no fields.
+  // An endpoint without fields.
   template <class Function>
   Endpoint(Function answer_) : answer(answer_) {}  // NOLINT(google-explicit-constructor)
   Endpoint(Answer answer_, std::vector<FieldSchema> fields_)
@@ -38,10 +38,10 @@ Endpoint endpoint(const BodyFields<Body>& fields,
 
 NodePtr node_of(Service& service, const Request& request, const Parts& parts);  // of {id}
 
-// A body may be left out where all its fields may be.
+// An optional body may be left out if all its fields are optional.
 enum class Presence : uint8_t { required, optional };
 
-// What answers for the state that an address names.
+// Returns an endpoint for the state that an address names.
 template <class Body>
 Endpoint state_endpoint(const BodyFields<Body>& fields,
                         Response (*answer)(Service&, const Request&, const NodePtr&, Body),
@@ -61,14 +61,14 @@ struct Route {
   const char* path;  // "/v1/states/{id}/fork"
   const char* summary;
   Endpoint endpoint;
-  const char* query = "";  // parameters of the address: "name:type name:type"
+  const char* query = "";  // query parameters: "name:type name:type"
   Lane lane = Lane::work;
   bool control = false;     // needs no API key
-  bool takes_file = false;  // its body is no JSON
+  bool takes_file = false;  // its body is not JSON
 };
 const std::vector<Route>& routes();
-// The route that a request's method and path name; null for the page. Throws a RequestError (404,
-// 405; 400 for a parameter that the address does not know).
+// Returns the route of a request, or null for the page. Throws a RequestError: 404, 405, or 400 for
+// an unknown query parameter.
 const Route* find_route(const Request& request, Parts* parts);
 bool is_control(const Request& request);
 Json openapi();
@@ -109,7 +109,7 @@ Response state_tokens(Service&, const Request&, const Parts&);
 Response state_top(Service&, const Request&, const Parts&);
 Response state_kv(Service&, const Request&, const Parts&);
 Response diff_states(Service&, const Request&, const Parts&);
-// Of a request's ?name=, within [min, max].
+// Returns a request's ?name=, which must be within [min, max], or `fallback`.
 int64_t query_integer(const Request& request, const std::string& name, int64_t fallback,
                       int64_t min, int64_t max);
 
@@ -118,11 +118,11 @@ Response state_attention(Service&, const Request&, const Parts&);
 Response state_lens(Service&, const Request&, const Parts&);
 Response state_norms(Service&, const Request&, const Parts&);
 Response patch_states(Service&, const Request&, const Parts&);
-// The log-probability of each token but the first one after those before it.
+// Returns the log-probability of each token but the first, given those before it.
 std::vector<double> token_logprobs(Service& service, const Caller& caller,
                                    std::span<const int32_t> ids);
-// Processes tokens behind those of a session. Returns the log-probability of each, with the `top`
-// likeliest ones in its place; none for the first token of all.
+// Appends tokens to a session. Returns the log-probability of each, with the `top` likeliest ones
+// at its place. The first token of a session has none.
 std::vector<std::optional<TokenLogprob>> process_scored(Service& service, const Caller& caller,
                                                         Session& session,
                                                         std::span<const int32_t> ids, size_t top);
@@ -140,7 +140,7 @@ Response metrics(Service&, const Request&, const Parts&);
 Response openapi_page(Service&, const Request&, const Parts&);
 Response page(Service&, const Request&, const Parts&);
 
-// Shared by them.
+// Used by several endpoints.
 int64_t now();
 Json usage_json(const Usage& usage, size_t drawn);
 

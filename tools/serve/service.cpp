@@ -1,4 +1,4 @@
-// The server's parts, and the settings of one request.
+// The server's parts, and the sampling settings of one request.
 #include "tools/serve/service.hpp"
 
 #include <fmt/format.h>
@@ -35,7 +35,7 @@ Caller Service::caller(const Request& request) const {
 
 const Tokenizer& Service::need_tokenizer() const {
   if (tokenizer == nullptr)
-    throw RequestError(400, "no_tokenizer", "expected token ids: this model has no tokenizer");
+    throw RequestError(400, "no_tokenizer", "this model has no tokenizer; send token ids");
   return *tokenizer;
 }
 
@@ -58,7 +58,7 @@ Appender Service::appender(const Caller& caller) {
   };
 }
 
-// ---------------------------------------------------------------- how to draw
+// ---------------------------------------------------------------- sampling settings
 
 void DrawOptions::check(const Service& service, GenerationState state) const {
   apply(state, *service.model);

@@ -10,7 +10,7 @@
 namespace stet::serve {
 namespace {
 
-constexpr double kPause = 2;  // seconds without the store after it could not be reached
+constexpr double kPause = 2;  // seconds before the next attempt after the store was unreachable
 constexpr size_t kMostOperation = 3000;
 
 }  // namespace
@@ -49,7 +49,7 @@ bool SharedStates::put(const std::string& client, const std::string& handle, Ses
   attempt([&] {
     Store& store = store_of(client);
     if (!store.history(handle).empty()) return;
-    StorePut how;
+    StorePutOptions how;
     how.tokenizer = tokenizer;
     const std::string operation = tool::dump(note.operation);
     const bool fits = operation.size() <= kMostOperation;
@@ -75,7 +75,7 @@ std::optional<SharedState> SharedStates::get(const std::string& client, const st
     const std::vector<NameEntry> entries = store.history(handle);
     if (entries.empty()) return;
     const StoreSnapshot s = open_snapshot(store, entries.back().state);
-    StoreRestore restored;
+    StoreRestoreReport restored;
     Session session = restore_session(store, *s.snapshot, model, how, &restored);
     fetched_ += restored.fetched;
     computed_ += restored.computed;

@@ -1,5 +1,5 @@
-// States that servers share through a store (docs/store.md): what one has answered, another goes on
-// with. Whatever the store does, replies are the same; what it does not give is computed.
+// States that servers share through a store (docs/store.md), so that any of them can continue any.
+// The store never affects replies: blocks that it lacks are computed.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@
 
 namespace stet::serve {
 
-// What a state carries for a server that did not make it.
+// The information of a state that other servers need.
 struct SharedNote {
   std::string parent;
   Json operation;
@@ -24,49 +24,49 @@ struct SharedNote {
 struct SharedState {
   SharedNote note;
   Session session;
-  StoreRestore restored;
+  StoreRestoreReport restored;
 };
 
 class SharedStates {
  public:
-  // With `together`, clients find one another's blocks.
+  // With `together`, clients share their blocks.
   SharedStates(std::shared_ptr<StoreBackend> backend, const StoreKey& key, bool together,
                const StoreOptions& options)
       : backend_(std::move(backend)), key_(key), together_(together), options_(options) {}
 
-  // Handles are made with it, so that they are the same on every server.
+  // Returns the secret from which handles are made, so that all servers make the same ones.
   std::string secret() const;
 
-  // Under its handle. Says on stderr where the store does not take it: then this server alone has
-  // it. Returns false where the store did not take it, or has had it before.
+  // Puts a state under its handle. Returns false if the store refused it, which is logged, or had
+  // it before. A refused state stays on this server.
   bool put(const std::string& client, const std::string& handle, Session& session,
            const Tokenizer* tokenizer, const SharedNote& note);
-  // Nothing where there is none of this handle, or the store cannot be asked.
+  // Returns nothing if there is no state of this handle, or the store is unreachable.
   std::optional<SharedState> get(const std::string& client, const std::string& handle,
                                  const std::shared_ptr<const Model>& model,
                                  const RestoreOptions& how);
   void remove(const std::string& client, const std::string& handle);
-  // A session of the front of these tokens that is longer than `more_than`.
+  // Returns a session of the beginning of these tokens, if it is longer than `more_than`.
   std::optional<Session> prefix(const std::string& client,
                                 const std::shared_ptr<const Model>& model,
                                 const SessionOptions& options, std::span<const int32_t> ids,
                                 int64_t more_than);
 
-  // What computing costs here (FetchPolicy::computed).
+  // Reports the cost of computing here (FetchPolicy::computed).
   void computed(int64_t first, int64_t tokens, double seconds) {
     backend_->meter().learn([&](FetchPolicy& p) { p.computed(first, tokens, seconds); });
   }
 
   StoreTraffic traffic() const;
   uint64_t failures() const { return failures_; }
-  // Full blocks of states and prompts that came from it, and of its states that were computed.
+  // Return the full blocks fetched from the store, and those of its states that were computed.
   uint64_t fetched_blocks() const { return fetched_; }
   uint64_t computed_blocks() const { return computed_; }
   FetchPolicy policy() const { return backend_->meter().policy(); }
 
  private:
   Store& store_of(const std::string& client);
-  // Work that needs the store: left out for a while after it could not be reached.
+  // Runs work that needs the store. Skips it for a while after the store was unreachable.
   template <class Work>
   bool attempt(Work work);
 
@@ -75,7 +75,7 @@ class SharedStates {
   const bool together_;
   const StoreOptions options_;
   mutable Mutex mutex_;
-  std::map<std::string, std::unique_ptr<Store>> stores_ STET_GUARDED_BY(mutex_);  // of each client
+  std::map<std::string, std::unique_ptr<Store>> stores_ STET_GUARDED_BY(mutex_);  // by client
   std::atomic<double> not_before_{0};
   std::atomic<uint64_t> failures_{0}, fetched_{0}, computed_{0};
 };

@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 
 constexpr char kMark[] = "/stet-states", kMarkText[] = "stet states 1";
 constexpr size_t kSecretBytes = 32, kHandleDigits = 32, kTemporaryDigits = 16;
-constexpr size_t kMostExpired = 100000;  // lines that are kept
+constexpr size_t kMostExpired = 100000;  // lines
 constexpr std::string_view kTemporary = ".tmp-";
 
 [[noreturn]] void failed(const std::string& path, const std::string& expected, int error) {
@@ -39,7 +39,7 @@ bool all_hex(std::string_view text, size_t digits) {
          text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
-// The names in a directory, sorted.
+// Returns the names in a directory, sorted.
 std::vector<std::string> names_in(const std::string& directory) {
   std::vector<std::string> names;
   std::error_code error;
@@ -61,14 +61,14 @@ bool is_file(const std::string& path, int64_t size = -1) {
   return info && S_ISREG(info->st_mode) && (size < 0 || info->st_size == size);
 }
 
-// "st_ID" of "st_ID.json", where the ending is that one; else "".
+// Returns "st_ID" for "st_ID.json" with the ending ".json"; "" for other endings.
 std::string_view id_before(std::string_view name, std::string_view ending) {
   if (!name.ends_with(ending)) return "";
   const std::string_view id = name.substr(0, name.size() - ending.size());
   return is_state_id(id) ? id : "";
 }
 
-// A temporary of one of the server's own files, as AtomicFile calls it.
+// Returns true for a temporary file of AtomicFile for one of the server's own files.
 bool is_own_temporary(std::string_view name) {
   const size_t mark = name.find(kTemporary);
   if (mark == std::string_view::npos ||
@@ -82,8 +82,7 @@ bool is_own_temporary(std::string_view name) {
   return false;
 }
 
-// Makes a directory and those above it; what is there already stays as it is. False where it was
-// there.
+// Makes a directory and its parents. Returns false if it existed.
 bool make_directory(const std::string& path) {
   struct stat info = {};
   if (::stat(path.c_str(), &info) == 0) return false;
@@ -126,7 +125,7 @@ StateDirectory::StateDirectory(const std::string& path, double patience) : path_
   check_content();
   lock(patience);
   try {
-    // As it is found once nobody else can change it.
+    // Checked under the lock, when no other server can change it.
     if (!is_marked()) take(check_content());
     read_secret();
   } catch (...) {
@@ -137,7 +136,7 @@ StateDirectory::StateDirectory(const std::string& path, double patience) : path_
 
 StateDirectory::~StateDirectory() { ::close(lock_); }
 
-// Whoever may write there could put files in the place of the server's.
+// Throws if other users may write to the directory: they could replace the server's files.
 void StateDirectory::check_owner() const {
   struct stat info = {};
   if (::stat(path_.c_str(), &info) != 0) failed(path_, "a directory", errno);
@@ -163,8 +162,8 @@ bool StateDirectory::is_marked() const {
   return true;
 }
 
-// Throws for a directory that may not be a server's. Whether one without a mark holds what an older
-// server has left.
+// Throws for a directory that may not belong to a server. Returns true if it has no mark but the
+// files of an older server.
 bool StateDirectory::check_content() const {
   if (is_marked()) return false;
   const bool older = is_file(path_ + "/secret", kSecretBytes);
@@ -181,7 +180,7 @@ bool StateDirectory::check_content() const {
   return older;
 }
 
-// The descriptor of the lock's file, which this process then holds; -1 where another one does.
+// Returns the descriptor of the lock file, locked, or -1 if another process holds the lock.
 int StateDirectory::try_lock() const {
   const std::string path = path_ + "/lock";
   for (;;) {
@@ -191,7 +190,7 @@ int StateDirectory::try_lock() const {
     struct stat opened = {}, named = {};
     const bool regular = ::fstat(fd, &opened) == 0 && S_ISREG(opened.st_mode);
     const int error = !regular ? EINVAL : ::flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
-    // Somebody may have removed the file between the two calls.
+    // Another process may have removed the file between the two calls.
     if (error == 0 && ::lstat(path.c_str(), &named) == 0 && named.st_ino == opened.st_ino)
       return fd;
     ::close(fd);
@@ -201,7 +200,7 @@ int StateDirectory::try_lock() const {
   }
 }
 
-// A server that ends needs some time to save what it has.
+// Waits for the lock, since a server that ends needs some time to save its states.
 void StateDirectory::lock(double patience) {
   const double start = tool::seconds();
   while ((lock_ = try_lock()) < 0) {
@@ -224,7 +223,7 @@ void StateDirectory::take(bool adopted) {
   write("", kMark + 1, std::string(kMarkText) + "\n");
 }
 
-// Handles outlive the server: the same secret gives them again.
+// Reads or makes the secret. With the same secret, handles outlive the server.
 void StateDirectory::read_secret() {
   const std::string path = path_ + "/secret";
   if (!status_of(path)) {
@@ -263,8 +262,8 @@ StateDirectory::Content StateDirectory::content() const {
   return c;
 }
 
-// Whoever writes a temporary holds a lock on it. The tokens of a state are written before what
-// describes it.
+// Removes files left by a crash. A writer holds a lock on its temporary file. The tokens of a state
+// are written before its description.
 void StateDirectory::sweep() const {
   for (const std::string& name : names_in(path_)) {
     const std::string path = path_ + "/" + name;
@@ -329,7 +328,7 @@ std::vector<std::string> StateDirectory::expired() const {
   return lines;
 }
 
-// A line that a loss of power takes away makes "expired" into "not known": not worth a sync.
+// Appends without a sync: losing a line only turns the answer "expired" into "not known".
 void StateDirectory::add_expired(const std::string& line) const {
   const int fd = ::open((path_ + "/expired").c_str(),
                         O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);

@@ -1,18 +1,17 @@
-// The directory of --state-dir: which files in it are the server's, and that one server alone has
-// it. Nothing that the server did not write is changed or removed.
+// The directory of --state-dir: its lock, its files, and the rule that nothing else in it is changed
+// or removed.
 //
-//   stet-states        the mark: this directory is a server's ("stet states 1")
-//   lock               held (flock) while a server runs
-//   secret             32 bytes, of which handles are made
-//   expired            a line "ID CLIENT" for each state that --max-states or --ttl has forgotten
+//   stet-states        the mark of a server's directory ("stet states 1")
+//   lock               locked (flock) while a server runs
+//   secret             32 bytes, from which handles are made
+//   expired            a line "ID CLIENT" for each state deleted by --max-states or --ttl
 //   st_ID.recipe       a snapshot of form recipe: tokens and settings
-//   st_ID.json         describes the state; from then on there is one
-//   st_ID.stet         a snapshot of form full or delta: keys and values. Without the description
-//                      (or .gone) it is somebody else's: the page lets people download files of
-//                      such names
-//   st_ID.gone         a description whose state was deleted: the other files follow it, once no
-//                      delta needs them
-//   *.tmp-*            files that are being written (AtomicFile)
+//   st_ID.json         describes the state, which exists from then on
+//   st_ID.stet         a snapshot of form full or delta: keys and values. Without st_ID.json or
+//                      st_ID.gone the file is not the server's: users download files of such names
+//   st_ID.gone         the description of a deleted state: the other files are removed with it, once
+//                      no delta needs them
+//   *.tmp-*            files being written (AtomicFile)
 #pragma once
 
 #include <cstdint>
@@ -26,10 +25,9 @@ std::string random_secret();  // 32 bytes
 
 class StateDirectory {
  public:
-  // Makes the directory, takes an empty one, or adopts one of an older server, which had no mark:
-  // says so on stderr. Waits `patience` seconds for another server to let go of it. Throws an io
-  // Error, and changes nothing, for a directory that is something else, that others own or may
-  // write to, or that another server still has.
+  // Makes the directory, takes an empty one, or adopts one of an older server without a mark, which
+  // is logged. Waits `patience` seconds for another server's lock. Throws an io Error and changes
+  // nothing if the directory has other content, others own or may write to it, or it stays locked.
   StateDirectory(const std::string& path, double patience);
   ~StateDirectory();
   StateDirectory(const StateDirectory&) = delete;
@@ -37,11 +35,11 @@ class StateDirectory {
 
   const std::string& path() const { return path_; }
   const std::string& secret() const { return secret_; }
-  // The path of a file: "st_ID" and ".json".
+  // Returns the path of a file, from "st_ID" and ".json".
   std::string file(std::string_view id, std::string_view ending) const;
 
-  // The states that are described, by when that file was touched last (seconds since 1970); those
-  // that are gone; and snapshots that no state describes, which are somebody else's.
+  // The described states with the time of their last use (seconds since 1970), the ids of deleted
+  // ones, and snapshots that are not the server's.
   struct Described {
     std::string id;
     int64_t touched;
@@ -51,20 +49,20 @@ class StateDirectory {
     std::vector<std::string> gone, strange;
   };
   Content content() const;
-  // Removes what a killed server has left half-written.
+  // Removes files that a killed server has not finished.
   void sweep() const;
 
   bool has(std::string_view id, std::string_view ending) const;
-  // Writes a file that nobody sees half, durably.
+  // Writes a file durably. Readers never see a part of it.
   void write(std::string_view id, std::string_view ending, std::string_view bytes) const;
   void rename(std::string_view id, std::string_view from, std::string_view to) const;
-  // Removes a file, which need not be there.
+  // Removes a file if it exists.
   void remove(std::string_view id, std::string_view ending) const;
-  void sync() const;  // names that were changed reach the disk
-  // Notes that a state was used at this time.
+  void sync() const;  // makes changes of names durable
+  // Sets the time of a state's last use.
   void touch(std::string_view id, int64_t seconds) const;
 
-  // Lines of the file `expired`, the latest last.
+  // Returns the lines of the file `expired`, in the order of writing.
   std::vector<std::string> expired() const;
   void add_expired(const std::string& line) const;
 
@@ -81,7 +79,7 @@ class StateDirectory {
   int lock_ = -1;
 };
 
-// "st_" and 32 hexadecimal digits.
+// Returns true for "st_" and 32 hexadecimal digits.
 bool is_state_id(std::string_view name);
 
 }  // namespace stet::serve

@@ -1,4 +1,4 @@
-// What can be seen of a state without changing it.
+// Views of a state, which do not change it.
 #include <fmt/format.h>
 
 #include <cstdlib>
@@ -150,7 +150,7 @@ Response state_top(Service& service, const Request& request, const Parts& parts)
   Session session = service.open(service.caller(request), node);
   const State& state = session.state();
   if (state.logits == nullptr)
-    throw RequestError(400, "empty_state", "expected a state of at least one token, found none");
+    throw RequestError(400, "empty_state", "this state has no tokens yet");
   std::vector<float> p(state.logits->size());
   Sampler(static_cast<int>(p.size()))
       .probabilities(state.generation.sampling, *state.logits, state.tokens, p,

@@ -24,7 +24,7 @@ std::string excerpt_of(const std::string& text) {
   return text.substr(0, end) + "…";
 }
 
-// Returns a state without its keys, values and logits: they are computed from the rest.
+// Returns a state without keys, values and logits, which can be computed from the rest.
 State recipe_of(const State& state) {
   return {state.origin, state.tokens,        {},        nullptr, state.generation, state.prunes,
           state.edits,  state.interventions, state.chat};
@@ -73,10 +73,9 @@ std::string States::response_id(const std::string& client, const std::string& na
   return handle("st_", client, "response " + name);
 }
 
-// Made of what the state is, but for a response, which was told before that was known. Two ways to
-// one state are two ids where they differ in what was told of its last reply: the end that the
-// state holds back, or a beginning that came with the request. `number`: of those that are alike, 0
-// the first.
+// Returns the id: made from the state, or for a response from the name that was given before.
+// States that differ in the text sent for the last reply get two ids. They may differ by held-back
+// text, or by a beginning that came with the request. `number` distinguishes equal states.
 std::string States::id_of(const std::string& client, const Sha256& digest, const Json& operation,
                           int number) const {
   if (operation.contains("response"))
@@ -128,7 +127,7 @@ NodePtr States::node_of(const std::string& client, const std::string& parent, Js
   return node;
 }
 
-// Gives a node its id. Returns the node that has it already, unless the state is to be there twice.
+// Gives a node its id. Returns an existing node of that id, unless another one is wanted.
 NodePtr States::place(Node& node, bool another) {
   for (int n = 0;; ++n) {
     node.id = id_of(node.client, node.digests.id, node.operation, n);
@@ -160,7 +159,7 @@ void States::touch(Node& node) {
   at(node).used_at = static_cast<int64_t>(std::time(nullptr));
 }
 
-// A parent that was removed while this state was made stands for its own parent.
+// Inserts a node. If its parent was removed meanwhile, the parent's parent takes its place.
 void States::insert(const NodePtr& node) {
   Node::Changing& c = at(*node);
   for (auto gone = parents_.find(c.parent); gone != parents_.end() && living(c.parent) == nullptr;
@@ -185,11 +184,11 @@ void States::admit(const NodePtr& node, const Session& session, std::vector<Evic
   node->shared_bytes = shared_with(at(*node).parent, session.kv());
   put_in(*node, session.fork());
   leaving = make_room(node.get());
-  let_tokens_go(node->client, node.get(), leaving);
+  evict_tokens(node->client, node.get(), leaving);
 }
 
-// Puts a new node into the tree; to be called with its `io`. Returns the node that is there
-// already, if any. A state that is made again takes over the files of the one that was removed.
+// Puts a new node into the tree. The caller holds its `io`. Returns the existing node, if any. A
+// state that is made again takes over the files of the removed one.
 NodePtr States::enter(const NodePtr& node, const Session& session, bool another,
                       std::vector<Eviction>& leaving) {
   for (;;) {
@@ -204,7 +203,7 @@ NodePtr States::enter(const NodePtr& node, const Session& session, bool another,
       touch(*there);
       ++at(*there).claims;
     }
-    // Whoever made it may still be writing its files, or removing them.
+    // The thread that made it may still be writing its files, or removing them.
     const std::lock_guard io(there->io_);
     const MutexLock lock(mutex_);
     if (!at(*there).removed) return there;
@@ -246,7 +245,7 @@ NodePtr States::add(const std::string& client, const std::string& parent, Json o
     const MutexLock lock(mutex_);
     forgotten = surplus(client, node.get());
   }
-  forget(forgotten);
+  remove_expired(forgotten);
   return node;
 }
 
@@ -262,7 +261,7 @@ Json States::json(const NodePtr& node) const {
   const MutexLock lock(mutex_);
   const Node& n = *node;
   const Node::Changing& c = at(n);
-  // Another server may have a parent that this one does not know.
+  // The parent may be known only to another server.
   const bool known = living(c.parent) != nullptr || options_.shared != nullptr;
   Json j = {{"id", n.id},
             {"object", "state"},

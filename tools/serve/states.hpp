@@ -1,5 +1,5 @@
-// The states that clients can name: immutable values in a tree, in memory while there is room and
-// somebody uses them, else in files or as recipes that are computed again.
+// The states that clients can name: immutable values in a tree. They are in memory while there is
+// room and they are used, else in files or as recipes that are computed again.
 #pragma once
 
 #include <atomic>
@@ -25,9 +25,9 @@
 
 namespace stet::serve {
 
-std::string random_name();  // 32 hex digits
+std::string random_name();  // returns 32 hex digits
 
-// Returns the number of tokens that two sequences begin with alike.
+// Returns the length of the common beginning of two sequences.
 inline size_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
   size_t n = 0;
   while (n < a.size() && n < b.size() && a[n] == b[n]) ++n;
@@ -35,26 +35,26 @@ inline size_t common_prefix(std::span<const int32_t> a, std::span<const int32_t>
 }
 
 struct StatesOptions {
-  uint64_t memory = uint64_t{2} << 30;  // bytes of KV blocks that idle states may hold together
-  // States of a client whose tokens are in memory. With a directory, the others are in files alone.
+  uint64_t memory = uint64_t{2} << 30;  // maximum bytes of KV blocks of idle states
+  // Maximum states of a client with tokens in memory. With a directory, others are only in files.
   size_t in_memory = 10000;
-  // States of a client, in memory and in files: those used longest ago are forgotten. Nothing: as
-  // many as are in memory, or (with a directory) any number.
+  // Maximum states of a client, in memory and in files. The least recently used are deleted. By
+  // default as many as in memory, or with a directory any number.
   std::optional<size_t> max_states;
-  int64_t ttl = 0;        // seconds since its last use after which a state is forgotten; 0: never
-  std::string directory;  // where they are kept; "": nowhere
-  double lock_seconds = 25;              // in which another server has to let go of it
-  bool durable = false;                  // before anybody is told of them
-  bool share_prefixes = false;           // between clients
-  std::shared_ptr<SharedStates> shared;  // with other servers; null: with none
+  int64_t ttl = 0;              // seconds after its last use until a state is deleted; 0: never
+  std::string directory;        // that keeps the states, or ""
+  double lock_seconds = 25;     // to wait for another server's lock on it
+  bool durable = false;         // write a state before a reply names it
+  bool share_prefixes = false;  // between clients
+  std::shared_ptr<SharedStates> shared;  // with other servers, or null
 };
 
-// The way in which a state came. An uploaded one serves nothing but itself until the server has
-// computed it again.
+// The source of a state. The blocks of an uploaded one are used for no other state until the server
+// has verified it.
 enum class Origin : uint8_t { computed, uploaded, verified };
 const char* origin_name(Origin origin);
 
-// A state of a client. Its public members never change once States has it; States guards the
+// A state of a client. Its public members never change once States has it. States guards the
 // others.
 class Node {
  public:
@@ -65,8 +65,8 @@ class Node {
   Json operation;
   int64_t created = 0;
   StateDigests digests;
-  bool plain = false;  // its tokens alone gave it: no prunes, no edits
-  bool given = false;  // computed again from its tokens and settings it has the same bits
+  bool plain = false;  // its tokens alone give it: no prunes, no edits
+  bool given = false;  // its tokens and settings give the same bits again
   KvType kv_type = KvType::f32;
   int64_t positions = 0, messages = 0, transcript = 0;
   bool open = false;
@@ -77,38 +77,38 @@ class Node {
  private:
   friend class States;
 
-  // The files that there are of it (StateDirectory).
+  // The files of the state (StateDirectory).
   struct Files {
     bool described = false, recipe = false, deleted = false;
-    bool foreign = false;                // a .stet that the server did not write is in the way
+    bool foreign = false;                // there is a .stet that the server did not write
     std::optional<SnapshotForm> blocks;  // the form of the .stet
-    std::string base;                    // the state whose .stet a delta needs
-    int depth = 0;                       // how many files that are, one behind the other
+    std::string base;                    // id of the state whose .stet a delta needs
+    int depth = 0;                       // length of the chain of deltas
   };
-  // Guarded by the mutex of States. States::at(), which requires it, is the only way here.
+  // Guarded by the mutex of States. Reached only through States::at(), which requires it.
   struct Changing {
     std::string parent;
     std::optional<std::string> name;
     bool pinned = false;
-    bool removed = false;  // out of the tree; here as long as files of it are
+    bool removed = false;  // from the tree; the node exists as long as its files
     Origin origin = Origin::computed;
-    bool put = false;                // into the store, which did not have it before
-    int64_t claims = 1;              // calls of add() that returned it, less those of release()
-    std::optional<Session> session;  // while its keys and values are in memory
-    std::shared_ptr<const State> recipe;  // while its tokens are
+    bool put = false;                     // into the store, which did not have it
+    int64_t claims = 1;                   // add() calls that returned it, less release() calls
+    std::optional<Session> session;       // while its keys and values are in memory
+    std::shared_ptr<const State> recipe;  // while its tokens are in memory
     Files files;
-    std::string lost;  // why no file gives it
+    std::string lost;  // the reason if no file holds it
     uint64_t used = 0, serial = 0;
-    int64_t used_at = 0, touched_at = 0;  // seconds since 1970; as its file says
+    int64_t used_at = 0, touched_at = 0;  // seconds since 1970; touched_at is the file's time
   };
   Changing changing_;
-  // Locked while this state is computed, read or written. A thread that locks two nodes takes a
-  // delta before its base. It takes the mutex of States last, and for moments only.
+  // Held while this state is computed, read or written. A thread that locks two nodes takes a delta
+  // before its base. It takes the mutex of States last, and only briefly.
   std::mutex io_;
 };
 using NodePtr = std::shared_ptr<Node>;
 
-// The tokens of a request by how the server got their keys and values.
+// The tokens of a request, by the way in which the server got their keys and values.
 struct Usage {
   int64_t reused = 0, recomputed = 0, fresh = 0;
   std::string reason;
@@ -121,60 +121,61 @@ class States {
   States(std::shared_ptr<const Model> model, std::shared_ptr<const Tokenizer> tokenizer,
          const SessionOptions& session, const StatesOptions& options);
 
-  // The state of a session as a node; the one that is there, where that client has this state
-  // already, unless it is `another`.
+  // Returns a node for the state of a session. Returns the existing one if the client has this
+  // state, unless `another` is set.
   NodePtr add(const std::string& client, const std::string& parent, Json operation, Session session,
               Origin origin = Origin::computed, bool another = false, bool share = true);
-  // Throws a RequestError (404) for what this client does not have, here or in the store; its code
-  // is state_expired where a limit has forgotten it.
+  // Throws a RequestError (404) if this client has no such state, here or in the store. Its code is
+  // state_expired if a limit has deleted the state.
   NodePtr find(const std::string& client, const std::string& id, const std::string& pointer);
-  std::vector<NodePtr> list(const std::string& client);  // as they were made
-  // The same, each with the state that it hangs under in the tree of conversations (tree.hpp): by
-  // its tokens, or by the operation that made it where these are not in memory. Null: under none.
+  std::vector<NodePtr> list(const std::string& client);  // in the order of their creation
+  // Returns the states, each with its parent in the tree of conversations (tree.hpp). The parent is
+  // found by the tokens, or by the operation if these are not in memory. It may be null.
   struct InTree {
     NodePtr node, above;
   };
   std::vector<InTree> conversations(const std::string& client);
-  // Removes a state. Its children then hang under its parent.
+  // Removes a state. Its children then become children of its parent.
   void remove(const NodePtr& node);
-  // Undoes one call of add(): removes the state, unless another call has returned it too, or
-  // somebody has named or pinned it.
+  // Undoes one call of add(). Removes the state, unless another call has returned it too, or a
+  // client has named or pinned it.
   void release(const NodePtr& node);
   void change(const NodePtr& node, std::optional<std::optional<std::string>> name,
               std::optional<bool> pinned);
   void verified(const NodePtr& node);
   Origin origin(const NodePtr& node) const;
-  NodePtr parent_of(const NodePtr& node) const;  // null where there is none
+  NodePtr parent_of(const NodePtr& node) const;  // returns null for a root
 
-  // A session of this state; `usage` takes in what that cost. What has to be computed goes by
-  // `append`. Throws a RequestError (410) where its files are lost and its tokens do not give it.
+  // Returns a session of this state and adds the cost to `usage`. Missing blocks are computed by
+  // `append`. Throws a RequestError (410) if its files are lost and its tokens alone do not give
+  // it.
   Session open(const NodePtr& node, const Appender& append, Usage* usage);
-  // An empty session, or the one of this client's states, and of the prompts that it has running,
-  // that shares most tokens with `ids`, cut to those (at most all but the last one).
+  // Returns the session that shares most tokens with `ids`, cut to these. Considers this client's
+  // states and running prompts; at least the last token is left to process.
   Session longest_prefix(const std::string& client, std::span<const int32_t> ids,
                          const Appender& append, Usage& usage);
-  // A prompt that was processed and whose reply is being drawn: its tokens are known as long as the
-  // answer lives.
+  // A processed prompt whose reply is being drawn. Other prompts may reuse its tokens while the
+  // object lives.
   class Running;
   std::shared_ptr<Running> running(const std::string& client, const Session& prompt);
 
   Json json(const NodePtr& node) const;
-  // Writes states that are in no file yet: first those that tokens do not give, then the tokens of
-  // all others, then keys and values until that time (tool::seconds()). Logs each failure and goes
-  // on. Returns the number of states that no file gives.
+  // Writes states without files, until the time `until` (tool::seconds()). First come those that
+  // tokens do not give, then the tokens of the others, then keys and values. Logs failures and
+  // continues. Returns the number of states that no file holds.
   size_t save_all(double until);
   uint64_t memory_used() const;
   uint64_t memory_budget() const { return options_.memory; }
-  Json totals() const;  // of Usage, for the metrics
+  Json totals() const;  // for the metrics
   void count(const Usage& usage);
-  // A name that tells nothing of what it stands for.
+  // Returns a name that reveals nothing about the content.
   std::string handle(const std::string& prefix, const std::string& client,
                      const std::string& content) const;
-  // The id of the state after a reply whose operation names this "response": it is known before.
+  // Returns the id of the future state after a reply whose operation names this "response".
   std::string response_id(const std::string& client, const std::string& name) const;
 
  private:
-  // A state on its way out of memory: its keys and values, and its tokens if `tokens` is set.
+  // A state being evicted: its keys and values, and its tokens if `tokens` is set.
   struct Eviction {
     NodePtr node;
     std::unique_lock<std::mutex> io;
@@ -182,8 +183,8 @@ class States {
     bool tokens = false;
   };
   struct Client {
-    std::unordered_set<Node*> states;  // without those that were removed
-    size_t in_memory = 0;              // the number of them whose tokens are in memory
+    std::unordered_set<Node*> states;  // without removed ones
+    size_t in_memory = 0;              // states with tokens in memory
   };
 
   Node::Changing& at(Node& node) const STET_REQUIRES(mutex_) { return node.changing_; }
@@ -216,18 +217,18 @@ class States {
   void put_in(Node& node, Session session) STET_REQUIRES(mutex_);
   std::optional<Session> take_out(Node& node) STET_REQUIRES(mutex_);
   std::vector<Eviction> make_room(const Node* keep) STET_REQUIRES(mutex_);
-  void let_tokens_go(const std::string& client, const Node* keep, std::vector<Eviction>& leaving)
+  void evict_tokens(const std::string& client, const Node* keep, std::vector<Eviction>& leaving)
       STET_REQUIRES(mutex_);
   void write_out(std::vector<Eviction> leaving);
   std::optional<Session> in_memory(Node& node);
-  Session bring_back(const NodePtr& node, std::unique_lock<std::mutex> io, Session session,
-                     std::shared_ptr<const State> recipe);
+  Session put_back(const NodePtr& node, std::unique_lock<std::mutex> io, Session session,
+                   std::shared_ptr<const State> recipe);
   std::optional<Session> from_file(Node& node, const Appender& append, Usage& usage);
   Session computed_again(Node& node, const Appender& append, Usage& usage);
   std::shared_ptr<const State> tokens_of(const Node& node) const;
   [[noreturn]] void refuse_lost(const Node& node, const std::string& why) const;
-  std::optional<Session> at_hand(const NodePtr& node, const Appender& append);
-  // The state or the running prompt that shares most tokens with a new prompt.
+  std::optional<Session> from_memory_or_file(const NodePtr& node, const Appender& append);
+  // The state or running prompt that shares most tokens with a new prompt.
   struct Longest {
     NodePtr node;
     std::optional<Session> running;
@@ -238,11 +239,10 @@ class States {
 
   // states_limits.cpp
   std::optional<size_t> most_states() const;
-  std::vector<NodePtr> forgettable(const std::string& client, const Node* keep)
-      STET_REQUIRES(mutex_);
+  std::vector<NodePtr> deletable(const std::string& client, const Node* keep) STET_REQUIRES(mutex_);
   std::vector<NodePtr> surplus(const std::string& client, const Node* keep) STET_REQUIRES(mutex_);
   void check_count(const std::string& client) STET_REQUIRES(mutex_);
-  void forget(const std::vector<NodePtr>& nodes);
+  void remove_expired(const std::vector<NodePtr>& nodes);
   void expire();
 
   // states_files.cpp
@@ -253,9 +253,9 @@ class States {
   void write_blocks(Node& node, Session& session);
   void keep(Node& node, Session& session);
   NodePtr base_for(const Node& node) const STET_REQUIRES(mutex_);
-  void unneed(const std::string& id);
-  void forget_blocks(Node& node);
-  void forget_files(const NodePtr& node);
+  void release_base(const std::string& id);
+  void discard_blocks(Node& node);
+  void delete_files(const NodePtr& node);
   bool is_removed(const Node& node) const;
   bool has_blocks(const Node& node) const;
   std::optional<Session> resident(const Node& node) const;
@@ -275,25 +275,24 @@ class States {
   const std::shared_ptr<const Tokenizer> tokenizer_;
   const SessionOptions session_;
   const StatesOptions options_;
-  const std::unique_ptr<StateDirectory> directory_;  // null: none
+  const std::unique_ptr<StateDirectory> directory_;  // may be null
   const std::string secret_;
 
   mutable Mutex mutex_;
-  // A removed state stays until its files are gone: a request that makes it again waits for that.
+  // A removed state stays here until its files are removed: a request for the same state waits.
   std::unordered_map<std::string, NodePtr> nodes_ STET_GUARDED_BY(mutex_);
   std::unordered_map<std::string, std::unordered_set<Node*>> children_ STET_GUARDED_BY(mutex_);
   std::map<std::string, Client> clients_ STET_GUARDED_BY(mutex_);
-  std::unordered_set<Node*> resident_ STET_GUARDED_BY(mutex_);  // keys and values in memory
-  // The number of states in memory that hold each block.
+  std::unordered_set<Node*> resident_ STET_GUARDED_BY(mutex_);  // with keys and values in memory
+  // The number of states in memory that use each block.
   std::unordered_map<const KvBlock*, int64_t> blocks_ STET_GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<Running>> running_ STET_GUARDED_BY(mutex_);
-  std::unordered_map<std::string, int> needed_ STET_GUARDED_BY(mutex_);  // deltas over each state
-  // The clients of states that a limit has forgotten, in two generations; the parents of removed
-  // states.
+  std::unordered_map<std::string, int> needed_ STET_GUARDED_BY(mutex_);  // deltas on each state
+  // The clients of expired states, in two generations, and the parents of removed states.
   std::unordered_map<std::string, std::string> expired_ STET_GUARDED_BY(mutex_), expired_before_
       STET_GUARDED_BY(mutex_);
   std::unordered_map<std::string, std::string> parents_ STET_GUARDED_BY(mutex_);
-  // To what the list says: a page that knows their number need not ask again.
+  // Number of changes to the list. A page that knows it need not fetch the list again.
   uint64_t changes_ STET_GUARDED_BY(mutex_) = 0;
   uint64_t clock_ STET_GUARDED_BY(mutex_) = 0, serial_ STET_GUARDED_BY(mutex_) = 0;
   int64_t next_expiry_ STET_GUARDED_BY(mutex_) = 0;
@@ -309,7 +308,7 @@ class States::Running {
  private:
   friend class States;
   std::string client_;
-  Session session_;  // forked under the mutex of States, and otherwise left alone
+  Session session_;  // only forked, under the mutex of States
 };
 
 }  // namespace stet::serve

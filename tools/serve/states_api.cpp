@@ -1,4 +1,4 @@
-// What makes states of states: each answer is the new one; the old one stays as it is.
+// Operations that make a state from another. Each answers with the new one; the old one stays.
 #include <fmt/format.h>
 
 #include "stet/base/error.hpp"
@@ -18,7 +18,7 @@ Response made(Service& service, const Request& request, const NodePtr& parent, J
   return json_response(j);
 }
 
-// Reads the name of a state. Returns nothing where the field is null or absent.
+// Reads the name of a state. Returns nothing if the field is null or absent.
 std::optional<std::string> read_name(const Field& f) {
   constexpr size_t kMostBytes = 200;
   std::optional<std::string> name = f.text();
@@ -63,8 +63,8 @@ BodyFields<CreateRequest> create_fields() {
              [](C& c, const Field& f, const BodyContext&) {
                const int ways = (f.value() ? 1 : 0) + (c.text ? 1 : 0) + (c.ids ? 1 : 0);
                if (ways != 1)
-                 refuse(f.pointer(), "one of messages, text and ids", "none, or more",
-                        "missing_field");
+                 throw RequestError(400, "missing_field", "give one of messages, text and ids",
+                                    f.pointer());
                if (f.value() != nullptr) c.messages = read_messages(f);
              })
       .part(&C::chat, chat_fields())
@@ -91,7 +91,7 @@ Response create(Service& service, const Request& request, CreateRequest c) {
 }
 
 struct PatchRequest {
-  std::optional<std::optional<std::string>> name;  // null takes the name away
+  std::optional<std::optional<std::string>> name;  // null removes the name
   std::optional<bool> pinned;
 };
 
@@ -122,7 +122,7 @@ Response delete_state(Service& service, const Request& request, const Parts& par
   return json_response({{"id", parts[0]}, {"deleted", true}});
 }
 
-// ---------------------------------------------------------------- states of states
+// ---------------------------------------------------------------- operations
 
 namespace {
 
@@ -149,7 +149,7 @@ BodyFields<RewindRequest> rewind_fields() {
 
 Response rewind(Service& service, const Request& request, const NodePtr& node, RewindRequest r) {
   if (r.tokens.has_value() == r.message.has_value())
-    refuse("/tokens", "one of tokens and message", r.tokens ? "both" : "neither", "missing_field");
+    throw RequestError(400, "missing_field", "give one of tokens and message", "/tokens");
   Session session = service.open(service.caller(request), node);
   if (r.tokens) {
     session.rewind(*r.tokens);
@@ -161,7 +161,7 @@ Response rewind(Service& service, const Request& request, const NodePtr& node, R
   const std::vector<Message>& all = conversation.messages();
   const bool reply = all[k].generated;
   if (!reply && all[k].role != "user")
-    refuse("/message", "a message of the user, or a reply that was drawn", all[k].role);
+    refuse("/message", "the index of a user message or of a drawn reply", all[k].role);
   const auto users = detail::count_users({all.begin() + static_cast<std::ptrdiff_t>(k), all.end()});
   if (users > 0) conversation.rewind(users);
   if (reply) conversation.retry();
@@ -218,7 +218,8 @@ Response edit(Service& service, const Request& request, const NodePtr& node, Edi
     PreparedPrompt p = resume(service, caller, node);
     Conversation* conversation = p.exchange.conversation();
     if (conversation == nullptr)
-      throw RequestError(400, "not_a_conversation", "expected a conversation, found raw text");
+      throw RequestError(400, "not_a_conversation",
+                         "this state holds raw text, which has no messages to edit");
     std::vector<Message> messages = conversation->messages();
     messages.resize(static_cast<size_t>(e.message) + 1);
     messages.back().content = e.content;
@@ -247,20 +248,20 @@ Endpoint rewind_state() { return state_endpoint(rewind_fields(), rewind); }
 Endpoint prune_state() { return state_endpoint(prune_fields(), prune); }
 Endpoint edit_state() { return state_endpoint(edit_fields(), edit); }
 
-// ---------------------------------------------------------------- verified
+// ---------------------------------------------------------------- verify
 
 namespace {
 
-// Computed again by the passes that all share, so that it takes nobody's pace.
+// Computes the state again in the shared passes, so that other replies keep their pace.
 Json verified(Service& service, const Caller& caller, const NodePtr& node, Session& session,
               Writer* writer) {
   const double start = tool::seconds();
   const int64_t of = session.transcript_size();
-  int64_t before = 0, told = -1;
+  int64_t before = 0, reported = -1;
   const auto tell = [&](int64_t done) {
-    if (writer == nullptr || before + done == told) return;
-    told = before + done;
-    writer->event({{"done", told}, {"of", of}});
+    if (writer == nullptr || before + done == reported) return;
+    reported = before + done;
+    writer->event({{"done", reported}, {"of", of}});
   };
   const auto append = [&](Session& s, std::span<const int32_t> ids) {
     service.engine.process(std::vector<BatchEntry>{{&s, ids}}, caller.cancelled, tell);

@@ -1,4 +1,4 @@
-// Replies behind a state, whole or some tokens of them.
+// Continuing a state with replies, whole or by a number of tokens.
 #include <fmt/format.h>
 
 #include "stet/base/error.hpp"
@@ -51,7 +51,7 @@ BodyFields<ContinueRequest> continue_fields() {
       .boolean("continue_final_message", &C::continues);
 }
 
-// What a state is to go on with, checked: nothing was processed yet.
+// The checked continuation of a state, not processed yet.
 struct CheckedContinue {
   PreparedPrompt prompted;
   std::optional<Conversation::Plan> plan;
@@ -64,11 +64,10 @@ void check_reply(const PreparedPrompt& p, const ContinueRequest& c) {
   const bool ended = !turns.empty() && !turns.back().open;
   if (ended && (p.exchange.conversation() != nullptr || !c.draw.ignore_eos))
     throw RequestError(400, "reply_has_ended",
-                       "expected a message, or a reply that was cut, found one that has ended");
+                       "the last reply has ended: send a message, or retry");
   if (session.size() == session.capacity())
-    throw RequestError(
-        400, "context_length_exceeded",
-        fmt::format("expected fewer than {} tokens, found {}", session.capacity(), session.size()));
+    throw RequestError(400, "context_length_exceeded",
+                       fmt::format("the context of {} tokens is full (--ctx)", session.capacity()));
 }
 
 CheckedContinue begin_continue(Service& service, const Caller& caller, const NodePtr& node,
@@ -81,7 +80,8 @@ CheckedContinue begin_continue(Service& service, const Caller& caller, const Nod
                                                : "continue"}};
   if (c.draw.choose) p.operation["id"] = *c.draw.choose;
   if (c.retry && p.exchange.conversation() == nullptr)
-    throw RequestError(400, "not_a_conversation", "/retry: expected a conversation, found raw text",
+    throw RequestError(400, "not_a_conversation",
+                       "/retry: this state holds raw text, which has no reply to draw again",
                        "/retry");
   if (c.retry) {
     p.exchange.conversation()->retry();
@@ -121,7 +121,7 @@ Json continued(Service& service, const Caller& caller, CheckedContinue& begun,
 Response go_on(Service& service, const Request& request, const NodePtr& node, ContinueRequest c) {
   c.draw.hold_back = true;
   if ((c.message.empty() ? 0 : 1) + (c.text ? 1 : 0) + (c.ids ? 1 : 0) > 1)
-    refuse("/message", "one of message, text and ids", "more");
+    throw RequestError(400, "invalid_value", "give only one of message, text and ids", "/message");
   if (!c.stream)
     return answer_at_once(service, request, [&](const Caller& caller) {
       CheckedContinue begun = begin_continue(service, caller, node, c);

@@ -1,5 +1,4 @@
-// States in files: what describes each, its tokens, and its keys and values, which are deltas of
-// one another.
+// States in files: descriptions, tokens, and keys and values as deltas of one another.
 #include <algorithm>
 #include <ctime>
 
@@ -14,7 +13,7 @@ bool States::is_removed(const Node& node) const {
 }
 
 // Writes the description of a state. The caller holds the node's `io`, as for every function that
-// writes or removes its files. `pending`: the file that it describes is not there yet.
+// writes or removes its files. `pending`: the described file does not exist yet.
 void States::describe_in_file(Node& node, bool pending) {
   const bool in_the_way = directory_->has(node.id, ".stet");
   Json meta;
@@ -53,7 +52,7 @@ void States::save_recipe(Node& node, Session& session) {
   SaveOptions options;
   options.form = SnapshotForm::recipe;
   options.tokenizer = tokenizer_.get();
-  options.threads = 1;  // the others compute
+  options.threads = 1;  // the others are for computation
   Snapshot::save(session, directory_->file(node.id, ".recipe"), options);
   {
     const MutexLock lock(mutex_);
@@ -68,8 +67,8 @@ std::string random_name() {
   return sha256_text(sha256_of(std::as_bytes(std::span(secret)))).substr(7, 32);
 }
 
-// Returns the state that a delta can be made over: the one of this client, with keys and values in
-// a file, that shares most tokens, if that is a block at least. Null where there is none.
+// Returns the base for a delta: the state of this client, with keys and values in a file, that
+// shares most tokens. Returns null if none shares a whole block.
 NodePtr States::base_for(const Node& node) const {
   constexpr int kDeepest = 8;
   const auto client = clients_.find(node.client);
@@ -90,8 +89,8 @@ NodePtr States::base_for(const Node& node) const {
   return best == nullptr ? nullptr : nodes_.at(best->id);
 }
 
-// Writes the keys and values of a state, unless a file has them. Its description and its tokens are
-// written before.
+// Writes the keys and values of a state, unless a file has them. Its description and tokens must be
+// written first.
 void States::save_blocks(Node& node, Session& session) {
   Node::Files files;
   {
@@ -117,13 +116,12 @@ void States::save_blocks(Node& node, Session& session) {
   if (first) describe_in_file(node);
 }
 
-// Writes a delta if there is a state that it can be made over and whose file is sound, else a full
-// snapshot.
+// Writes a delta if there is a base with a sound file, else a full snapshot.
 void States::write_blocks(Node& node, Session& session) {
   const std::string path = directory_->file(node.id, ".stet");
   SaveOptions options;
   options.tokenizer = tokenizer_.get();
-  options.threads = 1;  // the others compute
+  options.threads = 1;  // the others are for computation
   NodePtr base;
   {
     const MutexLock lock(mutex_);
@@ -137,7 +135,7 @@ void States::write_blocks(Node& node, Session& session) {
       options.parent = &parent;
       Snapshot::save(session, path, options);
     } catch (const std::exception&) {
-      unneed(base->id);
+      release_base(base->id);
       base = nullptr;
     }
   }
@@ -153,8 +151,8 @@ void States::write_blocks(Node& node, Session& session) {
   files.depth = base == nullptr ? 0 : at(*base).files.depth + 1;
 }
 
-// Writes a new state if the server is durable. The description of a removed state of the same id is
-// replaced in any case.
+// Writes a new state if the server is durable. Always replaces the description of a removed state
+// of the same id.
 void States::keep(Node& node, Session& session) {
   if (!in_files()) return;
   bool stale = false, whole = false;
@@ -167,9 +165,9 @@ void States::keep(Node& node, Session& session) {
   if (stale) describe_in_file(node);
 }
 
-// Notes that one delta fewer needs the file of this state. Removes the file if the state was
+// Records that one delta less needs the file of this state. Removes the file if the state was
 // removed and no other delta needs it.
-void States::unneed(const std::string& id) {
+void States::release_base(const std::string& id) {
   NodePtr gone;
   {
     const MutexLock lock(mutex_);
@@ -181,12 +179,12 @@ void States::unneed(const std::string& id) {
     gone = found->second;
   }
   const std::lock_guard io(gone->io_);
-  forget_files(gone);
+  delete_files(gone);
 }
 
-// Notes that the file of keys and values is lost or damaged. It is written again when the state
-// leaves memory or the server ends.
-void States::forget_blocks(Node& node) {
+// Records that the file of keys and values is lost or damaged. It is written again when the state
+// is evicted or the server ends.
+void States::discard_blocks(Node& node) {
   std::string base;
   {
     const MutexLock lock(mutex_);
@@ -195,12 +193,12 @@ void States::forget_blocks(Node& node) {
     files.depth = 0;
     base = std::exchange(files.base, "");
   }
-  if (!base.empty()) unneed(base);
+  if (!base.empty()) release_base(base);
 }
 
-// Removes the files of a removed state, whose `io` the caller holds. Keys and values stay as long
-// as a delta needs them.
-void States::forget_files(const NodePtr& node) {
+// Removes the files of a removed state. The caller holds its `io`. Keys and values stay while a
+// delta needs them.
+void States::delete_files(const NodePtr& node) {
   const std::string& id = node->id;
   Node::Files files;
   {
@@ -209,7 +207,7 @@ void States::forget_files(const NodePtr& node) {
     if (found == nodes_.end() || found->second != node || !at(*node).removed) return;
     files = at(*node).files;
   }
-  if (files.described) directory_->rename(id, ".json", ".gone");  // from here on it is deleted
+  if (files.described) directory_->rename(id, ".json", ".gone");  // this commits the deletion
   if (files.recipe) directory_->remove(id, ".recipe");
   bool needed = false;
   {
@@ -227,10 +225,10 @@ void States::forget_files(const NodePtr& node) {
     nodes_.erase(id);
   }
   if (files.described || files.deleted || files.recipe || files.blocks) directory_->sync();
-  if (!needed && !files.base.empty()) unneed(files.base);
+  if (!needed && !files.base.empty()) release_base(files.base);
 }
 
-// ---------------------------------------------------------------- when the server ends
+// ---------------------------------------------------------------- at the end of the server
 
 std::optional<Session> States::resident(const Node& node) const {
   const MutexLock lock(mutex_);
@@ -238,7 +236,7 @@ std::optional<Session> States::resident(const Node& node) const {
   return at(node).session->fork();
 }
 
-// Returns true if there is a file of its keys and values. Does not look into it.
+// Returns true if a file of its keys and values exists. Does not read it.
 bool States::has_blocks(const Node& node) const {
   {
     const MutexLock lock(mutex_);
@@ -247,23 +245,22 @@ bool States::has_blocks(const Node& node) const {
   return directory_->has(node.id, ".stet");
 }
 
-// Writes a state that cannot be computed again, keys and values included. Returns false if no file
-// has it then.
+// Writes a state that cannot be computed again, with keys and values. Returns false if that failed.
 bool States::save_truth(Node& node) {
   if (is_removed(node) || has_blocks(node)) return true;
   std::optional<Session> session = resident(node);
   if (!session) return false;
-  forget_blocks(node);
+  discard_blocks(node);
   save_blocks(node, *session);
   return true;
 }
 
-// Writes the tokens of a state that they give.
+// Writes the tokens of a state that can be computed from them.
 bool States::save_tokens(Node& node) {
   {
     const MutexLock lock(mutex_);
     if (at(node).removed) return true;
-    // A server of an older version kept them where keys and values are kept now.
+    // An older version kept them in the file of keys and values.
     if (at(node).files.recipe && directory_->has(node.id, ".stet")) return true;
   }
   if (directory_->has(node.id, ".recipe")) return true;
@@ -312,15 +309,15 @@ size_t States::save_all(double until) {
   return lost;
 }
 
-// Writes keys and values of states whose tokens are in files, those used last first. Sets the times
-// of files to when each state was used.
+// Writes keys and values of states whose tokens are in files, the most recently used first. Sets
+// the times of files to the last use of each state.
 void States::save_all_blocks(const std::vector<NodePtr>& all, double until) {
   size_t late = 0;
   for (const NodePtr& node : all) {
     const std::lock_guard io(node->io_);
     std::optional<Session> session = resident(*node);
     if (session && !has_blocks(*node)) {
-      forget_blocks(*node);
+      discard_blocks(*node);
       if (tool::seconds() > until) {
         ++late;
         continue;

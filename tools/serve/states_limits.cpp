@@ -1,5 +1,5 @@
-// Forgets states: those beyond --max-states, and those that --ttl makes too old. With neither, a
-// state in a directory is never forgotten.
+// Deletes states beyond --max-states and those older than --ttl. Without these options, states in a
+// directory are never deleted.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace stet::serve {
 namespace {
 
-constexpr size_t kMostForgotten = 50000;  // that are known, and as many before those
+constexpr size_t kMostForgotten = 50000;  // ids per generation of expired states
 
 }  // namespace
 
@@ -21,10 +21,10 @@ std::optional<size_t> States::most_states() const {
   return in_files() ? std::nullopt : std::optional(options_.in_memory);
 }
 
-// Returns the states of a client in the order in which they may go. Pinned ones are left out, those
-// with a name come last. States with children, whose tokens the children have, come before leaves.
-// Among equals, the one used longest ago comes first.
-std::vector<NodePtr> States::forgettable(const std::string& client, const Node* keep) {
+// Returns the states of a client in the order in which they may be deleted. Pinned ones are left
+// out, and named ones come last. States with children come before leaves, since children have their
+// tokens. Among equals, the least recently used comes first.
+std::vector<NodePtr> States::deletable(const std::string& client, const Node* keep) {
   std::vector<std::tuple<bool, bool, uint64_t, NodePtr>> all;
   for (Node* node : clients_[client].states) {
     const Node::Changing& c = at(*node);
@@ -38,13 +38,13 @@ std::vector<NodePtr> States::forgettable(const std::string& client, const Node* 
   return nodes;
 }
 
-// Returns states of a client to forget, if it has too many. They are a few more than necessary, so
-// that not every new state looks through all others.
+// Returns the states of a client to delete, if it has too many. It returns a few more than
+// necessary, so that not every new state has to search all others.
 std::vector<NodePtr> States::surplus(const std::string& client, const Node* keep) {
   const std::optional<size_t> most = most_states();
   const size_t now = clients_[client].states.size();
   if (!most || now <= *most) return {};
-  std::vector<NodePtr> nodes = forgettable(client, keep);
+  std::vector<NodePtr> nodes = deletable(client, keep);
   nodes.resize(std::min(nodes.size(), now - *most + *most / 64));
   return nodes;
 }
@@ -52,17 +52,16 @@ std::vector<NodePtr> States::surplus(const std::string& client, const Node* keep
 // Throws if there is no room for a new state because all others are pinned.
 void States::check_count(const std::string& client) {
   const std::optional<size_t> most = most_states();
-  if (!most || clients_[client].states.size() < *most || !forgettable(client, nullptr).empty())
+  if (!most || clients_[client].states.size() < *most || !deletable(client, nullptr).empty())
     return;
   throw RequestError(
       429, "too_many_states",
-      fmt::format("expected fewer than {} pinned states, found as many: unpin or delete some",
-                  *most));
+      fmt::format("all {} states of this client are pinned: unpin or delete some", *most));
 }
 
-// Removes states and remembers their ids as expired. Logs a state whose files cannot be removed: it
+// Removes states and records their ids as expired. Logs a state whose files cannot be removed: it
 // is there again after a restart.
-void States::forget(const std::vector<NodePtr>& nodes) {
+void States::remove_expired(const std::vector<NodePtr>& nodes) {
   for (const NodePtr& node : nodes) {
     try {
       {
@@ -96,7 +95,7 @@ void States::expire() {
         next_expiry_ = std::min(next_expiry_, c.used_at + options_.ttl + 1);
     }
   }
-  forget(old);
+  remove_expired(old);
 }
 
 }  // namespace stet::serve

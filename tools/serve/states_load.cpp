@@ -23,7 +23,7 @@ std::string listed(const std::vector<std::string>& names) {
              : text + fmt::format(" and {} more", names.size() - kMostListed);
 }
 
-// The state whose file a delta says that it was made over.
+// Returns the id of the state whose file is the base of a delta.
 std::string base_of(const Snapshot& snapshot) {
   const std::string& file = snapshot.meta().parent_file;
   if (snapshot.meta().form != SnapshotForm::delta || !file.ends_with(".stet")) return "";
@@ -40,9 +40,9 @@ Origin origin_of_name(const std::string& name) {
 }  // namespace
 
 struct States::Loading {
-  std::vector<std::string> gone;            // states that were deleted
-  std::map<std::string, size_t> in_memory;  // of each client
-  std::vector<std::string> left_out;        // and why
+  std::vector<std::string> gone;            // ids of deleted states
+  std::map<std::string, size_t> in_memory;  // states of each client
+  std::vector<std::string> left_out;        // ids with reasons
 };
 
 void States::load() {
@@ -82,18 +82,18 @@ void States::load() {
       for (NodePtr& node : surplus(client, nullptr)) surplus_of_all.push_back(std::move(node));
     }
   }
-  forget(surplus_of_all);
+  remove_expired(surplus_of_all);
   expire();
 }
 
-// Reads a description and the files that go with it. Returns null for a state that was deleted, or
-// that no client was told of.
+// Reads a description and its files. Returns null for a state that was deleted, or that no client
+// has got.
 NodePtr States::read_node(Loading& loading, const StateDirectory::Described& described) {
   const std::string path = directory_->file(described.id, ".json");
   const Json meta = parse_body(read_text_file(path, size_t{1} << 20));
   if (meta.at("id").get<std::string>() != described.id)
     throw Error(ErrorKind::format, path, "id", "the name of the file", "another");
-  if (meta.contains("removed")) {  // by a server of an older version
+  if (meta.contains("removed")) {  // written by an older version
     directory_->rename(described.id, ".json", ".gone");
     loading.gone.push_back(described.id);
     return nullptr;
@@ -130,8 +130,8 @@ NodePtr States::read_node(Loading& loading, const StateDirectory::Described& des
   return node;
 }
 
-// Takes over what the files of a state say. Returns false if none can be read. Throws a mismatch
-// Error if they are of another model.
+// Sets a node from the files of a state. Returns false if none can be read. Throws a mismatch Error
+// if they are of another model.
 bool States::read_files(Loading&, Node& node, bool with_tokens) {
   const MutexLock lock(mutex_);
   Node::Changing& c = at(node);
@@ -162,11 +162,11 @@ bool States::read_files(Loading&, Node& node, bool with_tokens) {
   return false;
 }
 
-// Builds the tree, in the order in which it was made. A state that leads to itself becomes a root.
+// Builds the tree in the order of creation. A state in a cycle becomes a root.
 void States::order(std::vector<NodePtr> loaded) {
   const MutexLock lock(mutex_);
   uint64_t used = loaded.size();
-  for (const NodePtr& node : loaded) at(*node).used = used--;  // the latest is the first
+  for (const NodePtr& node : loaded) at(*node).used = used--;  // `loaded` begins with the latest
   clock_ = loaded.size();
   std::sort(loaded.begin(), loaded.end(), [](const NodePtr& a, const NodePtr& b) {
     return std::tie(a->created, a->transcript, a->id) < std::tie(b->created, b->transcript, b->id);
@@ -198,7 +198,7 @@ void States::load_gone(const Loading& loading) {
   for (const std::string& id : loading.gone) {
     const MutexLock lock(mutex_);
     if (living(id) != nullptr) {
-      directory_->remove(id, ".gone");  // it was made again
+      directory_->remove(id, ".gone");  // the state was made again
       continue;
     }
     auto node = std::make_shared<Node>();
@@ -228,7 +228,7 @@ void States::load_gone(const Loading& loading) {
     }
     try {
       const std::lock_guard io(node->io_);
-      forget_files(node);
+      delete_files(node);
     } catch (const std::exception& e) {
       tool::say("{}: not removed: {}\n", id, printable(e.what(), 3000));
     }

@@ -1,5 +1,4 @@
-// Decides which states are in memory. Writes those that leave, and brings back those that are asked
-// for.
+// Decides which states are in memory: evicts them to files, and restores them on use.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -46,8 +45,8 @@ uint64_t States::memory_used() const {
   return blocks_.size() * block_bytes();
 }
 
-// The states that were used longest ago leave, until the rest is within the budget. What somebody
-// is reading or writing stays, and so does what neither its tokens nor a file would give again.
+// Evicts the least recently used states until the rest is within the budget. States being read or
+// written stay, and so do those that neither tokens nor a file would give again.
 std::vector<States::Eviction> States::make_room(const Node* keep) {
   const uint64_t block = block_bytes();
   std::vector<Eviction> leaving;
@@ -68,16 +67,16 @@ std::vector<States::Eviction> States::make_room(const Node* keep) {
   return leaving;
 }
 
-// Chooses states whose tokens leave memory, if a client has too many there. With a directory, they
-// are in files.
-void States::let_tokens_go(const std::string& client, const Node* keep,
-                           std::vector<Eviction>& leaving) {
+// Chooses states whose tokens are evicted, if a client has too many in memory. With a directory,
+// the tokens are in files.
+void States::evict_tokens(const std::string& client, const Node* keep,
+                          std::vector<Eviction>& leaving) {
   const size_t most = options_.in_memory, now = clients_[client].in_memory;
   if (!in_files() || now <= most) return;
   const size_t wanted = now - most + most / 16;
-  std::vector<NodePtr> idle = forgettable(client, keep);
+  std::vector<NodePtr> idle = deletable(client, keep);
   std::unordered_map<const Node*, Eviction*> on_their_way;
-  leaving.reserve(leaving.size() + idle.size());  // so that none of them moves
+  leaving.reserve(leaving.size() + idle.size());  // so that no element moves
   for (Eviction& l : leaving) on_their_way[l.node.get()] = &l;
   size_t count = 0;
   for (const NodePtr& node : idle) {
@@ -94,8 +93,8 @@ void States::let_tokens_go(const std::string& client, const Node* keep,
   }
 }
 
-// Writes states that leave memory into files, if there is a directory. A state that cannot be
-// written stays in memory.
+// Writes evicted states to files, if there is a directory. A state that cannot be written stays in
+// memory.
 void States::write_out(std::vector<Eviction> leaving) {
   if (!in_files()) return;
   for (Eviction& l : leaving) {
@@ -124,16 +123,16 @@ std::optional<Session> States::in_memory(Node& node) {
 }
 
 Session States::open(const NodePtr& node, const Appender& append, Usage* usage) {
-  const auto told = [&](Session session) {
+  const auto counted = [&](Session session) {
     if (usage != nullptr) {
       usage->reused += node->positions;
       usage->reason = "the state was in memory";
     }
     return session;
   };
-  if (auto session = in_memory(*node)) return told(std::move(*session));
-  std::unique_lock io(node->io_);  // one brings it back, the others wait for that
-  if (auto session = in_memory(*node)) return told(std::move(*session));
+  if (auto session = in_memory(*node)) return counted(std::move(*session));
+  std::unique_lock io(node->io_);  // one thread restores the state, others wait
+  if (auto session = in_memory(*node)) return counted(std::move(*session));
   Usage cost;
   std::optional<Session> session = from_file(*node, append, cost);
   if (!session) session.emplace(computed_again(*node, append, cost));
@@ -144,12 +143,12 @@ Session States::open(const NodePtr& node, const Appender& append, Usage* usage) 
     usage->recomputed += cost.recomputed;
     usage->reason = cost.reason;
   }
-  return bring_back(node, std::move(io), std::move(*session), tokens_of(*node));
+  return put_back(node, std::move(io), std::move(*session), tokens_of(*node));
 }
 
 // Puts a state back into memory, with its tokens.
-Session States::bring_back(const NodePtr& node, std::unique_lock<std::mutex> io, Session session,
-                           std::shared_ptr<const State> recipe) {
+Session States::put_back(const NodePtr& node, std::unique_lock<std::mutex> io, Session session,
+                         std::shared_ptr<const State> recipe) {
   std::vector<Eviction> leaving;
   {
     const MutexLock lock(mutex_);
@@ -162,7 +161,7 @@ Session States::bring_back(const NodePtr& node, std::unique_lock<std::mutex> io,
         ++clients_[node->client].in_memory;
       }
       leaving = make_room(node.get());
-      let_tokens_go(node->client, node.get(), leaving);
+      evict_tokens(node->client, node.get(), leaving);
     }
   }
   io.unlock();
@@ -196,12 +195,12 @@ std::optional<Session> States::from_file(Node& node, const Appender& append, Usa
   } catch (const Error& e) {
     tool::say("{}: {}\n", node.id, printable(e.what(), 3000));
     usage.reason = "a file of the state was lost: computed again from its tokens";
-    if (node.given) forget_blocks(node);
+    if (node.given) discard_blocks(node);
     return std::nullopt;
   }
 }
 
-// Returns the tokens and settings of a state, from memory or a file. Null if they are in neither.
+// Returns the tokens and settings of a state, from memory or a file, or null.
 std::shared_ptr<const State> States::tokens_of(const Node& node) const {
   {
     const MutexLock lock(mutex_);
@@ -224,29 +223,28 @@ std::shared_ptr<const State> States::tokens_of(const Node& node) const {
 void States::refuse_lost(const Node& node, const std::string& why) const {
   tool::say("{}: lost: {}\n", node.id, printable(why, 3000));
   throw RequestError(410, "state_lost",
-                     fmt::format("{}: expected the keys and values of this state, found its file "
-                                 "lost or damaged; {}",
+                     fmt::format("{}: the file of this state is missing or damaged, and {}",
                                  node.id, printable(why, 300)));
 }
 
-// Computes a state from its tokens; the caller holds the node's `io`. Refuses a state that does not
-// come out equal to the bit.
+// Computes a state from its tokens. The caller holds the node's `io`. Throws unless the result is
+// equal bit for bit.
 Session States::computed_again(Node& node, const Appender& append, Usage& usage) {
   const std::shared_ptr<const State> recipe = tokens_of(node);
   if (recipe == nullptr) refuse_lost(node, "no file has its tokens");
   if (const auto limit = replay_limit(*recipe))
-    refuse_lost(node, "its tokens do not give it: " + limit->reason);
-  const bool told = !usage.reason.empty();
+    refuse_lost(node, "its tokens alone do not give it: " + limit->reason);
+  const bool explained = !usage.reason.empty();
   usage = {0, node.positions, 0,
-           told         ? usage.reason
+           explained    ? usage.reason
            : in_files() ? "the state was kept as its tokens: computed again"
-                        : "the state had left memory: computed again from its tokens"};
+                        : "the state was evicted from memory: computed again from its tokens"};
   SessionOptions how = session_;
   how.kv_type = node.kv_type;
   Session session = replay(model_, *recipe, how, nullptr, append);
   const StateDigests found = digests_of(session);
   if (found.id != node.digests.id || found.state != node.digests.state)
-    refuse_lost(node, "its keys and values were not those that its tokens give");
+    refuse_lost(node, "its keys and values were not those of its tokens");
   try {
     if (in_files() && !directory_->has(node.id, ".recipe")) save_recipe(node, session);
   } catch (const std::exception& e) {
@@ -264,7 +262,7 @@ std::shared_ptr<States::Running> States::running(const std::string& client, cons
 }
 
 // Returns a session of a state if it is in memory or a sound file.
-std::optional<Session> States::at_hand(const NodePtr& node, const Appender& append) {
+std::optional<Session> States::from_memory_or_file(const NodePtr& node, const Appender& append) {
   if (auto session = in_memory(*node)) return session;
   std::unique_lock io(node->io_);
   if (auto session = in_memory(*node)) return session;
@@ -272,15 +270,15 @@ std::optional<Session> States::at_hand(const NodePtr& node, const Appender& appe
   std::optional<Session> session = from_file(*node, append, cost);
   if (!session) return std::nullopt;
   count({0, cost.recomputed, 0, ""});
-  return bring_back(node, std::move(io), std::move(*session), tokens_of(*node));
+  return put_back(node, std::move(io), std::move(*session), tokens_of(*node));
 }
 
-// Finds the longest beginning among states in memory or in files and prompts that are running. The
-// files of `lost` have turned out to be lost.
+// Finds the longest common beginning among states in memory, states in files, and running prompts.
+// States of `lost` are skipped.
 States::Longest States::longest(const std::string& client, std::span<const int32_t> ids,
                                 const std::set<NodePtr>& lost) const {
   Longest best;
-  std::pair<bool, uint64_t> rank;  // of two that share as many tokens: in memory; made before
+  std::pair<bool, uint64_t> rank;  // for ties: in memory first, then the older one
   const auto alike = [&](const std::vector<int32_t>& tokens) {
     return std::min(common_prefix(tokens, ids), ids.size() - 1);
   };
@@ -326,7 +324,7 @@ Session States::longest_prefix(const std::string& client, std::span<const int32_
   for (std::set<NodePtr> lost; !session && best.tokens > 0;) {
     if (best.running) {
       session.emplace(*std::move(best.running));
-    } else if ((session = at_hand(best.node, append))) {
+    } else if ((session = from_memory_or_file(best.node, append))) {
       from = best.node->client == client ? best.node->id : "another client's state";
     } else {
       lost.insert(best.node);

@@ -27,7 +27,7 @@ NodePtr States::find_here(const std::string& client, const std::string& id) {
   return node;
 }
 
-// What another server has made for this client: a handle proves that it is.
+// Returns a state that another server has made for this client. Only its owner knows the handle.
 NodePtr States::find_shared(const std::string& client, const std::string& id) {
   if (options_.shared == nullptr || !id.starts_with("st_")) return nullptr;
   RestoreOptions how;
@@ -53,15 +53,13 @@ NodePtr States::find(const std::string& client, const std::string& id, const std
     return found != ids.end() && found->second == client;
   };
   if (forgotten(expired_) || forgotten(expired_before_))
-    throw RequestError(
-        404, "state_expired",
-        fmt::format("{}: expected a state that the server still has, found {}, which "
-                    "was forgotten (--max-states, --ttl)",
-                    pointer, printable(id, 60)),
-        pointer);
-  throw RequestError(404, "no_such_state",
-                     pointer + ": expected a state of this client, found " + printable(id, 60),
-                     pointer);
+    throw RequestError(404, "state_expired",
+                       fmt::format("{}: the state {} has expired (--max-states, --ttl)", pointer,
+                                   printable(id, 60)),
+                       pointer);
+  throw RequestError(
+      404, "no_such_state",
+      fmt::format("{}: there is no state {} of this client", pointer, printable(id, 60)), pointer);
 }
 
 std::vector<NodePtr> States::list(const std::string& client) {
@@ -90,7 +88,7 @@ std::vector<States::InTree> States::conversations(const std::string& client) {
     }
   }
   std::deque<std::vector<int32_t>>
-      unshifted;  // transcripts of which a prune has shifted tokens out
+      unshifted;  // transcripts from which a prune has shifted tokens out
   std::vector<TreeItem> items;
   for (size_t i = 0; i < nodes.size(); ++i) {
     std::span<const int32_t> transcript;
@@ -111,12 +109,12 @@ std::vector<States::InTree> States::conversations(const std::string& client) {
   return all;
 }
 
-// Takes a node, whose `io` the caller holds, out of the tree. Its files stay. Its children then
-// hang under its parent: `children` are those whose files say otherwise. Returns false if it is out
-// already, or somebody has a claim.
+// Takes a node out of the tree and leaves its files. The caller holds its `io`. Its children become
+// children of its parent; `children` gets those whose files name another one. Returns false if it
+// is out already or a request has a claim.
 bool States::withdraw(Node& node, bool unless_claimed, std::vector<NodePtr>& children) {
-  constexpr size_t kMostParents = 100000;  // that are known of states that are gone
-  std::optional<Session> session;          // goes after the lock
+  constexpr size_t kMostParents = 100000;  // of removed states
+  std::optional<Session> session;          // freed after the lock
   const MutexLock lock(mutex_);
   Node::Changing& c = at(node);
   if (c.removed) return false;
@@ -141,8 +139,8 @@ bool States::withdraw(Node& node, bool unless_claimed, std::vector<NodePtr>& chi
   return true;
 }
 
-// Removes a node and its files. The files of its children name their new parent before, so that a
-// crash between loses no place in the tree.
+// Removes a node and its files. First writes the new parent into its children's files, so that a
+// crash loses no place in the tree.
 bool States::take_away(const NodePtr& node, bool unless_claimed) {
   std::vector<NodePtr> children;
   {
@@ -155,7 +153,7 @@ bool States::take_away(const NodePtr& node, bool unless_claimed) {
     describe_in_file(*child);
   }
   const std::lock_guard io(node->io_);
-  forget_files(node);
+  delete_files(node);
   return true;
 }
 

@@ -7,8 +7,8 @@
 namespace stet::serve {
 namespace {
 
-// The characters of a text that may be ill-formed which end at or before each of its bytes
-// `starts`.
+// Returns for each byte offset of `starts` the number of characters that end at or before it. The
+// text may be ill-formed.
 std::vector<size_t> characters_before(const std::string& bytes, const std::vector<size_t>& starts) {
   std::vector<size_t> counts;
   size_t at = 0, count = 0;
@@ -37,7 +37,7 @@ TextOffsets::TextOffsets(const Tokenizer* tokenizer) : tokenizer_(tokenizer) {
 }
 
 std::vector<size_t> TextOffsets::push(int32_t id) {
-  if (!stream_ || id >= tokenizer_->size()) {  // a model may have more rows than its tokenizer
+  if (!stream_ || id >= tokenizer_->size()) {  // a model may have more rows than the tokenizer
     waiting_.emplace_back();
     return stream_ && !stream_->pending().empty() ? std::vector<size_t>() : settle();
   }
@@ -53,8 +53,9 @@ std::vector<size_t> TextOffsets::finish(size_t at) {
   return offsets;
 }
 
-// Of tokens that have waited for each other: by their bytes, where these make the text; where a
-// decoder writes each byte that forms no character by itself, by what each token is alone.
+// Returns the offsets of tokens that have waited for each other. If their bytes make the text, each
+// starts at its bytes. If the decoder escapes bytes that form no character, each token is decoded
+// alone.
 std::vector<size_t> TextOffsets::settle() {
   std::string bytes, alone;
   std::vector<size_t> starts, starts_alone;

@@ -1,4 +1,4 @@
-// Where tokens begin in the text that they make, counted in characters.
+// The offsets of tokens in their text, counted in characters.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +10,18 @@
 
 namespace stet::serve {
 
-// How many characters a well-formed text has.
+// Returns the number of characters of a well-formed text.
 size_t characters(std::string_view text);
 
-// Tokens that share a character, or whose bytes form none, wait until their text is certain, so
-// that offsets do not depend on how a reply was cut into pieces.
+// Computes offsets. Tokens that share a character, or whose bytes form none, wait until their text
+// is certain. So offsets do not depend on the pieces in which a reply comes.
 class TextOffsets {
  public:
-  explicit TextOffsets(const Tokenizer* tokenizer);  // null: there is no text
+  explicit TextOffsets(const Tokenizer* tokenizer);  // null if there is no text
 
-  // Takes in the next token. Returns the offsets that are certain by now, in the order of the
-  // tokens.
+  // Adds the next token. Returns the offsets that have become certain, in the order of the tokens.
   std::vector<size_t> push(int32_t id);
-  // Returns all others. The next token begins a text of its own, which `at` characters precede.
+  // Returns all others. The next token begins a new text after `at` characters.
   std::vector<size_t> finish(size_t at = 0);
 
  private:
@@ -30,9 +29,9 @@ class TextOffsets {
 
   const Tokenizer* tokenizer_;
   std::optional<TextStream> stream_;
-  size_t at_ = 0;                     // characters before the tokens that wait
-  std::string text_;                  // of those
-  std::vector<std::string> waiting_;  // their bytes
+  size_t at_ = 0;                     // characters before the waiting tokens
+  std::string text_;                  // of the waiting tokens
+  std::vector<std::string> waiting_;  // the bytes of each
 };
 
 }  // namespace stet::serve

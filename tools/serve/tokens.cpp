@@ -1,4 +1,4 @@
-// Text and tokens of the model, without a state.
+// Tokenization and detokenization, without a state.
 #include <fmt/format.h>
 
 #include <iterator>
@@ -11,10 +11,10 @@ namespace stet::serve {
 
 namespace {
 
-// Of text that is to become tokens for their own sake.
+// Maximum bytes of a text to tokenize.
 constexpr size_t kMostText = size_t{1} << 20;
 
-// As text at once: values of a JSON library take ten times as much memory.
+// Builds the text directly: values of a JSON library take ten times as much memory.
 std::string tokens_json(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
   std::string json =
       fmt::format("{{\"tokens\":[{}],\"count\":{},\"pieces\":[", fmt::join(ids, ","), ids.size());

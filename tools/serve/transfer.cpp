@@ -1,4 +1,4 @@
-// States as snapshot files, out of the server and into it.
+// Download and upload of states as snapshot files.
 #include <fmt/format.h>
 
 #include <cstdlib>
@@ -12,7 +12,7 @@
 namespace stet::serve {
 namespace {
 
-// A directory of this process alone, which goes with the object.
+// A directory of this process, removed by the destructor.
 class TemporaryDirectory {
  public:
   TemporaryDirectory() : path_((std::filesystem::temp_directory_path() / "stet-XXXXXX").string()) {
@@ -31,14 +31,14 @@ class TemporaryDirectory {
   std::string path_;
 };
 
-// The state of ?over=, as a full snapshot in a file of its own; null where none is asked for.
+// Writes the state of ?over= as a full snapshot to a file. Returns null without ?over=.
 std::unique_ptr<Snapshot> parent_of(Service& service, const Caller& caller, const Request& request,
                                     const TemporaryDirectory& directory) {
   const std::string id = request.query_or("over", "");
   if (id.empty()) return nullptr;
   const NodePtr node = service.states.find(caller.client, id, "?over");
   Session session = service.open(caller, node);
-  // By this name a client has it, where it keeps what it downloads.
+  // The name under which a client keeps the file that it downloads.
   const std::string path = directory / (node->id + ".stet").c_str();
   SaveOptions save;
   save.tokenizer = service.tokenizer.get();
@@ -48,11 +48,11 @@ std::unique_ptr<Snapshot> parent_of(Service& service, const Caller& caller, cons
 
 }  // namespace
 
-// A recipe is computed here, so its state is as good as any; what came as keys and values is not,
-// until it was verified. A delta says what its parent has to be.
+// Uploads a state. A recipe is computed here and counts as verified; keys and values do not, until
+// they are verified. A delta states which parent it needs.
 Response upload_state(Service& service, const Request& request, const Parts&) {
   if (request.body.empty())
-    throw RequestError(400, "empty_body", "expected the bytes of a snapshot, found none");
+    throw RequestError(400, "empty_body", "the body is empty: send the bytes of a snapshot");
   Snapshot snapshot =
       Snapshot::parse(std::as_bytes(std::span(request.body)), "the uploaded snapshot");
   const SnapshotForm form = snapshot.meta().form;
@@ -63,7 +63,10 @@ Response upload_state(Service& service, const Request& request, const Parts&) {
                printable(snapshot.meta().parent, 80),
            "nothing", "missing_field");
   if (form != SnapshotForm::delta && over)
-    refuse("?over", "a delta with it", snapshot_form_name(form));
+    throw RequestError(400, "invalid_value",
+                       fmt::format("?over is for deltas, and this is a {} snapshot; leave it out",
+                                   snapshot_form_name(form)),
+                       "?over");
   RestoreOptions how;
   how.session = service.session;
   how.tokenizer = service.tokenizer.get();
@@ -94,8 +97,10 @@ Response download_state(Service& service, const Request& request, const Parts& p
   const auto form = parse_snapshot_form(name);
   if (!form) refuse("?form", "full, recipe or delta", printable(name, 40));
   if ((*form == SnapshotForm::delta) != !over.empty())
-    refuse("?over", "the id of a state with form=delta, and with no other form",
-           over.empty() ? "nothing" : printable(over, 60));
+    throw RequestError(400, "invalid_value",
+                       over.empty() ? "?form=delta needs ?over, the id of the state to compare with"
+                                    : "?over is for ?form=delta; leave it out",
+                       "?over");
   const Caller caller = service.caller(request);
   Session session = service.open(caller, node);
   const TemporaryDirectory directory;

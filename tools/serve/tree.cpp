@@ -7,7 +7,7 @@
 namespace stet::serve {
 namespace {
 
-// A radix tree of transcripts. A branch's label is what it adds to those above it.
+// A radix tree of transcripts. A branch's label is the tokens that it adds to its ancestors.
 class Branches {
  public:
   explicit Branches(std::span<const TreeItem> items) : items_(items), all_(1) {}
@@ -33,7 +33,7 @@ class Branches {
   size_t size() const { return all_.size(); }
   size_t above(size_t branch) const { return all_[branch].above; }
 
-  // All branches, each behind the one above it.
+  // Returns all branches, each after its ancestors.
   std::vector<size_t> downwards() const {
     std::vector<size_t> order(all_.size());
     std::iota(order.begin(), order.end(), size_t{0});
@@ -45,8 +45,8 @@ class Branches {
  private:
   struct Branch {
     size_t above = 0;
-    size_t item = 0;  // one whose transcript begins with this branch and all above it
-    size_t end = 0;   // how many tokens these are
+    size_t item = 0;  // one whose transcript begins with this branch and its ancestors
+    size_t end = 0;   // their number of tokens
   };
 
   static uint64_t key(size_t branch, int32_t token) {
@@ -61,7 +61,7 @@ class Branches {
     return n;
   }
 
-  // Puts a branch that ends at `end` between two. Returns it.
+  // Inserts a branch that ends at `end` between two others, and returns it.
   size_t split(size_t above, size_t below, size_t end) {
     const std::span<const int32_t> ids = items_[all_[below].item].transcript;
     const size_t middle = all_.size();
@@ -73,13 +73,13 @@ class Branches {
   }
 
   std::span<const TreeItem> items_;
-  std::vector<Branch> all_;  // the first one is the root, which has no token
+  std::vector<Branch> all_;  // the first one is the root, which has no tokens
   std::unordered_map<uint64_t, size_t> below_;
 };
 
 constexpr size_t kNone = SIZE_MAX;
 
-// For each item the one that its parent names.
+// Returns for each item the index of its parent by operation.
 std::vector<size_t> parents_of(std::span<const TreeItem> items) {
   std::unordered_map<std::string_view, size_t> by_id;
   for (size_t i = 0; i < items.size(); ++i) by_id.emplace(items[i].id, i);
@@ -102,7 +102,7 @@ std::vector<size_t> conversation_tree(std::span<const TreeItem> items) {
   for (size_t i = 0; i < items.size(); ++i) {
     if (count[ends[i]]++ == 0) first[ends[i]] = i;
   }
-  // For each branch the nearest one above it at which an item ends; 0: none, or the empty ones.
+  // The nearest ancestor of each branch at which an item ends; 0 if none or only empty ones.
   std::vector<size_t> under(branches.size(), 0);
   for (const size_t b : branches.downwards()) {
     const size_t above = branches.above(b);
@@ -118,7 +118,7 @@ std::vector<size_t> conversation_tree(std::span<const TreeItem> items) {
     if (target == 0) continue;
     hangs[i] = first[target];
     if (count[target] == 1) continue;
-    // Operations may lead in a circle: a state that was deleted can be made again of its own child.
+    // Operations may form a cycle: a deleted state can be made again from its own child.
     for (size_t p = parents[i]; p != kNone && seen[p] != i; p = parents[p]) {
       seen[p] = i;
       if (ends[p] != target && !(placed[p] && under[ends[p]] == target)) continue;

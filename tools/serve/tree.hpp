@@ -1,4 +1,4 @@
-// The tree of conversations: which state goes on from which, by their tokens alone.
+// The tree of conversations: which state continues which, by their tokens alone.
 #pragma once
 
 #include <cstddef>
@@ -9,18 +9,18 @@
 
 namespace stet::serve {
 
-// A state as the tree sees it.
+// A state as an item of the tree.
 struct TreeItem {
-  std::span<const int32_t> transcript;  // [tokens], those that a prune has shifted out among them
+  std::span<const int32_t> transcript;  // [tokens], including those that a prune has shifted out
   std::string_view id;
-  std::string_view parent;  // the state from which an operation made it; "": none
+  std::string_view parent;  // id of the state from which an operation made it, or ""
 };
 
 constexpr size_t kTreeRoot = SIZE_MAX;
 
-// Returns for each item the index of the one that it hangs under, or kTreeRoot. That is the longest
-// one whose transcript is a beginning of its own: shorter, and not empty. Among equal ones it is
-// the one that led to the item by operations, else the first. Takes time linear in the tokens.
+// Returns for each item the index of its parent in the tree, or kTreeRoot. The parent is the item
+// with the longest transcript that is a proper, non-empty beginning of its own. Among equals, it is
+// the one from which operations made the item, else the first. Takes linear time in the tokens.
 std::vector<size_t> conversation_tree(std::span<const TreeItem> items);
 
 }  // namespace stet::serve

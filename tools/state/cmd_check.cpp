@@ -1,4 +1,4 @@
-// stet check: that snapshots and packed checkpoints are what was written, without a model.
+// stet check: compares snapshots and packed checkpoints with their digests, without a model.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -21,7 +21,7 @@ std::string count_text(size_t count, const char* thing) {
   return fmt::format("{} {}{}", count, thing, count == 1 ? "" : "s");
 }
 
-// What only a computation can tell.
+// Returns what remains unproved, since only a computation could prove it.
 std::string unproved(const Snapshot& s) {
   if (s.meta().form == SnapshotForm::recipe)
     return "keys, values and logits, of which a recipe has digests alone (stet verify)";
@@ -33,7 +33,7 @@ std::string unproved(const Snapshot& s) {
 
 Json check_snapshot(const std::string& path, const CheckCommand& o) {
   const Snapshot s = open_state(path);
-  // Several files may be deltas of one parent, beside others that need none.
+  // Several files may be deltas of one parent, next to others without a parent.
   const SnapshotCheck done = s.meta().form == SnapshotForm::delta
                                  ? open_state_with_parents(path, o.parent).check(o.threads)
                                  : s.check(o.threads);
@@ -77,13 +77,13 @@ std::string sound_text(const Json& j) {
   return text + "; not proved: " + j["not_proved"].get<std::string>();
 }
 
-// A parent is named for deltas alone.
+// Throws a UsageError for --parent if there is no delta.
 void refuse_parent(const CheckCommand& o) {
   if (!o.parent) return;
   for (const std::string& path : o.paths) {
     if (open_state(path).meta().form == SnapshotForm::delta) return;
   }
-  throw UsageError("--parent: of no use: there is no delta");
+  usage_error("--parent is for deltas, and no file here is one");
 }
 
 void run(const CheckCommand& o) {
@@ -113,9 +113,8 @@ void run(const CheckCommand& o) {
 
 void add_check(Command& app) {
   const auto o = std::make_shared<CheckCommand>();
-  Command* sub = app.add_subcommand("check",
-                                    "Prove without a model that every byte of a snapshot, or of "
-                                    "packed weights, is what was written.");
+  Command* sub = app.add_subcommand(
+      "check", "Compare a snapshot or packed weights with their digests, without a model.");
   sub->add_option("path", o->paths, "snapshots, or directories with packed weights")
       ->required()
       ->type_name("FILE|DIR ...");

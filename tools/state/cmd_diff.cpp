@@ -1,4 +1,4 @@
-// stet diff: two snapshots, part by part.
+// stet diff: compares two snapshots part by part.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,12 +18,12 @@ struct DiffCommand {
 Json number_json(const Difference& d, const std::optional<double>& number,
                  const std::string& text) {
   if (!number) return text;
-  // Token ids and counts are whole.
+  // Token ids and counts are integers.
   return d.element < 0 ? Json(static_cast<int64_t>(*number)) : Json(*number);
 }
 
-// The one whose tokens the other begins with: "a", "b", or "" where they are as many or part
-// earlier.
+// Returns the snapshot whose tokens the other begins with: "a" or "b". Returns "" if they are of
+// equal length or differ earlier.
 std::string prefix_of(const Comparison& c, const Snapshot& a, const Snapshot& b) {
   const int64_t in_a = a.meta().positions, in_b = b.meta().positions;
   if (in_a == in_b || c.common_tokens < std::min(in_a, in_b)) return "";
@@ -111,8 +111,7 @@ void print_layers(const Comparison& c) {
   }
 }
 
-// "equal: state ...", "different: tokens, logits", and how far the two agree where one goes on from
-// the other.
+// Returns "equal: state ..." or "different: tokens, logits", and the common beginning.
 std::string verdict(const Comparison& c, const Snapshot& a, const Snapshot& b) {
   std::vector<std::string> different, skipped;
   for (const Comparison::Part& part : c.parts) {
@@ -148,13 +147,13 @@ void print_comparison(const DiffCommand& o, const Comparison& c, const Snapshot&
   out(verdict(c, a, b));
 }
 
-// A parent is named for a delta alone.
+// Opens a snapshot. Throws a UsageError for a parent if it is no delta.
 Snapshot open_side(const std::string& path, const std::optional<std::string>& parent,
                    const char* option) {
   Snapshot s = open_state(path);
   if (!parent) return s;
   if (s.meta().form != SnapshotForm::delta)
-    throw UsageError(fmt::format("{}: {} is no delta, it needs no parent", option, path));
+    usage_error(fmt::format("{} is for deltas, and {} holds all of its state", option, path));
   s.find_parents(parent);
   return s;
 }
@@ -188,9 +187,9 @@ void add_diff(Command& app) {
   const auto o = std::make_shared<DiffCommand>();
   Command* sub = app.add_subcommand(
       "diff",
-      "Two snapshots, part by part: what is equal, where they first differ, and by how much.");
+      "Compare two snapshots part by part, and show where they first differ and by how much.");
   sub->add_option("a", o->a, "a snapshot")->required()->type_name("FILE");
-  sub->add_option("b", o->b, "another one")->required()->type_name("FILE");
+  sub->add_option("b", o->b, "the snapshot to compare it with")->required()->type_name("FILE");
   sub->add_option("--parent", o->parent_a, "the snapshot that a, a delta, was made from")
       ->type_name("FILE");
   sub->add_option("--other-parent", o->parent_b, "the snapshot that b, a delta, was made from")

@@ -1,4 +1,4 @@
-// stet equivalence: one generation, by every way that a state can take.
+// stet equivalence: generates one reply in every way that a state can be made.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct EquivalenceCommand {
   bool json = false;
 };
 
-// A directory for the files of the run; goes away with it.
+// A directory for the files of the run, removed by its destructor.
 class Folder {
  public:
   Folder() {
@@ -45,7 +45,7 @@ class Folder {
 
 struct Way {
   std::string name;
-  std::function<Session(const Session& prompted)> begin;  // the state from which the reply is drawn
+  std::function<Session(const Session& prompted)> begin;  // makes the state before the reply
 };
 
 struct Result {
@@ -56,7 +56,7 @@ struct Result {
   std::optional<Difference> difference;
 };
 
-// Everything that tells of the way is in the closure: which file, which form, which kernels.
+// Returns the ways. Each closure holds the specifics: file, form, kernels.
 std::vector<Way> ways(const EquivalenceCommand& o, const std::shared_ptr<const Model>& model,
                       const Tokenizer* tokenizer, const Folder& folder) {
   const SessionOptions session_options = o.model.session_options();
@@ -121,7 +121,7 @@ Result take(const std::string& name, Session session, const Tokenizer* tokenizer
   r.reply.text += end_reply(session, tokenizer);
   r.reply_s = seconds() - middle;
   r.digests = digests_of(session);
-  tell_healed(session);
+  report_healed(session);
   keep->emplace(std::move(session));
   return r;
 }
@@ -149,7 +149,7 @@ void print(const std::vector<Result>& results, const EquivalenceCommand& o) {
   out(fmt::format("{}\n", printable(results[0].reply.text, 400)));
 }
 
-// Another program's logits, by many ways.
+// Compares the logits of another program with themselves, in many ways.
 void compare_with(const EquivalenceCommand& o, const Prompts& prompts, const Model& model) {
   std::vector<int32_t> ids;
   for (const Prompt& p : prompts) ids.insert(ids.end(), p.ids.begin(), p.ids.end());
@@ -174,14 +174,14 @@ void run_equivalence(EquivalenceCommand& o) {
   Session session(model, o.model.session_options());
   session.generation() = default_generation(*model);
   o.sampling.apply(session.generation(), model->config().vocab_size);
-  o.sampling.tell_idle(session.generation());
-  o.sampling.tell_seed(session.generation());
+  o.sampling.report_idle(session.generation());
+  o.sampling.report_seed(session.generation());
   const Exchange::Kind kind = kind_of(o.prompt, session, tokenizer);
   Exchange exchange(std::move(session), tokenizer, kind);
   exchange.set_system(o.prompt.system);
   for (const Prompt& prompt : prompts) exchange.prompt(prompt);
   Session prompted = std::move(exchange.session());
-  prompted.chat() = ChatState();  // the tokens are compared, not who said them
+  prompted.chat() = ChatState();  // compare tokens, not roles
   std::vector<Result> results;
   std::optional<Session> normal, other;
   const auto cases = ways(o, model, tokenizer.get(), folder);
@@ -207,21 +207,21 @@ void run_equivalence(EquivalenceCommand& o) {
 void add_equivalence(Command& app) {
   const auto o = std::make_shared<EquivalenceCommand>();
   Command* sub = app.add_subcommand("equivalence",
-                                    "Compare one generation by every way a state can take: "
-                                    "cached, saved, loaded, computed again.");
+                                    "Generate one reply in every way (cached, saved, loaded, "
+                                    "computed again) and compare the bits.");
   o->prompt.add_to(*sub);
   o->prompt.add_messages_to(*sub);
   o->sampling.add_to(*sub);
   sub->add_option("-n,--max-tokens", o->generate.max_tokens,
-                  "most tokens of the reply (default: 64)")
+                  "maximum tokens of the reply (default: 64)")
       ->type_name("N")
       ->check(integer(1, INT64_MAX))
       ->group("Stopping");
-  sub->add_flag("--ignore-eos", o->generate.ignore_eos, "go on past stop tokens")
+  sub->add_flag("--ignore-eos", o->generate.ignore_eos, "continue past stop tokens")
       ->group("Stopping");
   sub->add_flag("--json", o->json, "print JSON")->group("Output");
   sub->add_option("--against", o->against,
-                  "ask this program instead, whatever it runs (docs/equivalence.md)")
+                  "ask this program instead, whatever it runs (docs/lab.md)")
       ->type_name("CMD");
   o->model.add_to(*sub);
   sub->callback([o] {

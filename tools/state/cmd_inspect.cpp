@@ -1,4 +1,4 @@
-// stet inspect: what is in a snapshot or a checkpoint.
+// stet inspect: shows the contents of a snapshot or a checkpoint.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -18,16 +18,16 @@
 namespace stet::tool {
 namespace {
 
-constexpr size_t kNotesLimit = size_t{64} << 20;  // of a file that may hold notes
+constexpr size_t kNotesLimit = size_t{64} << 20;  // bytes of a file that may hold notes
 
 struct InspectCommand {
   std::string path, model;
-  CheckpointOption checkpoint;  // `path`, where it is one
+  CheckpointOption checkpoint;  // `path`, if it is a checkpoint
   bool json = false, check = false;
-  int64_t memory = 0;  // positions
+  int64_t memory = 0;  // positions of --kv-memory
 };
 
-// Nothing in it may drive a terminal: names come from the file.
+// Returns a value as text. Escapes control characters, since names come from the file.
 std::string cell(const Json& value) {
   if (value.is_string())
     return value.get<std::string>().empty() ? "none"
@@ -35,7 +35,7 @@ std::string cell(const Json& value) {
   return printable(dump(value), SIZE_MAX);
 }
 
-// "name value" of every field of one row.
+// Returns "name value" for every field of one row.
 std::vector<std::string> columns(const Json& row) {
   std::vector<std::string> out;
   for (const auto& [name, value] : row.items()) out.push_back(name + " " + cell(value));
@@ -61,7 +61,7 @@ void print_elements(const Json& rows) {
 void print_table(const Json& j) {
   for (const auto& [key, value] : j.items()) {
     const bool list = value.is_array() && !value.empty() && value[0].is_object();
-    if (key == "blocks") continue;  // thousands of names: in the JSON form
+    if (key == "blocks") continue;  // thousands of names; only --json prints them
     if (key == "elements") {
       print_elements(value);
       continue;
@@ -88,8 +88,8 @@ Json turns_json(const GenerationState& g) {
   return turns;
 }
 
-// Where keys or values were changed; null: everywhere. Of ranges and copies also how far, how, and
-// where from.
+// Returns the ranges in which keys or values were changed; null stands for all. Ranges and copies
+// also give the extent, the kind and the source.
 Json edits_json(const std::vector<KvEdit>& edits) {
   static constexpr const char* kHows[] = {"set", "scale", "copy"};
   const auto index = [](int64_t i) { return i < 0 ? Json(nullptr) : Json(i); };
@@ -124,8 +124,8 @@ Json interventions_json(const std::vector<Intervention>& all) {
   return list;
 }
 
-// The object, with the lists of a snapshot that may be long behind the rest, which take no memory
-// on their way out.
+// Prints the object. The long lists of a snapshot come last and are streamed, which takes no
+// memory.
 void print_json(Json j, const Snapshot* s) {
   if (s != nullptr) j.erase("prunes");
   std::string text = dump(j, 2);
@@ -143,17 +143,17 @@ void print_json(Json j, const Snapshot* s) {
   out(text + "\n");
 }
 
-// What the model at hand has for each fingerprint; empty without one.
+// Fingerprints of the model given by -m, by element; empty without one.
 using Present = std::map<std::string, std::string>;
 
-// Nothing is copied of a state that its tokens give.
+// Returns the limit of replay. Copies nothing if the tokens give the whole state.
 std::optional<ReplayLimit> limit_of(const Snapshot& s) {
   if (s.meta().edits.empty() && is_replayable(s.meta().contract)) return std::nullopt;
   return replay_limit(s.recipe());
 }
 
-// The elements of a state, one by one: what the snapshot has of each, and whether the model at hand
-// is the one.
+// Returns the elements of a state: the snapshot's content of each, and whether the given model
+// matches.
 Json elements_json(const Snapshot& s, const Present& present) {
   const SnapshotMeta& m = s.meta();
   Json rows = Json::array();
@@ -234,9 +234,9 @@ Json elements_json(const Snapshot& s, const Present& present) {
   add("text held back",
       fmt::format("{} bytes, decoder state {} bytes", g.held.size(), g.stream.size()),
       g.held.size() + g.stream.size(), "");
-  if (s.windowed_blocks() > 0)
-    add("window only", fmt::format("{} blocks without windowed layers", s.windowed_blocks()), 0,
-        "");
+  if (s.count_window_only_blocks() > 0)
+    add("window only",
+        fmt::format("{} blocks without windowed layers", s.count_window_only_blocks()), 0, "");
   add("prunes", fmt::format("{}", m.prunes.size()), 0, "");
   const auto limit = limit_of(s);
   add("edits",
@@ -256,7 +256,7 @@ Json elements_json(const Snapshot& s, const Present& present) {
   return rows;
 }
 
-// For the table: no more than a person reads, and how many tokens went.
+// Returns the first prunes, as many as fit a table, and the number of removed tokens.
 Json first_prunes_json(const std::vector<Prune>& prunes) {
   constexpr size_t kShown = 100;
   Json list = Json::array();
@@ -337,20 +337,20 @@ Json describe(const Snapshot& s, const Present& present) {
   return j;
 }
 
-// With weights as they are.
+// Loads the model under the contract of its weights.
 std::shared_ptr<const Model> load_own(const CheckpointOption& checkpoint) {
   const auto source = checkpoint.source();
   return Model::load(source, 0, contract_of_weights(*source));
 }
 
-// The member "stet" of a file that was made out of a GGUF file; {} for others.
+// Returns the member "stet" of a file made from a GGUF file, or {}.
 Json notes_of(const FileSource& source, const char* file) {
   if (!source.has(file)) return Json::object();
   const Json text = Json::parse(source.read(file, kNotesLimit), nullptr, false);
   return text.is_object() ? text.value("stet", Json::object()) : Json::object();
 }
 
-// The stop tokens, each with its text and with what says that it is one.
+// Returns the stop tokens, each with its text and its source.
 Json stops_json(const Model& model, const Tokenizer* tokenizer, const FileSource& source) {
   const Json from = notes_of(source, "generation_config.json").value("eos_token_id", Json::array());
   const std::vector<int32_t>& ids = model.generation().eos_ids;
@@ -415,7 +415,7 @@ Json describe(const Model& model, const std::shared_ptr<const Tokenizer>& tokeni
   return j;
 }
 
-// What keys and values of so many positions take, by config.json alone.
+// Returns the memory of keys and values of `positions` positions, from config.json only.
 Json memory_json(const ModelConfig& c, int64_t positions) {
   Json j{{"family", c.family}, {"positions", positions}};
   const int64_t every = WindowOptions().checkpoint_every;
@@ -440,8 +440,7 @@ void run_memory(const InspectCommand& o) {
     print_table(j);
 }
 
-// A directory, a GGUF file, and what is neither those nor a state: a name on the Hub, or one file
-// of a checkpoint.
+// Returns true for a directory, a GGUF file, a name on the Hub, or one file of a checkpoint.
 bool is_checkpoint(const std::string& path) {
   std::error_code ignored;
   if (std::filesystem::is_directory(path, ignored) || path.ends_with(".gguf")) return true;
@@ -456,10 +455,11 @@ void run(InspectCommand& o) {
   Json j;
   std::optional<Snapshot> snapshot;
   if (!checkpoint && (o.checkpoint.overrides.any() || !chosen_pre().empty()))
-    throw UsageError("--chat-template, --eos, --pre: of no use: " + o.path + " is a snapshot");
+    usage_error("--chat-template, --eos and --pre are for checkpoints, and " + o.path +
+                " is a snapshot");
   if (checkpoint) {
     if (!o.model.empty())
-      throw UsageError("--model: of no use: " + o.path + " is a checkpoint itself");
+      usage_error("--model is for snapshots, and " + o.path + " is a checkpoint itself");
     o.checkpoint.directory = o.path;
     const auto source = o.checkpoint.source();
     const size_t checked = o.check ? check_packed(*source) : 0;
@@ -489,16 +489,16 @@ void run(InspectCommand& o) {
 
 void add_inspect(Command& app) {
   const auto o = std::make_shared<InspectCommand>();
-  Command* sub = app.add_subcommand("inspect", "What is in a snapshot or a checkpoint.");
-  sub->add_option("path", o->path, "a snapshot, or a checkpoint: a directory or a .gguf file")
+  Command* sub = app.add_subcommand("inspect", "Show the contents of a snapshot or a checkpoint.");
+  sub->add_option("path", o->path, "a snapshot, a directory of a checkpoint, or a .gguf file")
       ->required()
       ->type_name("FILE|DIR");
-  sub->add_option("-m,--model", o->model, "a checkpoint directory: does the snapshot match it?")
+  sub->add_option("-m,--model", o->model, "compare the snapshot with this checkpoint")
       ->type_name("DIR");
   o->checkpoint.add_overrides_to(*sub);
-  sub->add_flag("--check", o->check, "compare packed weights with their digests, every byte");
+  sub->add_flag("--check", o->check, "compare packed weights with their digests");
   sub->add_option("--kv-memory", o->memory,
-                  "bytes of the keys and values of N positions, by a directory's config.json alone")
+                  "print the bytes of keys and values of N positions, from config.json only")
       ->type_name("N")
       ->check(integer(1, 1 << 24));
   sub->add_flag("--json", o->json, "print JSON");

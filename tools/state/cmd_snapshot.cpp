@@ -1,4 +1,4 @@
-// stet prune, convert, verify: what is done with a snapshot beside resuming it.
+// stet prune, convert and verify: operations on a snapshot other than resuming it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ void add_snapshot(Command& app, SnapshotCommand& o) {
   app.add_flag("--json", o.json, "print a JSON object");
 }
 
-// Options that would do nothing are a wrong command line.
+// Throws a UsageError for options that would have no effect.
 void refuse(const Command& app, const std::vector<std::string>& names, const std::string& reason) {
   for (const std::string& name : names) {
     if (app.count(name) > 0) throw UsageError(name + ": " + reason);
@@ -40,7 +40,7 @@ Snapshot open_snapshot(const Command& app, const SnapshotCommand& o) {
   const Snapshot snapshot = open_state(o.snapshot);
   if (snapshot.meta().form == SnapshotForm::delta)
     return open_state_with_parents(o.snapshot, o.parent);
-  refuse(app, {"--parent"}, "of no use: " + o.snapshot + " is no delta");
+  refuse(app, {"--parent"}, "this option is for deltas, and " + o.snapshot + " is none");
   return snapshot;
 }
 
@@ -55,7 +55,7 @@ void run_prune(const Command& app, SnapshotCommand& o) {
   check_writable(o.output);
   const Snapshot snapshot = open_snapshot(app, o);
   if (!o.save.with_weights && !o.save.with_tokenizer)
-    refuse(app, {"--model"}, "of no use without --with-weights or --with-tokenizer");
+    refuse(app, {"--model"}, "this option needs --with-weights or --with-tokenizer");
   choose_checkpoint(o.model, snapshot);
   State state = snapshot.state();
   PruneOptions options = o.prune;
@@ -77,20 +77,21 @@ void run_prune(const Command& app, SnapshotCommand& o) {
 const std::vector<std::string> kComputing = {"--compute", "--gemm",  "--threads", "--team",
                                              "--isa",     "--chunk", "--check",   "--no-mmap"};
 
-// A model is loaded to compute a recipe, or to be put into the snapshot; a checkpoint may bring its
-// tokenizer alone.
+// Refuses options of models that would have no effect. A model is loaded only to compute a recipe
+// or to be included; a checkpoint may also give only its tokenizer.
 void refuse_model_options(const Command& app, const SnapshotCommand& o, const Snapshot& snapshot) {
   if (snapshot.meta().form == SnapshotForm::recipe) return;
   refuse(app, kComputing,
-         "of no use: nothing is computed, since " + o.snapshot + " has its keys and values");
+         "this option has no effect, since nothing is computed: " + o.snapshot +
+             " has its keys and values");
   if (!o.save.with_weights && !o.save.with_tokenizer) {
     refuse(app, {"--model"},
-           "of no use: " + o.snapshot +
-               " has its keys and values (for --with-weights or --with-tokenizer)");
+           "this option is for --with-weights and --with-tokenizer, since " + o.snapshot +
+               " has its keys and values");
   }
 }
 
-// Computed again from a recipe, or as it is in the file.
+// Returns the state: computed from a recipe, or as stored.
 State state_of(SnapshotCommand& o, const Snapshot& snapshot) {
   if (snapshot.meta().form != SnapshotForm::recipe) {
     const int64_t capacity = o.model.session.capacity;
@@ -100,7 +101,7 @@ State state_of(SnapshotCommand& o, const Snapshot& snapshot) {
   }
   choose_contract(o.model, snapshot);
   ModelOptions model = o.model;
-  model.kv = "";  // of the recipe; another type is made of the state
+  model.kv = "";  // use the recipe's type; the state is converted afterwards
   Session session = restore_session(snapshot, model, {}, nullptr);
   return session.state();
 }
@@ -142,7 +143,7 @@ Json proved_json(const VerifyReport& report) {
   return j;
 }
 
-// Of a state of which tokens give nothing there is nothing to verify.
+// Throws if the tokens give no part of the state, so that nothing can be verified.
 void refuse_unprovable(const Snapshot& snapshot) {
   const std::vector<bool> blocks = replayable_blocks(snapshot);
   if (blocks.empty() || std::ranges::count(blocks, true) > 0) return;
@@ -152,7 +153,7 @@ void refuse_unprovable(const Snapshot& snapshot) {
               limit ? "none: " + limit->reason : "none");
 }
 
-// 1 when something differs.
+// Returns the exit status: 1 if anything differs.
 int run_verify(const Command& app, SnapshotCommand& o) {
   const Snapshot snapshot = open_snapshot(app, o);
   refuse_unprovable(snapshot);
@@ -194,18 +195,19 @@ void exit_with(int status) {
 
 void add_prune(Command& app) {
   const auto o = std::make_shared<SnapshotCommand>();
-  Command* sub = app.add_subcommand("prune", "Take positions out of a snapshot: needs no model.");
+  Command* sub = app.add_subcommand("prune", "Remove positions from a snapshot, without a model.");
   add_snapshot(*sub, *o);
   sub->add_output(o->output, "the pruned snapshot")->required();
-  sub->add_option("--keep-last", o->prune.keep_last, "positions kept at the end")
+  sub->add_option("--keep-last", o->prune.keep_last, "number of positions to keep at the end")
       ->required()
       ->type_name("N")
       ->check(integer(0, INT64_MAX));
-  sub->add_option("--sinks", o->prune.sinks, "positions kept at the beginning (default: 0)")
+  sub->add_option("--sinks", o->prune.sinks,
+                  "number of positions to keep at the beginning (default: 0)")
       ->type_name("K")
       ->check(integer(0, INT64_MAX));
   sub->add_option("--positions", o->positions,
-                  "keep: the gap is masked (default); shift: later positions move up")
+                  "keep (default): later positions stay; shift: they move up over the gap")
       ->type_name("HOW")
       ->check(one_of({"keep", "shift"}));
   o->save.add_to(*sub);
@@ -215,9 +217,9 @@ void add_prune(Command& app) {
 
 void add_convert(Command& app) {
   const auto o = std::make_shared<SnapshotCommand>();
-  Command* sub = app.add_subcommand("convert",
-                                    "The same state in another form, with another capacity "
-                                    "(--ctx), or rounded to another type (--kv).");
+  Command* sub = app.add_subcommand(
+      "convert",
+      "Convert a snapshot to another form, capacity (--ctx) or type of keys and values (--kv).");
   add_snapshot(*sub, *o);
   sub->add_output(o->output, "the converted snapshot")->required();
   o->save.add_to(*sub);
@@ -235,8 +237,7 @@ void add_verify(Command& app) {
       "compare digests of each layer of each block: names the first that differs, and needs no "
       "keys and values in the file");
   o->model.add_to(*sub);
-  for (const char* fixed : {"--ctx", "--kv"})
-    sub->remove_option(fixed);  // as the snapshot has them
+  for (const char* fixed : {"--ctx", "--kv"}) sub->remove_option(fixed);  // set by the snapshot
   sub->callback([o, sub] { exit_with(run_verify(*sub, *o)); });
 }
 

@@ -1,4 +1,4 @@
-// How subcommands tell of a difference between two states.
+// The JSON form of a difference between two states.
 #pragma once
 
 #include "stet/snapshot/compare.hpp"
@@ -6,7 +6,7 @@
 
 namespace stet::tool {
 
-// Numbers are numbers; what does not apply is null.
+// Returns the object; fields that do not apply are null.
 Json difference_json(const Difference& difference);
 
 }  // namespace stet::tool

@@ -1,4 +1,4 @@
-// stet store: what is done with a store itself.
+// stet store: operations on a store.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 
 struct StoreCommand {
   std::string action;
-  std::vector<std::string> words;  // behind the action
+  std::vector<std::string> words;  // the arguments after the action
   std::string output, to, budget, name;
   int64_t grace = 14 * 24 * 3600;
   bool dry_run = false, remove = false, json = false;
@@ -50,7 +50,7 @@ uint64_t size_of_text(const std::string& text) {
   return std::stoull(number) << shifts.at(unit);
 }
 
-// Exactly so many words behind the action, or up to `most`.
+// Throws a UsageError unless there are `least` to `most` arguments.
 void require_words(const StoreCommand& o, size_t least, size_t most, const std::string& usage) {
   if (o.words.size() < least || o.words.size() > most)
     usage_error("store " + o.action, usage, std::to_string(o.words.size()) + " arguments");
@@ -62,7 +62,7 @@ std::string counted(uint64_t n, const std::string& what) {
 
 std::string reference(const std::string& word) { return is_in_store(word) ? word.substr(6) : word; }
 
-// ---------------------------------------------------------------- making one
+// ---------------------------------------------------------------- init
 
 void run_init(const StoreCommand& o) {
   require_words(o, 0, 1, "stet store init [URL]");
@@ -75,12 +75,12 @@ void run_init(const StoreCommand& o) {
     std::filesystem::create_directories(std::filesystem::path(key).parent_path(), ignored);
     StoreKey::random().save(key);
   }
-  const std::string name = open_store(url)->url();  // without a password
+  const std::string name = open_store(url)->url();  // the URL without a password
   say("{}: a new store; writers' key: {} ({})\n", printable(name), printable(key),
       made ? "new: copy it to every machine that is to use the store" : "as it was there");
 }
 
-// ---------------------------------------------------------------- in and out
+// ---------------------------------------------------------------- put, get, push, pull
 
 void run_put(StoreCommand& o) {
   require_words(o, 1, 1, "stet store put FILE [--name NAME]");
@@ -92,13 +92,13 @@ void run_put(StoreCommand& o) {
   const auto tokenizer = tokenizer_of(snapshot, o.model);
   Session session = restore_session(snapshot, o.model, o.restore.how, tokenizer.get());
   const StateDigests digests = store_session(session, tokenizer.get(), target);
-  tell_healed(session);
+  report_healed(session);
   out(hex(the_store().place(digests.id)) + "\n");
 }
 
 void run_get(StoreCommand& o) {
   require_words(o, 1, 1, "stet store get REFERENCE -o FILE");
-  if (o.output.empty()) usage_error("--output", "a file for the snapshot", "none");
+  if (o.output.empty()) usage_error("store get needs --output FILE");
   check_writable(o.output);
   o.restore.take(o.model);
   const Snapshot snapshot = open_stored("store:" + reference(o.words[0]));
@@ -109,8 +109,8 @@ void run_get(StoreCommand& o) {
   say("{}: {} tokens, state {}\n", printable(o.output), session.size(), sha256_text(digests.id));
 }
 
-// The name stands for `place` in the other store, too, unless what it stands for there is nothing
-// that this state goes on from.
+// Sets the name in the other store to `place`. Throws a mismatch Error if the name there leads to a
+// state that `place` does not continue.
 void advance_name(Store& from, Store& to, const std::string& name, const Sha256& place) {
   const std::vector<NameEntry> there = to.history(name);
   const std::optional<Sha256> before =
@@ -140,7 +140,7 @@ void run_copy(const StoreCommand& o, Store& from, Store& to) {
       copied.whole_history ? "" : "; its earliest ancestors are not there any more");
 }
 
-// ---------------------------------------------------------------- looking
+// ---------------------------------------------------------------- names, log, tree
 
 struct Described {
   StateRecord record;
@@ -232,14 +232,14 @@ void run_names(const StoreCommand& o) {
   }
 }
 
-// Each state under the one that it was made from.
+// Prints each state below the state that it was made from.
 void run_tree(const StoreCommand& o) {
   require_words(o, 0, 0, "stet store tree");
   Store& store = the_store();
   const auto names = names_by_state(store);
   std::map<Sha256, Described> all;
   std::map<Sha256, std::vector<Sha256>> children;
-  for (const ShelfEntry& e : store.states()) all.emplace(e.name, describe(store, e.name));
+  for (const RecordInfo& e : store.states()) all.emplace(e.name, describe(store, e.name));
   for (const auto& [place, d] : all)
     children[all.contains(d.record.parent) ? d.record.parent : Sha256()].push_back(place);
   std::vector<std::pair<Sha256, size_t>> next;
@@ -262,7 +262,7 @@ void run_tree(const StoreCommand& o) {
   }
 }
 
-// ---------------------------------------------------------------- keeping it in order
+// ---------------------------------------------------------------- gc, check, stats
 
 void run_gc(const StoreCommand& o) {
   require_words(o, 0, 0, "stet store gc [--grace SECONDS] [--dry-run]");
@@ -286,14 +286,14 @@ void run_gc(const StoreCommand& o) {
   }
 }
 
-// Every record, and that every state is what its id says. Returns how many faults there are.
+// Checks every record, and that every state matches its id. Returns the number of faults.
 size_t check_records(Store& store, size_t& states, size_t& blocks) {
   size_t faults = 0;
   const auto fault = [&](const std::string& what) {
     out(printable(what, 3000) + "\n");
     ++faults;
   };
-  for (const ShelfEntry& e : store.states()) {
+  for (const RecordInfo& e : store.states()) {
     ++states;
     try {
       const StoreSnapshot s = open_snapshot(store, e.name);
@@ -306,7 +306,7 @@ size_t check_records(Store& store, size_t& states, size_t& blocks) {
     }
   }
   std::vector<Sha256> names;
-  store.backend().list(Shelf::blocks, [&](const ShelfEntry& e) { names.push_back(e.name); });
+  store.backend().list(RecordClass::blocks, [&](const RecordInfo& e) { names.push_back(e.name); });
   constexpr size_t kAtOnce = 32;
   for (size_t i = 0; i < names.size(); i += kAtOnce) {
     const auto some = std::span(names).subspan(i, std::min(kAtOnce, names.size() - i));
@@ -347,10 +347,10 @@ void run_stats(const StoreCommand& o) {
   Store& store = the_store();
   Json j = Json::object();
   for (const auto& [name, value] : store.backend().about()) j[name] = value;
-  for (const auto& [shelf, what] :
-       {std::pair{Shelf::states, "states"}, {Shelf::blocks, "blocks"}}) {
+  for (const auto& [record_class, what] :
+       {std::pair{RecordClass::states, "states"}, {RecordClass::blocks, "blocks"}}) {
     uint64_t count = 0, bytes = 0;
-    store.backend().list(shelf, [&](const ShelfEntry& e) {
+    store.backend().list(record_class, [&](const RecordInfo& e) {
       ++count;
       bytes += e.bytes;
     });
@@ -377,7 +377,7 @@ void run(StoreCommand& o) {
   if (o.action == "gc") return run_gc(o);
   if (o.action == "check") return run_check(o);
   if (o.action == "stats") return run_stats(o);
-  if (o.to.empty()) usage_error("--to", "the URL of the other store", "none");
+  if (o.to.empty()) usage_error("store push and pull need --to URL, the other store");
   const std::unique_ptr<Store> other = open_store(o.to);
   o.action == "push" ? run_copy(o, the_store(), *other) : run_copy(o, *other, the_store());
 }
@@ -386,10 +386,10 @@ void run(StoreCommand& o) {
 
 void add_store(Command& app) {
   const auto o = std::make_shared<StoreCommand>();
-  Command* sub =
-      app.add_subcommand("store", "Keep states where other processes and machines go on.");
+  Command* sub = app.add_subcommand(
+      "store", "Keep states in a store, from which other processes and machines continue.");
   sub->add_option(
-         "store", o->action,
+         "action", o->action,
          "init [URL], put FILE, get REF, log REF, names [NAME [REF]], tree, push REF, pull "
          "REF, gc, check, stats")
       ->required()
@@ -397,20 +397,19 @@ void add_store(Command& app) {
       ->check(one_of(
           {"init", "put", "get", "log", "names", "tree", "push", "pull", "gc", "check", "stats"}));
   sub->add_option("words", o->words,
-                  "what the action is about; REF is a name or the first digits of an id")
+                  "arguments of the action; REF is a name or the first digits of an id")
       ->type_name("WORD ...");
-  sub->add_output(o->output, "get: the snapshot that is written");
-  sub->add_option("--name", o->name, "put: what the state is called from now on")
-      ->type_name("NAME");
+  sub->add_output(o->output, "get: the snapshot to write");
+  sub->add_option("--name", o->name, "put: the name of the state")->type_name("NAME");
   sub->add_option("--to,--from", o->to, "push, pull: the other store")->type_name("URL");
-  sub->add_option("--budget", o->budget, "init: what the blocks of a directory may take, as 20G")
+  sub->add_option("--budget", o->budget, "init: maximum bytes of blocks in a directory, as 20G")
       ->type_name("BYTES");
   sub->add_option("--grace", o->grace,
-                  "gc: seconds since its last use before anything goes (default: 14 days)")
+                  "gc: keep everything used in the last SECONDS (default: 14 days)")
       ->type_name("SECONDS")
       ->check(integer(0, uint64_t{1} << 40));
-  sub->add_flag("--dry-run", o->dry_run, "gc: say what would go");
-  sub->add_flag("--remove", o->remove, "names: remove this one, with its history");
+  sub->add_flag("--dry-run", o->dry_run, "gc: list what would be deleted");
+  sub->add_flag("--remove", o->remove, "names: remove this name, with its history");
   sub->add_flag("--json", o->json, "print JSON");
   o->restore.add_to(*sub);
   o->model.add_to(*sub);

@@ -21,19 +21,19 @@ std::string environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// A state that this process has opened or put: what comes after it has it as its parent.
+// A state that this process has opened or put. It is a possible parent of later ones.
 struct KnownState {
   Sha256 place;
   std::vector<int32_t> transcript;
-  Store::Lease lease;  // no collection takes it while this process may go on from it
+  Store::Lease lease;  // protects it from collection while this process may continue it
 };
 
 struct StoreUse {
   std::string url = environment("STET_STORE"), key, fetch = "costs", compress = "costs";
   std::unique_ptr<Store> store;
-  std::list<StoreSnapshot> opened;  // whose bytes snapshots lie in
+  std::list<StoreSnapshot> opened;  // keeps the bytes of open snapshots alive
   std::vector<KnownState> known;
-  std::map<std::string, std::optional<Sha256>> names;  // what they were last known to stand for
+  std::map<std::string, std::optional<Sha256>> names;  // the last known state of each name
 };
 
 StoreUse& use() {
@@ -48,7 +48,7 @@ std::optional<Sha256> meaning(const std::string& name) {
   return entries.empty() ? std::nullopt : std::optional(entries.back().state);
 }
 
-// None where the store may only be read.
+// Returns a lease, or an empty one if the store is read-only.
 Store::Lease leased(const Sha256& place) {
   try {
     return the_store().lease({&place, 1}, kLeaseSeconds);
@@ -62,7 +62,7 @@ void know(const Sha256& place, std::vector<int32_t> transcript) {
   use().known.push_back({place, std::move(transcript), leased(place)});
 }
 
-// The known state of which `transcript` goes on from most tokens.
+// Returns the known state that shares most tokens with the beginning of `transcript`.
 Sha256 parent_of(const std::vector<int32_t>& transcript, const Sha256& itself) {
   Sha256 parent;
   size_t longest = 0;
@@ -81,21 +81,20 @@ Sha256 parent_of(const std::vector<int32_t>& transcript, const Sha256& itself) {
 void add_store_options(Command& app) {
   app.add_option(
          "--store", use().url,
-         "where store:NAME is: dir:PATH or redis://HOST[:PORT][/PREFIX] (default: STET_STORE)")
+         "the store of store:NAME: dir:PATH or redis://HOST[:PORT][/PREFIX] (default: STET_STORE)")
       ->type_name("URL")
       ->group("Store");
   app.add_option("--store-key", use().key,
                  "the writers' key (default: STET_STORE_KEY, or ~/.config/stet/store.key)")
       ->type_name("FILE")
       ->group("Store");
-  app.add_option(
-         "--store-fetch", use().fetch,
-         "blocks that are computed faster: costs computes them, always fetches (default: costs)")
+  app.add_option("--store-fetch", use().fetch,
+                 "always: fetch every block; costs (default): compute a block if that is faster")
       ->type_name("WHICH")
       ->check(one_of({"costs", "always"}))
       ->group("Store");
   app.add_option("--store-compress", use().compress,
-                 "blocks: costs where the wire is slow, always, never (default: costs)")
+                 "compress blocks: always, never, or costs (default): if the connection is slow")
       ->type_name("WHICH")
       ->check(one_of({"costs", "always", "never"}))
       ->group("Store");
@@ -141,13 +140,13 @@ Snapshot open_stored(const std::string& path) {
   StoreSnapshot& s = use().opened.emplace_back(open_snapshot(store, place));
   const Snapshot named = Snapshot::parse(s.record.snapshot, path);
   know(place, named.recipe().transcript());
-  use().names[reference] = place;  // of no effect where it is an id
+  use().names[reference] = place;  // no effect for an id
   return named;
 }
 
 Session restore_stored(const Snapshot& snapshot, const std::shared_ptr<const Model>& model,
                        const RestoreOptions& how, RestoreReport* report) {
-  StoreRestore r;
+  StoreRestoreReport r;
   Session session = restore_session(the_store(), snapshot, model, how, &r);
   if (report != nullptr) *report = r.restored;
   say("{}: {}\n", printable(snapshot.path()), printable(r.text(), 3000));
@@ -158,14 +157,14 @@ void check_storable(const std::string& path) {
   const std::string name = reference_of(path);
   Store& store = the_store();
   if (!name.empty() && !use().names.contains(name)) use().names[name] = meaning(name);
-  store.names();  // it can be reached
+  store.names();  // throws if the store cannot be reached
 }
 
 StateDigests store_session(Session& session, const Tokenizer* tokenizer, const std::string& path) {
   check_storable(path);
   const std::string name = reference_of(path);
   std::vector<int32_t> transcript = session.transcript();
-  StorePut how;
+  StorePutOptions how;
   how.tokenizer = tokenizer;
   how.parent = parent_of(transcript, the_store().place(digests_of(session).id));
   const StorePutReport put = put_session(the_store(), session, how);
@@ -184,7 +183,7 @@ Snapshot open_state(const std::string& path) {
 Snapshot open_state_with_parents(const std::string& path,
                                  const std::optional<std::string>& parent) {
   if (!is_in_store(path)) return Snapshot::open_with_parents(path, parent);
-  if (parent) usage_error("--parent", "a snapshot's file for it", printable(path));
+  if (parent) usage_error("--parent is for files, and " + printable(path) + " is in a store");
   return open_stored(path);
 }
 

@@ -13,11 +13,13 @@
 
 namespace stet {
 
+// An XXH3-128 digest.
 struct Digest {
   uint64_t low = 0, high = 0;
   bool operator==(const Digest&) const = default;
 };
 
+// Returns the digest of bytes.
 STET_API Digest digest_of(std::span<const std::byte> bytes);
 STET_API std::string digest_text(
     const Digest& digest);  // "xxh3:" and 32 hex digits, high half first

@@ -10,6 +10,7 @@
 
 namespace stet {
 
+// The kind of an error. The C interface has the same kinds as status codes.
 enum class ErrorKind {
   io,           // a file cannot be opened, read or written
   format,       // bytes do not follow their format: truncated, out of range, inconsistent
@@ -19,9 +20,10 @@ enum class ErrorKind {
   argument,     // an argument is out of its range
 };
 
-// An error with `file` (a path, the name of the parsed input, or empty), `field` within it, and
-// what was expected and found there. what() is "file: field: expected ..., found ..." on one line,
-// with control characters of untrusted text escaped. A call that throws it has changed nothing.
+// An error with `file` (a path, the name of the parsed input, or empty), the `field` in it, and the
+// expected and found values. what() is "file: field: expected ..., found ..." on one line, with
+// control characters of untrusted text escaped. If `expected` is empty, `found` is a whole sentence
+// and what() is "file: field: sentence". A call that throws it has changed nothing.
 class STET_API Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, std::string file, std::string field, std::string expected,
@@ -49,7 +51,7 @@ inline std::string range_text(int64_t begin, int64_t end) {
 }
 // Returns the text for expected positions in a state of `size` tokens.
 inline std::string some_positions(int64_t size) {
-  return size > 0 ? "some of " + range_text(0, size) : "none: there are no tokens";
+  return size > 0 ? "positions in " + range_text(0, size) : "none: there are no tokens";
 }
 
 }  // namespace stet

@@ -9,6 +9,7 @@
 
 namespace stet {
 
+// A range of such memory. Movable; frees the memory when destroyed.
 class STET_API Memory {
  public:
   Memory() = default;

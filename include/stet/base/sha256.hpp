@@ -14,11 +14,13 @@
 
 namespace stet {
 
+// A SHA-256 hash.
 struct Sha256 {
   std::array<std::byte, 32> bytes{};
   auto operator<=>(const Sha256&) const = default;
 };
 
+// Returns the hash of bytes.
 STET_API Sha256 sha256_of(std::span<const std::byte> bytes);
 STET_API std::string sha256_text(const Sha256& hash);  // "sha256:" and 64 hex digits
 STET_API std::optional<Sha256> parse_sha256(const std::string& text);  // inverse of sha256_text()

@@ -123,7 +123,7 @@ inline Conversation Conversation::fork() const { return {session_.fork(), tokeni
 inline std::vector<int32_t> Conversation::tokens_at(const Message& m,
                                                     const std::vector<int32_t>& transcript) {
   if (m.begin < 0 || m.end < m.begin || m.end > static_cast<int64_t>(transcript.size())) {
-    throw Error(ErrorKind::argument, "", "messages", "drawn replies of this transcript",
+    throw Error(ErrorKind::argument, "", "messages", "generated replies of this transcript",
                 "one at " + std::to_string(m.begin));
   }
   return {transcript.begin() + m.begin, transcript.begin() + m.end};
@@ -319,7 +319,7 @@ inline void Conversation::begin_reply() {
   if (!open())
     all.push_back(
         {"assistant", "", "", session_.transcript_size(), session_.transcript_size(), true});
-  shown_ = shown_of(all.back());
+  shown_ = shown_text(all.back());
 }
 
 inline void Conversation::end_reply(const Reply& reply) {
@@ -342,7 +342,7 @@ inline Reply Conversation::reply(const GenerateOptions& options, const TextSink&
 }
 
 // Returns the text that a reply has shown so far: that of all its tokens without what is held back.
-inline std::string Conversation::shown_of(const Message& m) const {
+inline std::string Conversation::shown_text(const Message& m) const {
   TextStream stream(*tokenizer_, true);
   std::string text;
   for (const int32_t id : tokens_at(m, session_.transcript())) text += stream.push(id);

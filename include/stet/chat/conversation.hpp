@@ -36,6 +36,7 @@ struct PromptReport {
 // content and further fields.
 STET_API jinja::Value template_messages(const std::vector<Message>& messages);
 
+// A conversation: a session, its tokenizer and its chat template.
 class Conversation {
  public:
   // Continues with the session's messages (Session::chat). Throws Error if there is no template or
@@ -108,7 +109,7 @@ class Conversation {
   std::vector<int32_t> tokens_of(const Message& reply,
                                  const std::vector<int32_t>& transcript) const;
   std::string text_of(const Message& reply) const;
-  std::string shown_of(const Message& reply) const;
+  std::string shown_text(const Message& reply) const;
   void settle(const Reply& reply);
   void end_at(Message& m, const std::string& content);
   void cut(int64_t position, size_t messages);

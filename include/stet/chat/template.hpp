@@ -30,15 +30,15 @@ class STET_API ChatTemplate {
   // errors.
   ChatTemplate(std::string_view source, const std::string& name, const Tokenizer& tokenizer);
 
-  // Returns the rendered prompt. `messages` is a list of objects; strings of message i get origin
-  // i. `variables` is an object of further variables (tools, documents, enable_thinking, …), which
-  // override special tokens of the same name. Their strings get the number of messages as origin.
-  // The template's own text and special tokens are not marked. `now` is for strftime_now, in
-  // seconds since 1970.
+  // Returns the rendered prompt. `messages` is a list of objects. Strings of the i-th message get i
+  // as origin. `variables` is an object of further variables, such as tools, documents or
+  // enable_thinking. They override special tokens of the same name. Their strings get the number of
+  // messages as origin. The template's own text and special tokens are not marked. `now` is for
+  // strftime_now, in seconds since 1970.
   //
   // Throws jinja::Refused if the template refuses the messages; `found` is its message. Throws an
-  // argument Error for messages or variables of other kinds, a format or unsupported Error, and a
-  // capacity Error beyond jinja::Limits.
+  // argument Error for messages or variables of other kinds. Throws the format, unsupported and
+  // capacity Errors of the engine (text/jinja.hpp).
   jinja::Text render(const jinja::Value& messages, bool add_generation_prompt,
                      const jinja::Value& variables, double now) const;
 

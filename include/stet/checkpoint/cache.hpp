@@ -24,7 +24,8 @@
 
 namespace stet {
 
-struct CacheUse {
+// Options of cached().
+struct CacheOptions {
   Contract contract = Contract::f32;  // q8 and q4 round the weights; others keep them
   int threads = 0;
   bool check = false;  // compare all digests, even of unmodified files
@@ -40,6 +41,6 @@ struct CacheUse {
 // Throws an io Error, and what pack_checkpoint() throws.
 STET_API std::shared_ptr<const FileSource> cached(std::shared_ptr<const FileSource> source,
                                                   const std::string& directory,
-                                                  const CacheUse& use = {});
+                                                  const CacheOptions& use = {});
 
 }  // namespace stet

@@ -11,9 +11,9 @@
 
 namespace stet {
 
-// Opens a GGUF file as the files of a checkpoint: the file itself, which Checkpoint reads, and
-// config.json, generation_config.json and tokenizer files derived from its keys. The other parts of
-// a split file are expected beside it. `pre`, one of pre_tokenizer_names(), overrides
+// Opens a GGUF file as the files of a checkpoint. These are the file itself, which Checkpoint
+// reads, and config.json, generation_config.json and tokenizer files made from its keys. The other
+// parts of a split file are expected beside it. `pre`, one of pre_tokenizer_names(), overrides
 // tokenizer.ggml.pre.
 //
 // Throws an io Error, a format Error for a malformed file, and an unsupported Error for an unknown
@@ -41,10 +41,11 @@ STET_API std::vector<std::string> pre_tokenizer_names();
 // float32.
 enum class GgufWeights { stored, f32, f16, bf16, q8_0, q4_0, q4_k, q5_k, q6_k };
 
-// The tokenizer to write. own: the checkpoint's, if it has one. made_up: placeholder tokens, for
+// The tokenizer to write. own: the checkpoint's, if it has one. placeholder: placeholder tokens, for
 // programs that require a vocabulary but are given ids.
-enum class GgufTokenizer { own, none, made_up };
+enum class GgufTokenizer { own, none, placeholder };
 
+// Options of write_gguf().
 struct GgufWriteOptions {
   GgufWeights weights = GgufWeights::stored;
   GgufTokenizer tokenizer = GgufTokenizer::own;

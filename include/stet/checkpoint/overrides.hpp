@@ -13,6 +13,7 @@
 
 namespace stet {
 
+// Values that replace those of a checkpoint.
 struct CheckpointOverrides {
   std::optional<std::string> chat_template;  // Jinja source that replaces the checkpoint's
   std::vector<int32_t> eos_ids;  // stop tokens that replace the checkpoint's; empty: keep those

@@ -1,5 +1,5 @@
 // Packed checkpoints, whose weights are stored as the kernels read them. They are mapped and used
-// in place, ready in milliseconds, and shared by all processes. docs/packed-format.md describes
+// in place, ready in milliseconds, and shared by all processes. docs/formats.md describes
 // them.
 //
 // packed.safetensors is a safetensors file beside the usual config.json and tokenizer files:
@@ -7,11 +7,15 @@
 //     padded with zeros to a multiple of 4096. Matrices with the same inputs are stacked into one,
 //     whose name joins theirs by "+".
 //   - Norm weights and biases are as in the source checkpoint.
-//   - Metadata: "format" "stet packed weights", "version" "1", "contract" ("f32" for unchanged
-//     weights, "q8", "q4", or "ggml" for a type per tensor), "matrix:NAME" "TYPE ROWS COLUMNS
-//     DIGEST" for each matrix with the digest of its packed bytes, "vector:NAME" with the digest of
-//     each norm weight or bias, and "fingerprint:GROUP" with the fingerprint of a group of the
-//     original weights (Model::fingerprints). Other entries are ignored.
+//
+// Metadata, by key (other entries are ignored):
+//   format             "stet packed weights"
+//   version            "1"
+//   contract           "f32" (unchanged weights), "q8", "q4", or "ggml" (a type per tensor)
+//   matrix:NAME        "TYPE ROWS COLUMNS DIGEST": the digest is that of the packed bytes
+//   vector:NAME        the digest of a norm weight or bias
+//   fingerprint:GROUP  the fingerprint of a group of the original weights
+//                      (Model::fingerprints)
 #pragma once
 
 #include <atomic>
@@ -32,7 +36,7 @@ namespace stet {
 //
 // config.json is written last, so a directory that contains it is complete. Only one matrix at a
 // time is in memory. `written`, if not null, counts the bytes of packed weights meanwhile. On
-// failure, throws Error and removes what was created.
+// failure, throws Error and removes its files.
 STET_API void pack_checkpoint(const FileSource& source, Contract contract,
                               const std::string& directory, int threads = 0,
                               std::atomic<uint64_t>* written = nullptr,

@@ -48,6 +48,7 @@ class STET_API SafeTensors {
 STET_API std::unique_ptr<const TensorSource> safetensors_source(
     std::shared_ptr<const FileBytes> file, bool whole_stacks = false);
 
+// A tensor to be written: name, type and shape.
 struct TensorSpec {
   std::string name;
   DType dtype;

@@ -1,5 +1,5 @@
 // An archive: several files in one run of bytes inside another file, as in a snapshot with weights.
-// docs/snapshot-format.md ("Archives") defines the format.
+// docs/formats.md ("Archives") defines the format.
 //
 // The index contains a digest of every file, so a digest of the index covers the whole archive.
 #pragma once
@@ -20,6 +20,7 @@ namespace stet {
 
 inline constexpr uint64_t kArchiveAlignment = 4096;
 
+// The index of an archive.
 struct ArchiveIndex {
   struct Entry {
     std::string name;

@@ -22,6 +22,7 @@ STET_API std::string read_text_file(const std::string& path, size_t limit);
 // pipes.
 STET_API std::string read_text_input(const std::string& path, size_t limit);
 
+// The content of a file in page-aligned memory.
 struct FileContent {
   Memory memory;
   size_t size;

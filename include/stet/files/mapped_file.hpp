@@ -11,14 +11,14 @@
 
 namespace stet {
 
-// A file's metadata, for detecting changes without reading it. If stamps are equal, nobody has
-// written to the file, truncated it or made it unreadable in between. One exception: the system may
-// record a write through another process's writable mapping late.
+// A file's metadata, for detecting changes without reading it. If stamps are equal, the file was
+// not written, truncated or made unreadable in between. One exception: the system may record a
+// write through another process's writable mapping late.
 struct FileStamp {
   uint64_t device = 0, inode = 0;
   int64_t size = 0;
   int64_t modified = 0, changed = 0;  // mtime and ctime in ns; programs cannot set ctime
-  uint64_t torn = 0;                  // failed reads of parts of the mapping
+  uint64_t read_failures = 0;         // failed reads of parts of the mapping
   bool operator==(const FileStamp&) const = default;
 };
 
@@ -31,8 +31,8 @@ struct FileStamp {
 //
 // This is done by a SIGBUS handler, installed with the first mapping of the process. It handles
 // addresses in these mappings and passes all others to the previous handler. A program that
-// installs its own handler later must do likewise, or avoid mappings: directory_source(directory,
-// false), Snapshot::parse.
+// installs its own handler later must pass signals on, too, or avoid mappings:
+// directory_source(directory, false), Snapshot::parse.
 class STET_API MappedFile {
  public:
   // Maps a file. Throws an io Error if it cannot be opened or is not a regular file, and a format

@@ -78,7 +78,7 @@ struct OwnedTensor {
   Memory memory;
 };
 
-// Returns GGUF's row for row `row` of Llama's q and k. RoPE rotates pairs of rows, which are
+// Maps row `row` of Llama's q and k to its row in GGUF. RoPE rotates pairs of rows. They are
 // adjacent in GGUF and half a head apart in published checkpoints.
 STET_API size_t paired_row(size_t row, size_t rows, size_t heads);
 

@@ -36,8 +36,7 @@ inline std::vector<Reply> generate(std::span<const BatchReply> batch, const Toke
         throw Error(ErrorKind::argument, "", "session", "a session", "null");
       for (const BatchReply& before : batch.first(i)) {
         if (before.session == batch[i].session)
-          throw Error(ErrorKind::argument, "", "session", "one that stands once",
-                      "one that stands twice");
+          throw Error(ErrorKind::argument, "", "session", "each session once", "one twice");
       }
       generators.emplace_back(*batch[i].session, tokenizer, batch[i].options);
     });

@@ -27,6 +27,7 @@ enum class StopReason : uint8_t {
 };
 const char* stop_reason_name(StopReason reason);  // "eos", "stop", "length", "interrupt"
 
+// A generated reply, or the continuation of one.
 struct Reply {
   std::vector<int32_t> ids;  // drawn in this call, including a stop token
   std::string text;          // their text, without special tokens and stop strings
@@ -37,10 +38,11 @@ struct Reply {
 // false ends the reply after this token.
 using TextSink = std::function<bool(std::string_view)>;
 
-// Called for every drawn token before it is processed, with the logits [vocab_size] it was drawn
-// from, as the model gave them. Cannot change the draw.
+// Receives every drawn token before it is processed, and the model's logits [vocab_size] that it
+// was drawn from. Cannot change the draw.
 using TokenObserver = std::function<void(int32_t id, std::span<const float> logits)>;
 
+// Options of generate().
 struct GenerateOptions {
   int64_t max_tokens = 256;
   bool ignore_eos = false;

@@ -21,6 +21,7 @@ struct ScoreRequest {
   size_t begin = 1;
 };
 
+// The score of one token.
 struct TokenScore {
   int32_t id = 0;
   int32_t best = 0;  // the most probable token at this place; among equals the lowest id
@@ -29,6 +30,7 @@ struct TokenScore {
   bool operator==(const TokenScore&) const = default;
 };
 
+// The score of a request.
 struct Score {
   double sum = 0;                  // of log-probabilities, in token order
   bool greedy = true;              // every token is the most probable at its place
@@ -37,6 +39,7 @@ struct Score {
   bool operator==(const Score&) const = default;
 };
 
+// Options of score().
 struct ScoreOptions {
   size_t batch = 16;  // maximal number of texts processed together; does not change bits
   // Called once for each request as soon as its score is known, in any order. An exception ends the

@@ -39,7 +39,7 @@ class StopMatcher {
   // that is a beginning of a stop string.
   const std::string& pending() const { return pending_; }
 
-  // Ends the text without a stop and returns what was held back. Starts afresh.
+  // Ends the text without a stop and returns the text held back. Starts afresh.
   std::string flush();
 
   // Restores a saved pending(). Throws an argument Error, and changes nothing, if a matcher of

@@ -5,6 +5,8 @@
 
 namespace stet {
 
+// Sets the contract's floating-point environment in this thread and restores the previous one when
+// destroyed.
 class FloatEnvironment {
  public:
   FloatEnvironment() : previous_(enter_float_environment()) {}

@@ -19,6 +19,7 @@
 
 namespace stet {
 
+// The type of packed weights.
 enum class WeightType : uint8_t {
   f32 = 0,
   bf16 = 1,
@@ -89,6 +90,7 @@ struct SuperInput {
   float offset;     // -(scale times the sum of all int8)
   int32_t sums[2];  // of the first 16 int8, and of the last 16
 };
+// SuperInput for all rows of a tile.
 struct SuperTile {
   int32_t quads[kQuantBlock / 4][kTileRows];
   float scale[kTileRows];
@@ -123,9 +125,9 @@ struct SoftmaxSums {
 // One KV block of one head, of the type that attend() is for. bfloat16 and float16 are widened.
 //
 // For int8 (kv_block.hpp), the key of position t is k * k_scale[t]. The chain over head_dim uses k
-// alone, and its sum is multiplied by k_scale[t] before anything else. Likewise the weight of
-// position t is multiplied by v_scale[t] before the chain over positions uses v. The sum l adds the
-// weights without v_scale.
+// alone, and its sum is multiplied by k_scale[t] before anything else. The weight of position t is
+// multiplied by v_scale[t] before the chain over positions uses v. The sum l adds the weights
+// without v_scale.
 struct AttendBlock {
   const void* k;         // [head_dim][64]
   const void* v;         // [64][ldv]
@@ -145,6 +147,7 @@ struct AttendTile {
   SoftmaxSums out;
 };
 
+// The kernels of one instruction set.
 struct Kernels {
   const char* name;  // "portable", "avx2", "avx512", "avx512vnni", "avx512bf16"
 
@@ -194,10 +197,10 @@ struct Kernels {
   // nearest integer, ties to even. If a is below 2^-100, the block is zero with scale 0. If the
   // block contains a NaN or an infinity, it is zero with scale NaN.
   //
-  // A weight is (u - 128) d in q8, (u - 8) d in q4 and (u - 16) d in q5, where d is the float16
+  // A weight is (u - 128) d in q8, (u - 8) d in q4, and (u - 16) d in q5. Here d is the float16
   // scale of its block. q5 is thus q8 in fewer bytes and gives the same bits. Each output is one
-  // chain over the blocks: acc = fma(sum of (u - 128) q over the block, d scale, acc). The sum is
-  // exact, and d scale is rounded to float32.
+  // chain over the blocks. The sum is exact, and d scale is rounded to float32:
+  //   acc = fma(sum of (u - 128) q over the block, d scale, acc)
   //
   // Packed weights: [n/16][k/64] strips, each with d as [2][16], then u.
   //   q8  [2][8][16][4]: a line of 64 bytes for each four inputs
@@ -275,9 +278,10 @@ struct Kernels {
                                   size_t ldx, float* y, size_t ldy, int rows);
   // Like pack_rows: packed[kc/32].
   void (*pack_super)(const float* x, size_t ldx, int rows, size_t kc, SuperTile* packed);
-  // expand_super widens super-blocks to one byte per u. For each 32 inputs it writes [8][16][4] and
-  // two lines of float32: d s and m t, or d s of either half. tile_super is like tile_q8, for
-  // expanded super-blocks; k and kc count inputs.
+  // expand_super widens super-blocks to one byte per integer. For each 32 inputs it writes
+  // [8][16][4] and two lines of float32: d s and m t, or d s of either half.
+  //
+  // tile_super is like tile_q8, for expanded super-blocks. k and kc count inputs.
   void (*expand_super[kSuperTypes])(const void* w, size_t supers, void* y);
   void (*tile_super[kSuperTypes])(const SuperTile* packed, const void* w, size_t k, size_t kc,
                                   const Tile& sums);
@@ -286,9 +290,10 @@ struct Kernels {
   void (*dequantize_super[kSuperTypes])(const void* from, size_t supers, float* y);
 
   // attend computes the attention of `n` > 0 tiles over one block. merge combines blocks in order
-  // of position:
-  //   m' = max(m, mb); l = l*exp(m-m') + lb*exp(mb-m'); o likewise. m = -inf: nothing seen so far.
-  // Rows whose bit in `seen` is 0 are left as they are, and `next` is not read for them.
+  // of position, with o treated like `l`. It skips rows whose bit in `seen` is 0 and does not read
+  // `next` for them. m = -inf means that no position was seen so far.
+  //   m' = max(m, mb)
+  //   l = l exp(m - m') + lb exp(mb - m')
   void (*attend[kStoredTypes])(const AttendBlock& block, const AttendTile* tiles, size_t n);
   // Sets sums to "nothing seen". `sinks` is null or has, for each row, a score without a value: the
   // sums then start at m = sink, l = 1.
@@ -296,12 +301,14 @@ struct Kernels {
   void (*merge)(const SoftmaxSums& sums, const SoftmaxSums& next, size_t ldv, unsigned seen);
   void (*divide)(const float* x, float divisor, float* y, size_t n);  // y = x / divisor
 
-  // Computes y = x (1 / sqrt(mean(x^2) + eps)) w. The sum uses 16 lanes: lane i is a chain over
-  // x[i], x[i+16], ...; then a tree adds lane i+8, i+4, i+2 and i+1 to lane i.
+  // Computes an RMS norm. The sum uses 16 lanes: lane i is a chain over x[i], x[i+16], and so on.
+  // Then a tree adds lanes i+8, i+4, i+2 and i+1 to lane i.
+  //   y = x (1 / sqrt(mean(x^2) + eps)) w
   void (*rms_norm)(const float* x, const float* w, float eps, float* y, size_t n);
-  // Computes y = (x - mean) (1 / sqrt(variance + eps)) w + b, each operation rounded. mean = sum(x)
-  // / n, then variance = sum((x - mean)^2) / n by FMA. Both sums use the lanes and the tree of
-  // rms_norm.
+  // Computes a layer norm, each operation rounded. The mean is computed first, the variance then by
+  // FMA. Both sums use the lanes and the tree of rms_norm.
+  //   y = (x - mean) (1 / sqrt(variance + eps)) w + b
+  //   mean = sum(x) / n,   variance = sum((x - mean)^2) / n
   void (*layer_norm)(const float* x, const float* w, const float* b, float eps, float* y, size_t n);
   // Returns the divisor of both norms: sqrt(mean of squares + eps) or, if `centred`, sqrt(variance
   // + eps).
@@ -350,7 +357,7 @@ STET_API extern const Kernels kernels_avx512;
 
 // Returns true if streams of weights should be prefetched by software. Intel's hardware prefetchers
 // stop at the end of a 4 KB page and start late; AMD's work better alone (bench/README.md).
-STET_API bool streams_are_fetched();
+STET_API bool use_stream_prefetch();
 
 // Returns the table of that name, or null if the name is unknown or the CPU or build lacks the
 // instructions.

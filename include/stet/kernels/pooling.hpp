@@ -12,9 +12,9 @@ namespace stet {
 STET_API void add_row(const float* row, double* sum, size_t n);
 // Computes mean[i] = sum[i] / rows in double, rounded once.
 STET_API void mean_of_rows(const double* sum, size_t rows, float* mean, size_t n);
-// Divides x by its length sqrt(sum of x[i]^2), in double, rounded once. The sum uses 16 lanes in
-// double: lane i is a chain over x[i], x[i+16], ...; then a tree adds lane i+8, i+4, i+2 and i+1 to
-// lane i. A zero vector stays zero. x must be finite.
+// Divides x by its length `sqrt(sum of x[i]^2)`, in double, rounded once. The sum uses 16 lanes in
+// double: lane i is a chain over `x[i], x[i+16], ...`. Then a tree adds lanes i+8, i+4, i+2 and i+1
+// to lane i. A zero vector stays zero. x must be finite.
 STET_API void make_unit_length(float* x, size_t n);
 
 }  // namespace stet

@@ -14,8 +14,8 @@ STET_API void steer_add(float* x, const float* v, float a, size_t n);
 STET_API void steer_scale(float* x, float a, size_t n);
 // Computes x -= ((x . u) / (u . u)) u. Does nothing if u is zero.
 STET_API void steer_project_out(float* x, const float* u, size_t n);
-// Sets a feature of a sparse autoencoder to `value`: x += (value - f) decoder, where f = x .
-// encoder + bias, or 0 if that is not above `threshold`.
+// Sets a feature of a sparse autoencoder to `value`: `x += (value - f) decoder`.
+// The feature is f = x . encoder + bias, or 0 if that is not above `threshold`.
 STET_API void steer_clamp(float* x, const float* encoder, const float* decoder, float bias,
                           float threshold, float value, size_t n);
 

@@ -14,9 +14,9 @@ namespace stet {
 // because forks share them. Each block therefore keeps the pool alive and returns its slot zeroed.
 class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
-  // Reserves address space for `count` blocks. Throws std::bad_alloc when there is not enough. Uses
-  // 2 MB pages for blocks of 1 MB or more, and 4 KB pages if `parts` says that parts of a block
-  // will be released later.
+  // Reserves address space for `count` blocks. Throws std::bad_alloc when there is not enough.
+  // Blocks of 1 MB or more use 2 MB pages. If `parts`, parts of blocks will be released later, so 4
+  // KB pages are used.
   BlockPool(size_t block_bytes, size_t count, bool parts)
       : block_bytes_(block_bytes),
         memory_(block_bytes * count, !parts && block_bytes >= (size_t{1} << 20)) {
@@ -35,13 +35,14 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
       free_.pop_back();
     }
     // The lock is not held here: if the allocation throws, its cleanup takes the lock in
-    // give_back().
-    return {memory_.data() + slot * block_bytes_,
-            [pool = shared_from_this(), slot](std::byte* block) { pool->give_back(slot, block); }};
+    // return_slot().
+    return {
+        memory_.data() + slot * block_bytes_,
+        [pool = shared_from_this(), slot](std::byte* block) { pool->return_slot(slot, block); }};
   }
 
  private:
-  void give_back(size_t slot, std::byte* block) {
+  void return_slot(size_t slot, std::byte* block) {
     memory_.release(static_cast<size_t>(block - memory_.data()), block_bytes_);
     const std::lock_guard lock(mutex_);
     free_.push_back(slot);

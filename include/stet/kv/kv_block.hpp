@@ -39,14 +39,15 @@ std::optional<KvType> parse_kv_type(const std::string& name);  // inverse of kv_
 constexpr int kKvVersion = 1;
 
 // Converts between float32 and f32, bf16 or f16, rounding once to nearest even. Consecutive
-// elements in memory are `stride` elements apart: 64 for a key, which is a column of its block, and
-// 1 for a value, which is a row.
+// elements in memory are `stride` elements apart. This is 64 for a key, a column of its block, and
+// 1 for a value, a row.
 STET_API float read_element(KvType type, const std::byte* at);
 STET_API void read_elements(KvType type, const std::byte* from, size_t stride, std::span<float> x);
 STET_API void write_elements(KvType type, std::span<const float> x, std::byte* to, size_t stride);
 
 constexpr int64_t kBlockPositions = 64;
 
+// The shape of a KV cache, and the offsets in a block that follow from it.
 struct KvShape {
   int64_t layers = 0, kv_heads = 0, head_dim = 0;
   KvType type = KvType::f32;
@@ -77,10 +78,11 @@ struct KvShape {
 // Reads or writes the key (or value) of one position of one KV head, in any element type. x is
 // [head_dim]; `part` points to the head's K (or V).
 //
-// Writing rounds once. For q8, let a be the largest magnitude in x. Then the scale is a / 127 and q
-// is x * (127 / a), each operation rounded to float32, with q rounded to the nearest integer, ties
-// to even. If a is below 2^-100, scale and q are zero. If x contains a NaN or an infinity, q is
-// zero and the scale is NaN. Reading returns q times the scale, rounded to float32.
+// Writing rounds once. For q8, let a be the largest magnitude in x:
+//   scale = a / 127,  q = x * (127 / a)
+// Each operation is rounded to float32, and q then to the nearest integer, ties to even. If a is
+// below 2^-100, scale and q are zero. If x contains a NaN or an infinity, q is zero and the scale
+// is NaN. Reading returns q times the scale, rounded to float32.
 STET_API void read_row(const KvShape& shape, bool key, const std::byte* part, int64_t slot,
                        std::span<float> x);
 STET_API void write_row(const KvShape& shape, bool key, std::span<const float> x, std::byte* part,
@@ -93,7 +95,7 @@ std::vector<Digest> layer_digests(const KvShape& shape, const std::byte* block);
 // from tokens (identity.hpp).
 STET_API Sha256 block_content(const KvShape& shape, const std::byte* block);
 
-// Thrown when a block loaded from a file differs from what was saved. The block can be recomputed
+// Thrown when a block from a file has other bytes than those saved. The block can be recomputed
 // from the session's tokens.
 class DamagedBlock : public Error {
  public:
@@ -132,7 +134,7 @@ class KvBlock {
   // Returns the block's origin and expected digests, or null for plain memory.
   const SavedBlock* saved() const { return saved_.get(); }
   // Returns a block over the same saved bytes whose layers count as unchecked.
-  std::shared_ptr<KvBlock> unlooked() const {
+  std::shared_ptr<KvBlock> unchecked_copy() const {
     return std::make_shared<KvBlock>(data_, owner_, *saved_);
   }
 
@@ -143,7 +145,7 @@ class KvBlock {
   bool holds_all() const { return saved_ == nullptr || saved_->held == nullptr; }
   // Resets the check results of layers that the block does not hold. They are set again when such a
   // layer is requested.
-  void forget_asked(const KvShape& shape) const;
+  void reset_missing_layers(const KvShape& shape) const;
 
   // Returns true once a second cache has shared the block; from then on it is immutable. A flag is
   // used instead of an owner count because a fallen count would not prove that the other owners'
@@ -153,12 +155,12 @@ class KvBlock {
     if (!shared()) shared_.store(true, std::memory_order_relaxed);
   }
 
-  // Returns true if the layer's bytes match what was saved. The digest is computed on the first
-  // call only. Any thread may call it.
+  // Returns true if the layer's bytes are those that were saved. The digest is computed on the
+  // first call only. Any thread may call it.
   bool check(const KvShape& shape, int64_t layer) const;
   // Like check(), but returns false instead of repeating a check that another thread is running.
-  bool known_good(const KvShape& shape, int64_t layer) const;
-  bool looked_at(int64_t layer) const;  // some thread has checked it or is checking it
+  bool check_layer_once(const KvShape& shape, int64_t layer) const;
+  bool was_checked(int64_t layer) const;  // some thread has checked it or is checking it
   // Checks every layer (check_held: every layer that it holds). Throws DamagedBlock with `index` as
   // the block's number.
   void check_all(const KvShape& shape, int64_t index) const;
@@ -187,7 +189,7 @@ class KvBlock {
   mutable std::optional<Sha256> content_;
   std::unique_ptr<const SavedBlock> saved_;
   // check results, one per layer; null for plain memory
-  std::unique_ptr<std::atomic<uint8_t>[]> looked_;
+  std::unique_ptr<std::atomic<uint8_t>[]> check_results_;
 };
 
 inline const char* kv_type_name(KvType type) {
@@ -221,21 +223,21 @@ inline DamagedBlock::DamagedBlock(const std::string& file, int64_t index, int64_
 inline DamagedBlock::DamagedBlock(int64_t index, int64_t layer)
     : Error(ErrorKind::format, "",
             "KV block " + std::to_string(index) + ", layer " + std::to_string(layer),
-            "keys and values", "none: they were outside of its window (--window-only)") {}
+            "keys and values", "none: they were dropped outside its window (--window-only)") {}
 
 // The cast is safe: caches copy a saved() block before they write to it.
 inline KvBlock::KvBlock(const std::byte* data, std::shared_ptr<const void> owner, SavedBlock saved)
     : data_(const_cast<std::byte*>(data)),
       owner_(std::move(owner)),
       saved_(new SavedBlock(std::move(saved))),
-      looked_(new std::atomic<uint8_t>[saved_->digests.size()]) {
+      check_results_(new std::atomic<uint8_t>[saved_->digests.size()]) {
   for (size_t i = 0; i < saved_->digests.size(); ++i)
-    looked_[i].store(kUnknown, std::memory_order_relaxed);
+    check_results_[i].store(kUnknown, std::memory_order_relaxed);
 }
 
 inline uint8_t KvBlock::look(const KvShape& shape, size_t layer) const {
   if (!holds(static_cast<int64_t>(layer))) {
-    looked_[layer].store(kBad, std::memory_order_release);
+    check_results_[layer].store(kBad, std::memory_order_release);
     return kBad;
   }
   const size_t from = layer * shape.layer_bytes();
@@ -243,30 +245,30 @@ inline uint8_t KvBlock::look(const KvShape& shape, size_t layer) const {
       layer + 1 == saved_->digests.size() ? shape.block_bytes() : from + shape.layer_bytes();
   const uint8_t found =
       digest_of({data_ + from, to - from}) == saved_->digests[layer] ? kGood : kBad;
-  looked_[layer].store(found, std::memory_order_release);
+  check_results_[layer].store(found, std::memory_order_release);
   return found;
 }
 
 inline bool KvBlock::check(const KvShape& shape, int64_t layer) const {
   if (saved_ == nullptr) return true;
   const size_t part = static_cast<size_t>(layer);
-  uint8_t state = looked_[part].load(std::memory_order_acquire);
+  uint8_t state = check_results_[part].load(std::memory_order_acquire);
   if (state != kGood && state != kBad) state = look(shape, part);
   return state == kGood;
 }
 
-inline bool KvBlock::known_good(const KvShape& shape, int64_t layer) const {
+inline bool KvBlock::check_layer_once(const KvShape& shape, int64_t layer) const {
   if (saved_ == nullptr) return true;
   const size_t part = static_cast<size_t>(layer);
   uint8_t state = kUnknown;
-  if (looked_[part].compare_exchange_strong(state, kBusy, std::memory_order_acquire))
+  if (check_results_[part].compare_exchange_strong(state, kBusy, std::memory_order_acquire))
     state = look(shape, part);
   return state == kGood;
 }
 
-inline bool KvBlock::looked_at(int64_t layer) const {
+inline bool KvBlock::was_checked(int64_t layer) const {
   return saved_ != nullptr &&
-         looked_[static_cast<size_t>(layer)].load(std::memory_order_acquire) != kUnknown;
+         check_results_[static_cast<size_t>(layer)].load(std::memory_order_acquire) != kUnknown;
 }
 
 inline void KvBlock::check_all(const KvShape& shape, int64_t index) const {
@@ -282,10 +284,10 @@ inline void KvBlock::check_held(const KvShape& shape, int64_t index) const {
   }
 }
 
-inline void KvBlock::forget_asked(const KvShape& shape) const {
+inline void KvBlock::reset_missing_layers(const KvShape& shape) const {
   for (int64_t layer = 0; !holds_all() && layer < shape.layers; ++layer) {
     if (!holds(layer))
-      looked_[static_cast<size_t>(layer)].store(kUnknown, std::memory_order_release);
+      check_results_[static_cast<size_t>(layer)].store(kUnknown, std::memory_order_release);
   }
 }
 
@@ -296,7 +298,7 @@ inline void KvBlock::drop(const KvShape& shape, std::shared_ptr<const HeldLayers
   for (size_t i = 0; i < saved.digests.size(); ++i)
     looked[i].store((*held)[i] ? kGood : kUnknown, std::memory_order_relaxed);
   saved_.reset(new SavedBlock(std::move(saved)));
-  looked_ = std::move(looked);
+  check_results_ = std::move(looked);
   const size_t part = shape.layer_bytes();
   for (size_t from = 0, to = 0; from < held->size(); from = to) {
     for (to = from + 1; to < held->size() && (*held)[to] == (*held)[from];) ++to;

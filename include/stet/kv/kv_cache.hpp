@@ -28,6 +28,8 @@ inline int64_t blocks_of(int64_t positions) {
   return (positions + kBlockPositions - 1) / kBlockPositions;
 }
 
+// The keys, values and visibility of a session's positions. Copies share blocks. The threads of a
+// pass may call const functions at once.
 class KvCache {
  public:
   KvCache() = default;
@@ -48,7 +50,7 @@ class KvCache {
   int64_t blocks() const { return static_cast<int64_t>(blocks_.size()); }
 
   // Returns the bytes of a block, after checking every layer of one from a file. Throws
-  // DamagedBlock if they differ from what was saved.
+  // DamagedBlock if they are not the saved bytes.
   const std::byte* block(int64_t index) const;
   // Returns the bytes of a block without checking them. Call check() before reading a layer. If the
   // mapped file was truncated, the missing bytes read as zeros.
@@ -62,18 +64,18 @@ class KvCache {
   uint64_t visible(int64_t index) const { return visible_[static_cast<size_t>(index)]; }
 
   // Checks one layer of a block; call it before a pass reads that layer. The pass continues in any
-  // case, even while another thread is still checking. Its result counts only if pass_was_sound()
+  // case, even while another thread is still checking. Its result counts only if pass_is_valid()
   // then returns true.
   void check(int64_t index, int64_t layer) const {
     if (block_info(index).saved() != nullptr) check_saved(index, layer);
   }
   // Returns true if every check() of the pass succeeded and no mapped file has changed since its
   // blocks were checked.
-  bool pass_was_sound() const;
+  bool pass_is_valid() const;
   // Returns the indices of damaged blocks. Blocks of files that have changed are checked again.
-  // `again` considers only blocks that were checked before; `at_all` considers all. A layer that a
+  // `again` considers only blocks that were checked before; `all_blocks` considers all. A layer that a
   // block does not hold counts as damaged if a pass requested it.
-  enum class Look { at_all, again };
+  enum class Look { all_blocks, again };
   std::vector<int64_t> find_damage(Look look, int threads);
   // Checks every layer that the blocks hold. Throws DamagedBlock.
   void check_all(int threads = 1) const;
@@ -92,7 +94,7 @@ class KvCache {
   void zero_slots(int64_t index, size_t from, size_t to);
   void check_saved(int64_t index, int64_t layer) const;
   std::vector<int64_t> saved_blocks() const;
-  std::vector<bool> forget_changed_files();
+  std::vector<bool> uncheck_changed_files();
 
   KvShape shape_;
   int64_t capacity_ = 0, size_ = 0, prepared_ = 0;
@@ -102,9 +104,10 @@ class KvCache {
   std::vector<Mapping> mappings_;
   // Set when a check() of the current pass did not succeed. Null if no block can be from a file.
   // Held by pointer so that the cache can be moved.
-  std::shared_ptr<std::atomic<bool>> doubt_;
+  std::shared_ptr<std::atomic<bool>> check_failed_;
 };
 
+// Returns the number of visible positions.
 int64_t visible_positions(const KvCache& kv);
 
 inline KvCache::KvCache(const KvShape& shape, int64_t capacity, bool parts)
@@ -130,7 +133,8 @@ inline KvCache::KvCache(const KvCache& other)
       blocks_(other.blocks_),
       visible_(other.visible_),
       mappings_(other.mappings_),
-      doubt_(other.doubt_ == nullptr ? nullptr : std::make_shared<std::atomic<bool>>(false)) {
+      check_failed_(other.check_failed_ == nullptr ? nullptr
+                                                   : std::make_shared<std::atomic<bool>>(false)) {
   for (const std::shared_ptr<KvBlock>& block : blocks_) block->mark_shared();
 }
 
@@ -149,7 +153,7 @@ inline std::shared_ptr<KvBlock> KvCache::fresh_block() {
 }
 
 // Makes the block private and writable, and clears its cached digests. For a saved block, the
-// digests are compared with the copy, which nobody else can change.
+// digests are compared with the copy, which no other process can change.
 inline void KvCache::own_block(int64_t index) {
   std::shared_ptr<KvBlock>& block = blocks_[static_cast<size_t>(index)];
   if (block->saved() == nullptr && !block->shared()) {
@@ -161,7 +165,7 @@ inline void KvCache::own_block(int64_t index) {
   std::shared_ptr<KvBlock> copy = fresh_block();
   std::memcpy(copy->data_, block->data_, shape_.block_bytes());
   if (block->saved() != nullptr && !block->saved_as(shape_, copy->data_)) {
-    block = block->unlooked();
+    block = block->unchecked_copy();
     block->check_all(shape_, index);  // throws with the layer's number
     throw DamagedBlock(block->saved()->file, index, 0);
   }
@@ -199,12 +203,13 @@ inline int64_t visible_positions(const KvCache& kv) {
 }
 
 inline void KvCache::check_saved(int64_t index, int64_t layer) const {
-  if (!block_info(index).known_good(shape_, layer)) doubt_->store(true, std::memory_order_relaxed);
+  if (!block_info(index).check_layer_once(shape_, layer))
+    check_failed_->store(true, std::memory_order_relaxed);
 }
 
 // The stamp also catches a file that changed before or during the pass.
-inline bool KvCache::pass_was_sound() const {
-  if (doubt_ != nullptr && doubt_->exchange(false)) return false;
+inline bool KvCache::pass_is_valid() const {
+  if (check_failed_ != nullptr && check_failed_->exchange(false)) return false;
   return std::ranges::all_of(mappings_,
                              [](const Mapping& m) { return m.file->stamp() == m.stamp; });
 }
@@ -219,7 +224,7 @@ inline std::vector<int64_t> KvCache::saved_blocks() const {
 
 // Discards the check results of blocks whose file has changed. Replaces the blocks in this cache
 // only, because another cache's pass may be checking the old ones. Returns one flag per block.
-inline std::vector<bool> KvCache::forget_changed_files() {
+inline std::vector<bool> KvCache::uncheck_changed_files() {
   std::vector<bool> forgotten(blocks_.size());
   for (Mapping& m : mappings_) {
     const FileStamp now = m.file->stamp();
@@ -228,7 +233,7 @@ inline std::vector<bool> KvCache::forget_changed_files() {
     for (const int64_t b : saved_blocks()) {
       std::shared_ptr<KvBlock>& block = blocks_[static_cast<size_t>(b)];
       if (block->saved()->mapping != m.file) continue;
-      block = block->unlooked();
+      block = block->unchecked_copy();
       forgotten[static_cast<size_t>(b)] = true;
     }
   }
@@ -236,7 +241,7 @@ inline std::vector<bool> KvCache::forget_changed_files() {
 }
 
 inline std::vector<int64_t> KvCache::find_damage(Look look, int threads) {
-  const std::vector<bool> forgotten = forget_changed_files();
+  const std::vector<bool> forgotten = uncheck_changed_files();
   const std::vector<int64_t> saved = saved_blocks();
   const size_t layers = static_cast<size_t>(shape_.layers);
   std::vector<uint8_t> good(saved.size() * layers, 1);
@@ -244,8 +249,8 @@ inline std::vector<int64_t> KvCache::find_damage(Look look, int threads) {
   run_each(threads, good.size(), [&](size_t i) {
     const int64_t b = saved[i / layers], layer = static_cast<int64_t>(i % layers);
     const KvBlock& block = block_info(b);
-    if (!block.holds(layer) && !block.looked_at(layer)) return;
-    if (look == Look::again && !forgotten[static_cast<size_t>(b)] && !block.looked_at(layer))
+    if (!block.holds(layer) && !block.was_checked(layer)) return;
+    if (look == Look::again && !forgotten[static_cast<size_t>(b)] && !block.was_checked(layer))
       return;
     good[i] = block.check(shape_, layer);
   });

@@ -12,6 +12,7 @@
 
 namespace stet {
 
+// Changes a KV cache. Holds a reference to it.
 class KvWriter {
  public:
   explicit KvWriter(KvCache& kv) : kv_(kv) {}
@@ -116,7 +117,7 @@ inline void KvWriter::hide(int64_t begin, int64_t end) {
 inline void KvWriter::drop(int64_t index, const std::shared_ptr<const HeldLayers>& held) {
   std::shared_ptr<KvBlock>& block = kv_.blocks_[static_cast<size_t>(index)];
   if (block->saved() != nullptr || kv_.visible(index) == 0) return;
-  if (kv_.doubt_ == nullptr) kv_.doubt_ = std::make_shared<std::atomic<bool>>(false);
+  if (kv_.check_failed_ == nullptr) kv_.check_failed_ = std::make_shared<std::atomic<bool>>(false);
   if (!block->shared()) return block->drop(kv_.shape_, held);
   std::shared_ptr<KvBlock> copy = kv_.fresh_block();
   const size_t part = kv_.shape_.layer_bytes();
@@ -131,7 +132,7 @@ inline void KvWriter::drop(int64_t index, const std::shared_ptr<const HeldLayers
 inline void KvWriter::adopt(std::vector<std::shared_ptr<KvBlock>> blocks,
                             std::vector<uint64_t> visible, int64_t size) {
   kv_.mappings_.clear();
-  kv_.doubt_ = std::make_shared<std::atomic<bool>>(false);
+  kv_.check_failed_ = std::make_shared<std::atomic<bool>>(false);
   for (const std::shared_ptr<KvBlock>& block : blocks) {
     if (block->saved() == nullptr || block->saved()->mapping == nullptr) continue;
     const std::shared_ptr<const MappedFile>& file = block->saved()->mapping;

@@ -15,6 +15,7 @@ namespace stet {
 // Writes k and v ([kv_heads][head_dim]) of every row to the row's slot in the cache.
 void store_kv(Team t, const Pass& p, int64_t layer, Rows k, Rows v);
 
+// The shape of one layer's attention.
 struct AttentionShape {
   int64_t layer;
   size_t heads, kv_heads, head_dim;
@@ -140,6 +141,7 @@ inline Fetch keys_and_values(const Queries& s, int64_t index) {
           2 * shape.head_bytes()};
 }
 
+// The keys and values of one head in one block, as attend() reads them.
 struct BlockView {
   const void* k;  // [head_dim][64]
   const void* v;  // [64][ldv]

@@ -39,9 +39,10 @@ struct Rope {
 // rounded to float32 at the same places as in transformers' modeling_rope_utils.py (default,
 // linear, llama3, yarn, longrope), so that angles agree with the reference.
 STET_API std::vector<float> inverse_frequencies(const Rope& rope, int64_t dim);
-// Returns the factor of all cosines and sines, unless the config gives one: 1 by default, 0.1
-// ln(factor) + 1 for YaRN (arXiv 2309.00071, 3.4), and sqrt(1 + ln(factor) / ln(original
-// positions)) for LongRoPE (arXiv 2402.13753).
+// Returns the factor of all cosines and sines: that of the config, otherwise 1. Defaults differ for
+// two methods:
+//   YaRN      0.1 ln(factor) + 1, arXiv 2309.00071, 3.4
+//   LongRoPE  sqrt(1 + ln(factor) / ln(original positions)), arXiv 2402.13753
 STET_API float rope_magnitude(const Rope& rope);
 
 // A mixture of experts: a router assigns each token to some of many MLPs.
@@ -64,6 +65,7 @@ struct LayerShape {
   int64_t owner;  // the layer whose keys and values are read: this one or an earlier one
 };
 
+// The shape and constants of a model.
 struct STET_API ModelConfig {
   std::string family;        // "gemma3", "llama", ...
   std::string architecture;  // as config.json names it: "Gemma3ForCausalLM"

@@ -1,5 +1,5 @@
 // Numeric contracts. Together with weights, tokens, positions and visibility, a contract determines
-// every bit. docs/contracts.md describes their versions.
+// every bit. docs/contracts-and-identity.md describes their versions.
 #pragma once
 
 #include <algorithm>

@@ -11,6 +11,7 @@
 
 namespace stet {
 
+// Base class of all decoders.
 class Decoder : public Model {
  public:
   void forward(Team t, const Pass& p) const override;
@@ -45,8 +46,8 @@ struct Biases {
   bool qkv = false, o = false, mlp = false;
 };
 
-// The linear layers of one layer, whose names begin with `at` ("layers.0.") and otherwise are
-// Llama's. If `fused`, qkv_proj and gate_up_proj replace the separate tensors, as in Phi-3.
+// The linear layers of layer `at` ("layers.0."), under Llama's names. If `fused`, qkv_proj and
+// gate_up_proj replace the separate tensors, as in Phi-3.
 struct AttentionLayers {
   AttentionLayers(WeightLoader& w, const ModelConfig& c, const std::string& at, Biases biases = {},
                   bool fused = false);

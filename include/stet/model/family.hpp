@@ -20,6 +20,7 @@
 
 namespace stet {
 
+// A model family.
 struct Family {
   std::vector<std::string> architectures;  // accepted values of config.json's "architectures"
   // accepted values of "model_type" if "architectures" is absent
@@ -38,8 +39,8 @@ std::unique_ptr<Model> load_model(ModelConfig config, WeightLoader& weights) {
   return std::make_unique<M>(std::move(config), weights);
 }
 
-// Returns the family of a config.json. Throws an unsupported Error, naming what was found, if there
-// is none.
+// Returns the family of a config.json. Throws an unsupported Error, which names the architecture,
+// if there is none.
 STET_API const Family& family_of(const JsonReader& json);
 // Adds a family for the whole process. Throws an argument Error if an architecture or model type is
 // already registered. Any thread may call it.

@@ -1,5 +1,4 @@
-// Hooks of a forward pass: interventions, callbacks, and copies of activations for whoever captures
-// them.
+// Hooks of a forward pass: interventions, callbacks, and captured copies of activations.
 #pragma once
 
 #include <algorithm>
@@ -218,10 +217,10 @@ class Hooks {
   }
 
   Slot& slot(Point point, size_t layer) {
-    if (is_head_input(point) && head_inputs_.data == nullptr) make_head_room();
+    if (is_head_input(point) && head_inputs_.data == nullptr) allocate_head_rows();
     return slots_[layer * kPoints + static_cast<size_t>(point)];
   }
-  void make_head_room() {
+  void allocate_head_rows() {
     const ModelConfig& c = *config_;
     const auto make = [&](Memory& memory, int64_t width) {
       const auto n = static_cast<size_t>(width),

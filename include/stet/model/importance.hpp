@@ -1,5 +1,6 @@
-// Importance of the inputs of a model's matrices, measured on text. Quantization to blocks weights
-// its errors by it. The idea of using an input's mean square is llama.cpp's ("importance matrix").
+// Importance of the inputs of a model's matrices, measured on text. Quantization to blocks
+// minimizes rounding errors weighted by it. The idea of using an input's mean square is llama.cpp's
+// ("importance matrix").
 #pragma once
 
 #include <cstddef>
@@ -15,6 +16,7 @@
 
 namespace stet {
 
+// Accumulates the squares of a model's matrix inputs.
 class STET_API Importance {
  public:
   explicit Importance(ModelConfig config) : config_(std::move(config)) {}

@@ -79,8 +79,8 @@ namespace detail {
 
 // Recomputes queries, keys or values of every head whose row of q_input, k_input or v_input differs
 // from the residual stream. Interventions on ln1 apply to them, too. Uses p.out as scratch.
-inline void take_head_inputs(const LayerPass& at, Point point, const Norm* n, const Linear& qkv,
-                             Rows inputs, size_t begin, Rows to) {
+inline void recompute_changed_heads(const LayerPass& at, Point point, const Norm* n,
+                                    const Linear& qkv, Rows inputs, size_t begin, Rows to) {
   const Team t = at.t;
   const Pass& p = at.p;
   const size_t width = p.x.width, dim = static_cast<size_t>(at.config.head_dim),
@@ -122,7 +122,7 @@ inline void head_input_point(const LayerPass& at, Point point, const Norm* n, co
     });
     p.hooks->visit(t, point, at.index, inputs, begin);
     if (p.hooks->may_change(point, at.index))
-      take_head_inputs(at, point, n, qkv, inputs, begin, to);
+      recompute_changed_heads(at, point, n, qkv, inputs, begin, to);
   }
 }
 

@@ -28,6 +28,7 @@ namespace stet {
 // depend on how or in which file they are stored (src/checkpoint/fingerprint.hpp).
 using Fingerprints = std::vector<std::pair<std::string, std::string>>;
 
+// The memory of one pass, reused by later passes: scratch memory and activations.
 struct Workspace {
   Scratch scratch;
   std::vector<Memory> memory;
@@ -45,7 +46,7 @@ class Model;
 const char* contract_name(const Model& model, Contract contract);
 
 class WeightGuard;
-struct WeightNeed;
+struct WeightSpec;
 
 // Immutable weights with a forward pass. Any thread may use a model.
 //
@@ -71,7 +72,7 @@ class STET_API Model {
                    int threads = 0, std::atomic<uint64_t>* written = nullptr,
                    std::optional<BlockRounding> blocks = std::nullopt);
   // Returns the tensors of a checkpoint's weights in loading order, without loading them.
-  static std::vector<WeightNeed> weights_of(const FileSource& source, const Checkpoint& checkpoint);
+  static std::vector<WeightSpec> weights_of(const FileSource& source, const Checkpoint& checkpoint);
   // Returns the names of the files that load() reads: config.json, the weights and, if there is
   // one, generation_config.json.
   static std::vector<std::string> files_of(const FileSource& source);
@@ -116,15 +117,15 @@ class STET_API Model {
     (config_.tied_head ? embedding_ : head_).gather(static_cast<size_t>(token), to);
   }
 
-  // weights_version() is read before a pass. After it, weights_held_since() returns true if the
+  // weights_version() is read before a pass. After it, weights_intact_since() returns true if the
   // weights were the model's all the while. Both throw what check_packed() throws.
   uint64_t weights_version() const;
-  bool weights_held_since(uint64_t version) const;
+  bool weights_intact_since(uint64_t version) const;
 
-  // take_workspace() returns scratch memory for a pass of up to `rows` tokens on `threads` threads.
-  // give_workspace() returns it for reuse by the next pass. Nothing in it outlives a pass.
-  std::unique_ptr<Workspace> take_workspace(size_t rows, int threads) const;
-  void give_workspace(std::unique_ptr<Workspace> workspace) const noexcept;
+  // acquire_workspace() returns scratch memory for a pass of up to `rows` tokens on `threads` threads.
+  // release_workspace() returns it for reuse by the next pass. Nothing in it outlives a pass.
+  std::unique_ptr<Workspace> acquire_workspace(size_t rows, int threads) const;
+  void release_workspace(std::unique_ptr<Workspace> workspace) const noexcept;
 
  protected:
   explicit Model(ModelConfig config) : config_(std::move(config)) {}
@@ -180,8 +181,8 @@ inline void Model::check_contract(Contract contract) const {
                 "dtype BF16 for the contract bf16", not_bf16_.dtype);
   }
   throw Error(ErrorKind::unsupported, source_->path(), "weights",
-              std::string("some for the contract ") + contract_name(contract),
-              std::string("some for ") + contract_name(contract_));
+              std::string("weights for the contract ") + contract_name(contract),
+              std::string("weights for ") + contract_name(contract_));
 }
 
 inline void Model::head(Team t, const Pass& p, Rows hidden, Rows logits) const {
@@ -190,7 +191,7 @@ inline void Model::head(Team t, const Pass& p, Rows hidden, Rows logits) const {
   softcap(t, p, config_.logit_softcap, logits);
 }
 
-inline std::unique_ptr<Workspace> Model::take_workspace(size_t rows, int threads) const {
+inline std::unique_ptr<Workspace> Model::acquire_workspace(size_t rows, int threads) const {
   {
     const std::lock_guard lock(workspaces_mutex_);
     for (auto it = workspaces_.begin(); it != workspaces_.end(); ++it) {
@@ -224,7 +225,7 @@ inline std::unique_ptr<Workspace> Model::take_workspace(size_t rows, int threads
   return w;
 }
 
-inline void Model::give_workspace(std::unique_ptr<Workspace> workspace) const noexcept {
+inline void Model::release_workspace(std::unique_ptr<Workspace> workspace) const noexcept {
   const std::lock_guard lock(workspaces_mutex_);
   try {
     workspaces_.push_back(std::move(workspace));

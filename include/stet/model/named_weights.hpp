@@ -20,6 +20,7 @@
 
 namespace stet {
 
+// A weight's name and shape.
 struct NamedWeight {
   std::string name;
   std::vector<int64_t> shape;

@@ -17,16 +17,20 @@
 
 namespace stet {
 
+// Allocates scratch memory for passes of up to `max_rows` rows on `threads` threads, in a session
+// of `capacity` positions.
 Scratch make_scratch(const ModelConfig& config, size_t max_rows, int threads, int64_t capacity);
 
+// embed() sets each row of x to `scale` times the table's row for its token. linear() computes y =
+// W x, with the bias of `layer` if it has one.
 void embed(Team t, const Pass& p, const Matrix& table, float scale, Rows x);
 void embed_positions(Team t, const Pass& p, const Matrix& table,
                      Rows x);  // x = the row of `table` for each position
 void linear(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
 void linear(Team t, const Pass& p, const Linear& layer, Rows x, Rows y);
-// Computes a gated linear unit: y = f(gate) up, element by element, where gate and up are the
-// halves of W x + b. Writes them to gate_up unless they can stay in the cache. `index` is the layer
-// whose points are run.
+// Computes a gated linear unit `y = f(gate) up`, element by element; gate and up are the halves of
+// `W x + b`. Writes these to gate_up unless they can stay in the cache. `index` is the layer whose
+// points are run.
 void linear_gated(Team t, const Pass& p, size_t index, const Linear& layer, Gate gate, Rows x,
                   Rows gate_up, Rows y);
 void rms_norm(Team t, const Pass& p, const Vector& weight, double eps, Rows x, Rows y);

@@ -1,5 +1,5 @@
 // Points of the forward pass where activations can be captured and changed, under TransformerLens's
-// names. docs/points.md lists the points of each family.
+// names. docs/lab.md lists the points of each family.
 #pragma once
 
 #include <charconv>
@@ -13,6 +13,7 @@
 
 namespace stet {
 
+// The points of the forward pass. point_width() returns the numbers in a row.
 enum class Point : uint8_t {
   embed,           // the initial residual stream, scaled if the family scales it
   pos_embed,       // GPT-2: the position embeddings added to it
@@ -49,10 +50,11 @@ enum class Point : uint8_t {
 };
 constexpr int kPoints = 31;
 
+// Properties of a point.
 struct PointInfo {
   const char* name;  // after "blocks.N." if the point belongs to a layer
   bool of_layer;
-  bool changes;  // false: read-only
+  bool changes;  // callbacks can change it
 };
 
 inline const PointInfo& point_info(Point p) {

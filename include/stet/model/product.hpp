@@ -36,6 +36,7 @@ inline auto gate_kernel(const Kernels& k, const Gate& by) {
   };
 }
 
+// Computes y = W x for many rows.
 void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
 // Computes linear_gated() for a matrix whose half is a multiple of kLanes. Gates go no further than
 // the first-level cache.
@@ -58,6 +59,7 @@ inline size_t piece_depth(size_t depth, size_t most, size_t unit) {
 
 inline size_t tiles_of(size_t rows) { return (rows + kTileRows - 1) / kTileRows; }
 
+// A panel of packed weights.
 struct Panel {
   const Matrix* w;
   size_t block, blocks;  // up to kPanelBlocks packed blocks of w, beginning with `block`
@@ -156,6 +158,7 @@ struct Pairs {  // weights used in place
   }
 };
 
+// Weights in blocks of 32, whose inputs are rounded to int8.
 struct Quants {
   using Packed = QuantTile;
   static constexpr size_t kInputs = kQuantBlock, kElements = 1, kUnit = kQuantStrip;
@@ -226,8 +229,8 @@ struct Supers {
   }
 };
 
-// Returns the size of a thread's local memory: the prepared weights, the sums of all rows between
-// the pieces of a group, and the sums of a tile at the end.
+// Returns the size of a thread's local memory. It holds the prepared weights, the sums of all rows
+// between the pieces of a group, and finally the sums of a tile.
 template <class Arithmetic>
 constexpr size_t local_floats() {
   return Group::kMost * (Arithmetic::kPanelFloats + (kGemmRows + kTileRows) * kPanel);

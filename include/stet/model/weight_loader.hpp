@@ -13,9 +13,9 @@ namespace stet {
 
 class Model;
 
-// A tensor of a model in the form that is multiplied. Tensors that GPT-2 stores transposed are
-// turned, and rows that a family stores in another order are put in the model's order.
-struct WeightNeed {
+// A tensor of a model in the form that is multiplied. Transposed tensors (GPT-2's) are transposed
+// back, and rows in another order are put in the model's order.
+struct WeightSpec {
   std::string name;       // in the checkpoint
   std::string canonical;  // without the family's prefix
   int64_t rows, columns;  // a vector has one row
@@ -90,8 +90,8 @@ class STET_API WeightLoader {
     int64_t columns;
     bool looked_up = false;   // a lookup table: no contract rounds it
     bool transposed = false;  // the one tensor is [columns][rows]
-    int64_t heads = 0;        // see WeightNeed
-    bool exact = false;       // see WeightNeed
+    int64_t heads = 0;        // see WeightSpec
+    bool exact = false;       // see WeightSpec
     // If not empty, each tensor belongs to one expert and begins at a packed block. The name of the
     // whole matrix in packed files.
     std::string experts = {};
@@ -105,7 +105,7 @@ class STET_API WeightLoader {
     std::string group;
     Stored tensor;
     float offset = 0;   // added to every element
-    int64_t heads = 0;  // see WeightNeed
+    int64_t heads = 0;  // see WeightSpec
   };
 
  protected:

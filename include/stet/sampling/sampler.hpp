@@ -48,6 +48,7 @@ struct TokenBias {
 STET_API std::vector<TokenBias> logit_bias_of(std::vector<TokenBias> biases);
 constexpr size_t kMaxLogitBias = 4096;  // tokens with a bias
 
+// Settings for drawing tokens.
 struct STET_API SamplingSettings {
   // Take the best score after biases and penalties, among equals the lowest id. The other settings
   // are then ignored.

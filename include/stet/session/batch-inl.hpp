@@ -23,8 +23,8 @@ inline std::string entry_name(size_t entry) { return "batch[" + std::to_string(e
 class WorkspaceLease {
  public:
   WorkspaceLease(const Model& model, size_t rows, int threads)
-      : model_(model), w_(model.take_workspace(rows, threads)) {}
-  ~WorkspaceLease() { model_.give_workspace(std::move(w_)); }
+      : model_(model), w_(model.acquire_workspace(rows, threads)) {}
+  ~WorkspaceLease() { model_.release_workspace(std::move(w_)); }
   WorkspaceLease(const WorkspaceLease&) = delete;
   WorkspaceLease& operator=(const WorkspaceLease&) = delete;
   Workspace& operator*() const { return *w_; }
@@ -119,13 +119,13 @@ inline std::shared_ptr<std::vector<float>> logits_of(const Model& model,
   const Rows from = (*w).last.rows(0, 1), to = (*w).logits.rows(0, 1);
   const auto head = [&](Team t) { model.head(t, pass, from, to); };
   std::ranges::copy(hidden, from.row(0));
-  for (int tries = 0; tries <= kMostMends; ++tries) {
+  for (int tries = 0; tries <= kMaxRestarts; ++tries) {
     const uint64_t weights = model.weights_version();
     run_operations(team_of(compute), std::ref(head));
-    if (model.weights_held_since(weights))
+    if (model.weights_intact_since(weights))
       return std::make_shared<std::vector<float>>(to.row(0), to.row(0) + to.width);
   }
-  throw_restless();
+  throw_file_keeps_changing();
 }
 
 }  // namespace detail
@@ -159,7 +159,7 @@ class BatchAppend {
  private:
   void begin_entry(size_t index);
   void run_pass(size_t most, Workspace& w);
-  void run_until_sound(size_t first_entry, const Pass& pass, const Workspace& w);
+  void run_until_valid(size_t first_entry, const Pass& pass, const Workspace& w);
   std::unique_ptr<Hooks> hooks_of(size_t first_entry, const Workspace& w,
                                   std::vector<detail::WatchedRows>& watched) const;
   void hand_out(const Pass& pass, const Workspace& w);
@@ -225,8 +225,7 @@ inline void BatchAppend::begin_entry(size_t index) {
   detail::for_entry(batch_.size(), index, [&] {
     for (const BatchEntry& other : batch_.first(entry.session->pending_.before < 0 ? 0 : index)) {
       if (other.session == entry.session)
-        throw Error(ErrorKind::argument, "", "session", "one that stands once",
-                    "one that stands twice");
+        throw Error(ErrorKind::argument, "", "session", "each session once", "one twice");
     }
     if (entry.watch != nullptr) detail::check_watch(model().config(), *entry.watch);
     entry.session->begin_append(first_, entry.ids);
@@ -235,30 +234,30 @@ inline void BatchAppend::begin_entry(size_t index) {
 
 // Repeats a pass until all mapped data that it read was intact, healing damaged blocks in between.
 // Its spans belong to the entries from `first_entry` on.
-inline void BatchAppend::run_until_sound(size_t first_entry, const Pass& pass, const Workspace& w) {
+inline void BatchAppend::run_until_valid(size_t first_entry, const Pass& pass, const Workspace& w) {
   const auto forward = [&](Team t) { model().forward(t, pass); };
-  for (int tries = 0; tries <= detail::kMostMends; ++tries) {
+  for (int tries = 0; tries <= detail::kMaxRestarts; ++tries) {
     const uint64_t weights = model().weights_version();
     forget_routers(pass);
     run_interruptible(detail::team_of(first_.compute_),
-                      // by reference, because a copy of the closure would be allocated
+                      // std::ref avoids allocating a copy of the closure
                       std::ref(forward));
     if (pass.hooks != nullptr) pass.hooks->rethrow();
-    bool sound = model().weights_held_since(weights);
+    bool sound = model().weights_intact_since(weights);
     for (size_t i = first_entry; i < first_entry + w.spans.size(); ++i) {
       Session& session = *batch_[i].session;
-      if (session.state_.kv.pass_was_sound()) continue;
+      if (session.state_.kv.pass_is_valid()) continue;
       sound = false;
       detail::for_entry(batch_.size(), i,
                         [&] { session.recompute_.mend(session.target(), KvCache::Look::again); });
     }
     if (sound) return check_routers(pass);
   }
-  detail::throw_restless();
+  detail::throw_file_keeps_changing();
 }
 
 // Processes the next `most` tokens of the batch. They come from consecutive entries, of which the
-// first may have begun in an earlier pass and the last may continue in the next.
+// first may continue an earlier pass and the last may continue in the next.
 inline void BatchAppend::run_pass(size_t most, Workspace& w) {
   const auto done = [](const BatchEntry& e) {
     return static_cast<size_t>(e.session->size() - e.session->pending_.before);
@@ -278,7 +277,7 @@ inline void BatchAppend::run_pass(size_t most, Workspace& w) {
   const std::unique_ptr<Hooks> hooks = hooks_of(entry, w, watched);
   Pass pass = detail::make_pass(first_.compute_, w, hooks.get());
   pass.after_layer = sinks_.after_layer;
-  run_until_sound(entry, pass, w);
+  run_until_valid(entry, pass, w);
   for (const Span& span : w.spans)
     check_overflow(*span.kv, span.first, static_cast<int64_t>(span.count));
   for (const detail::WatchedRows& x : watched) x.watch->sink(x.at, x.first, x.rows);
@@ -349,7 +348,7 @@ inline void BatchAppend::run_head(const Pass& pass, Rows hidden, Rows logits) co
 
 // Computes the logits of every entry. Repeats this if the weights changed meanwhile.
 inline void BatchAppend::compute_logits(const Pass& pass, Workspace& w) {
-  for (int tries = 0; tries <= detail::kMostMends; ++tries) {
+  for (int tries = 0; tries <= detail::kMaxRestarts; ++tries) {
     const uint64_t weights = model().weights_version();
     for (size_t at = 0; at < batch_.size(); at += w.logits.count) {
       const Rows part = w.logits.rows(0, std::min(w.logits.count, batch_.size() - at));
@@ -357,8 +356,8 @@ inline void BatchAppend::compute_logits(const Pass& pass, Workspace& w) {
       for (size_t i = 0; i < part.count; ++i)
         batch_[at + i].session->pending_.logits->assign(part.row(i), part.row(i) + part.width);
     }
-    if (model().weights_held_since(weights)) return;
+    if (model().weights_intact_since(weights)) return;
   }
-  detail::throw_restless();
+  detail::throw_file_keeps_changing();
 }
 }  // namespace stet

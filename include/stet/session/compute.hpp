@@ -44,8 +44,8 @@ inline TeamOptions team_of(const ComputeOptions& compute) {
 inline void check_compute(const ComputeOptions& compute, const Model& model) {
   kernels_of(compute);
   model.check_contract(compute.contract);
-  if (compute.threads < 0 || compute.threads > kMostThreads) {
-    throw Error(ErrorKind::argument, "", "threads", "0 .. " + std::to_string(kMostThreads),
+  if (compute.threads < 0 || compute.threads > kMaxThreads) {
+    throw Error(ErrorKind::argument, "", "threads", "0 .. " + std::to_string(kMaxThreads),
                 std::to_string(compute.threads));
   }
   if (compute.chunk < 1 || compute.chunk > 65536) {
@@ -56,11 +56,11 @@ inline void check_compute(const ComputeOptions& compute, const Model& model) {
 }
 
 // Maximal number of restarts of a call because a mapped file changed.
-constexpr int kMostMends = 8;
+constexpr int kMaxRestarts = 8;
 
-[[noreturn]] inline void throw_restless() {
-  throw Error(ErrorKind::io, "", "files", "some that keep still while a pass reads them",
-              "one that changed every time");
+[[noreturn]] inline void throw_file_keeps_changing() {
+  throw Error(ErrorKind::io, "", "files", "files that do not change while a pass reads them",
+              "one that changed during every try");
 }
 
 }  // namespace detail

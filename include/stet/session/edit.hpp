@@ -18,7 +18,7 @@
 namespace stet {
 
 // Removes edits of positions from `size` on, as a rewind does.
-void forget_edits(State& state, int64_t size);
+void discard_edits(State& state, int64_t size);
 
 // Replaces the key or the value of one position by `x`, [head_dim]. Keys are given as stored, after
 // norm and rotation. `x` is rounded once to the cache's type (write_row()). Shared blocks are
@@ -49,7 +49,7 @@ inline const char* kv_edit_name(KvEdit::What what) {
   return kNames[static_cast<int>(what)];
 }
 
-inline void forget_edits(State& state, int64_t size) {
+inline void discard_edits(State& state, int64_t size) {
   std::erase_if(state.edits, [&](const KvEdit& e) {
     return (e.position >= size || size == 0) &&
            e.prunes == static_cast<int64_t>(state.prunes.size());
@@ -174,7 +174,7 @@ inline KvCache whole_kv(const State& state) {
     throw Error(ErrorKind::argument, "", "KV block " + std::to_string(b),
                 "keys and values of all layers (restore a session, whose state() can compute them "
                 "again)",
-                "a block without those that were outside of its window (--window-only)");
+                "a block whose layers outside its window were dropped (--window-only)");
   }
   return KvCache(state.kv);
 }

@@ -1,6 +1,6 @@
 // Identities of states and of blocks of keys and values: SHA-256 over everything that determined
-// them. Equal identities mean equal bytes. docs/snapshot-format.md ("The id") defines the hashed
-// bytes, and docs/identity.md the use of identities.
+// them. Equal identities mean equal bytes. docs/formats.md ("The id") defines the hashed
+// bytes, and docs/contracts-and-identity.md the use of identities.
 //
 // An identity is known before anything is computed. It does not depend on how tokens were chunked,
 // batched, forked, rewound or restored. Anyone with the tokens can look it up, for a session by
@@ -18,6 +18,7 @@
 
 namespace stet {
 
+// The identity of a full block.
 struct BlockIdentity {
   Sha256 id;
   bool replayable = true;  // false: the id is a digest of the bytes instead

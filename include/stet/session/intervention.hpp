@@ -22,13 +22,13 @@ void attach(State& state, const ModelConfig& config, Intervention w);
 // invalid index or position.
 void detach(State& state, const ModelConfig& config, size_t index, int64_t from);
 // Removes interventions that were attached after position `size`, as a rewind does.
-void forget_interventions(State& state, int64_t size);
+void discard_interventions(State& state, int64_t size);
 // Throws an argument Error if an intervention that is still in force names positions that a shift
 // would renumber.
 void check_shift_allowed(const State& state);
 
 // The positions [from, end) to which an intervention applies from now on; end -1: unbounded. After
-// a shift, original position numbers are no longer valid. An open intervention had begun by then
+// a shift, original position numbers are no longer valid. An open intervention was already in force
 // and applies to all further positions; the others had ended (check_shift_allowed).
 struct Reach {
   int64_t from, end;
@@ -95,7 +95,7 @@ inline void check_keys(const Intervention& w) {
     return;
   }
   if (w.key_begin < 0 || (w.key_end != -1 && w.key_end <= w.key_begin))
-    refuse_intervention("keys", "some from 0 on", found);
+    refuse_intervention("keys", "positions from 0 on", found);
   if (w.op != Intervention::Op::set && w.op != Intervention::Op::add &&
       w.op != Intervention::Op::scale)
     refuse_intervention("op", "set, add or scale of scores and patterns",
@@ -119,7 +119,7 @@ inline void check_intervention(const ModelConfig& config, const Intervention& w)
     refuse_intervention("heads", "none: the point has no heads", std::to_string(w.heads.front()));
   detail::check_indices("heads", w.heads, heads);
   if (w.begin < 0 || (w.end >= 0 && w.ended < 0 && w.end <= w.begin))
-    refuse_intervention("positions", "some from 0 on", range_text(w.begin, w.end));
+    refuse_intervention("positions", "positions from 0 on", range_text(w.begin, w.end));
   detail::check_keys(w);
   const std::span<const float> values =
       w.values ? std::span<const float>(*w.values) : std::span<const float>();
@@ -133,7 +133,7 @@ inline void check_intervention(const ModelConfig& config, const Intervention& w)
                             [](float x) { return !(x < std::numeric_limits<float>::infinity()); })
               : find_not_finite(values).has_value()) ||
       find_not_finite(scalars))
-    refuse_intervention("values", "finite numbers", "others");
+    refuse_intervention("values", "finite numbers", "NaN or infinity");
 }
 
 inline void attach(State& state, const ModelConfig& config, Intervention w) {
@@ -141,7 +141,7 @@ inline void attach(State& state, const ModelConfig& config, Intervention w) {
   w.at = state.size();
   w.prunes = static_cast<int64_t>(state.prunes.size());
   if (w.end >= 0 && w.end <= w.at && w.ended < 0)
-    detail::refuse_intervention("positions", "some from " + std::to_string(w.at) + " on",
+    detail::refuse_intervention("positions", "positions from " + std::to_string(w.at) + " on",
                                 range_text(w.begin, w.end));
   state.interventions.push_back(std::move(w));
 }
@@ -174,7 +174,7 @@ inline void detach(State& state, const ModelConfig& config, size_t index, int64_
   state.interventions[index] = std::move(shorter);
 }
 
-inline void forget_interventions(State& state, int64_t size) {
+inline void discard_interventions(State& state, int64_t size) {
   std::erase_if(state.interventions, [&](const Intervention& w) {
     return w.prunes == static_cast<int64_t>(state.prunes.size()) && w.at > size;
   });
@@ -184,11 +184,12 @@ inline void check_shift_allowed(const State& state) {
   for (const Intervention& w : state.interventions) {
     if ((w.key_begin != 0 || w.key_end >= 0) && (w.end < 0 || w.end > state.size()))
       throw Error(ErrorKind::argument, "", "prune",
-                  "no shift while an intervention names positions that are looked at",
+                  "no shift while an intervention names key positions",
                   range_text(w.key_begin, w.key_end));
     if (w.end >= 0 ? w.end > state.size() : w.begin > state.size())
       throw Error(ErrorKind::argument, "", "prune",
-                  "no shift while an intervention waits for positions", range_text(w.begin, w.end));
+                  "no shift while an intervention names later positions",
+                  range_text(w.begin, w.end));
   }
 }
 

@@ -159,8 +159,8 @@ inline void check_same_model(const State& a, const State& b) {
 inline void check_can_move(const ModelConfig& config, int64_t distance) {
   if (distance != 0 && config.ropes.empty())
     throw Error(ErrorKind::unsupported, "", "positions",
-                "the same ones (keys of this model carry no rotary position)",
-                "some that are " + std::to_string(distance) + " away");
+                "unchanged ones (keys of this model carry no rotary position)",
+                "a move by " + std::to_string(distance));
 }
 
 }  // namespace detail

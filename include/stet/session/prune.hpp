@@ -29,17 +29,18 @@ struct PruneOptions {
 // is left, there are none.
 //
 // Without shift, the result is exact: it equals a computation that masks the pruned positions from
-// then on. With shift, stored keys are rotated by -d positions, d = end - begin. For each pair (a,
-// b) of a head's dimensions, let t = float32(d x frequency), c = float32(cos t) and s = float32(sin
-// t). Then
-//   a' = fma(a, c, b s),  b' = fma(b, c, -(a s))
-// in float32, from the result of read_row(). write_row() rounds once to the cache's type, so a q8
-// key gets a new scale. Values move unchanged.
+// then on. With shift, stored keys are rotated by -d positions, where d = end - begin. This is done
+// for each pair (a, b) of a head's dimensions:
+//   t = float32(d x frequency),  c = float32(cos t),  s = float32(sin t)
+//   a' = fma(a, c, b s),         b' = fma(b, c, -(a s))
+// The input comes from read_row(), and the computation is in float32. write_row() rounds once to
+// the cache's type, so a q8 key gets a new scale. Values move unchanged.
 //
-// Compared with keys computed at the new position, the error has two sources: two angles rounded to
-// float32 (relative 2^-24 of the position's angle, in radians), and a few units in the last place
-// of the rotation. For float32 caches it is below 1e-6 of a key's length per thousand positions of
-// d. Values, and keys of deeper layers, are not recomputed and still depend on the removed tokens.
+// Compared with keys computed at the new position, the error has two sources. Two angles are
+// rounded to float32, each by at most 2^-24 of the position's angle, in radians. The rotation adds
+// a few units in the last place. For float32 caches, each 1,000 positions of `d` cost less than
+// 1e-6 of a key's length. Values, and keys of deeper layers, are not recomputed and still depend on
+// the removed tokens.
 //
 // Throws an argument Error for negative numbers, and for a shift if the model has no rotary
 // positions. Throws a capacity Error if the log would exceed what a snapshot can hold (limits.hpp).

@@ -1,4 +1,4 @@
-// Implements Recompute (recompute.hpp): temporary sessions process the tokens of the lost blocks.
+// Implements Recomputer (recompute.hpp): temporary sessions process the tokens of the lost blocks.
 #pragma once
 
 #include <algorithm>
@@ -68,14 +68,14 @@ inline std::string HealedBlocks::text() const {
          std::to_string(tokens) + " tokens";
 }
 
-inline Recompute::Recompute(std::shared_ptr<const Model> model, Contract contract,
-                            const WindowOptions& options)
+inline Recomputer::Recomputer(std::shared_ptr<const Model> model, Contract contract,
+                              const WindowOptions& options)
     : model_(std::move(model)), before_recall_(options.before_recall) {
   if (options.only) window_ = plan_window(model_->config(), contract, options);
 }
 
-inline Recompute Recompute::fork() const {
-  Recompute copy = *this;
+inline Recomputer Recomputer::fork() const {
+  Recomputer copy = *this;
   copy.healed_.clear();
   copy.after_layer = nullptr;
   return copy;
@@ -84,30 +84,30 @@ inline Recompute Recompute::fork() const {
 // ------------------------------------------------------------------ healing
 
 template <class Reads>
-void Recompute::with_mending(Target target, Reads reads) {
+void Recomputer::with_healing(Target target, Reads reads) {
   for (int tries = 0;; ++tries) {
     try {
       return reads();
     } catch (const DamagedBlock&) {
-      if (tries == detail::kMostMends) throw;
+      if (tries == detail::kMaxRestarts) throw;
     }
-    mend(target, KvCache::Look::at_all);
+    mend(target, KvCache::Look::all_blocks);
   }
 }
 
-inline void Recompute::mend(Target target, KvCache::Look look) {
+inline void Recomputer::mend(Target target, KvCache::Look look) {
   const std::vector<int64_t> damaged =
       target.state.kv.find_damage(look, detail::threads_of(target.compute));
   if (!damaged.empty()) heal(target, damaged);
 }
 
 // Recomputes run by run. Each run covers whole blocks and begins where the window before it is
-// held. If a prune came later than that, the keys that its tokens saw are gone, and everything is
-// recomputed. Edits are not reproduced in either case.
-inline void Recompute::heal(Target target, const std::vector<int64_t>& damaged) {
+// held. If a prune came later than that, keys that its tokens saw no longer exist, and everything
+// is recomputed. Edits are not reproduced in either case.
+inline void Recomputer::heal(Target target, const std::vector<int64_t>& damaged) {
   State& state = target.state;
   detail::refuse_edited(state, damaged);
-  tell_or_refuse(state, damaged);
+  announce_or_refuse(state, damaged);
   const Appender process = [this](Session& session, std::span<const int32_t> ids) {
     if (ids.empty()) return;
     const BatchEntry alone{&session, ids};
@@ -131,32 +131,32 @@ inline void Recompute::heal(Target target, const std::vector<int64_t>& damaged) 
 }
 
 // Calls before_recall, or throws without one, before dropped layers are recomputed.
-inline void Recompute::tell_or_refuse(const State& state,
-                                      const std::vector<int64_t>& damaged) const {
+inline void Recomputer::announce_or_refuse(const State& state,
+                                           const std::vector<int64_t>& damaged) const {
   const bool recalled =
       std::ranges::any_of(damaged, [&](int64_t b) { return !state.kv.block_info(b).holds_all(); });
   if (!recalled) return;
   const int64_t tokens = cost(state, damaged);
   if (before_recall_ == nullptr) {
-    throw Error(
-        ErrorKind::argument, "", "window-only",
-        "what its windows hold, or leave to process " + std::to_string(tokens) + " tokens again",
-        "block " + std::to_string(damaged[0]) + ", which was let go");
+    throw Error(ErrorKind::argument, "", "window-only",
+                "positions whose windows are held, or permission to process " +
+                    std::to_string(tokens) + " tokens again",
+                "block " + std::to_string(damaged[0]) + ", which was dropped");
   }
   before_recall_(tokens);
 }
 
-// Replaces damaged blocks by those of another session, after all of them have proved equal to what
-// was saved.
-inline void Recompute::take_blocks(State& state, const Session& from,
-                                   std::span<const int64_t> damaged, int64_t tokens) {
+// Replaces damaged blocks by those of another session, after all of them have proved equal to the
+// saved ones.
+inline void Recomputer::take_blocks(State& state, const Session& from,
+                                    std::span<const int64_t> damaged, int64_t tokens) {
   blocks_changed();
   const KvShape& shape = state.kv.shape();
   for (const int64_t b : damaged) {
     const KvBlock& lost = state.kv.block_info(b);
     if (lost.saved_as(shape, from.kv().block(b))) continue;
     throw Error(ErrorKind::format, lost.saved()->file, "KV block " + std::to_string(b),
-                "a block that its tokens give", "another, after it was computed again");
+                "the saved block, when it is computed again from its tokens", "a different one");
   }
   KvCache computed = from.kv();
   for (const int64_t b : damaged) {
@@ -164,7 +164,7 @@ inline void Recompute::take_blocks(State& state, const Session& from,
     const std::string file = lost.holds_all() ? lost.saved()->file : "";
     if (healed_.empty() || healed_.back().file != file) healed_.push_back({file, {}, 0});
     healed_.back().blocks.push_back(b);
-    lost.forget_asked(shape);
+    lost.reset_missing_layers(shape);
     KvWriter(state.kv).replace(b, KvWriter(computed).share(b));
   }
   healed_.back().tokens += tokens;
@@ -172,7 +172,7 @@ inline void Recompute::take_blocks(State& state, const Session& from,
 
 // Returns a session over the first `size` tokens (a multiple of 64) that shares the state's blocks.
 // In a window-only state, the session drops windows only before the block `wanted`.
-inline Session Recompute::front(Target target, int64_t size, int64_t wanted) const {
+inline Session Recomputer::front(Target target, int64_t size, int64_t wanted) const {
   State& whole = target.state;
   State state;
   state.origin = whole.origin;
@@ -202,8 +202,8 @@ inline Session Recompute::front(Target target, int64_t size, int64_t wanted) con
 
 // Returns the latest block boundary at or before `block` whose preceding window is held and before
 // which nothing was edited.
-inline int64_t Recompute::resume_point(const State& state, int64_t block,
-                                       int64_t first_edited) const {
+inline int64_t Recomputer::resume_point(const State& state, int64_t block,
+                                        int64_t first_edited) const {
   const int64_t window = widest_window();
   int64_t whole = 0, at = 0;  // blocks whole .. b-1 lack no layers
   for (int64_t b = 0; b <= std::min(block, first_edited); ++b) {
@@ -215,8 +215,8 @@ inline int64_t Recompute::resume_point(const State& state, int64_t block,
 
 // Groups blocks, in ascending order, into runs. A block joins the current run if it could not begin
 // after it.
-inline std::vector<Recompute::Run> Recompute::runs(const State& state,
-                                                   const std::vector<int64_t>& blocks) const {
+inline std::vector<Recomputer::Run> Recomputer::runs(const State& state,
+                                                     const std::vector<int64_t>& blocks) const {
   std::vector<Run> all;
   const int64_t first_edited = detail::first_edited_block(state);
   for (const int64_t b : blocks) {
@@ -230,7 +230,7 @@ inline std::vector<Recompute::Run> Recompute::runs(const State& state,
 }
 
 // Returns the number of tokens that heal() processes.
-inline int64_t Recompute::cost(const State& state, const std::vector<int64_t>& blocks) const {
+inline int64_t Recomputer::cost(const State& state, const std::vector<int64_t>& blocks) const {
   int64_t tokens = 0;
   for (const Run& run : runs(state, blocks)) {
     if (run.begin < state.floor()) return tokens + state.transcript_size();
@@ -241,7 +241,7 @@ inline int64_t Recompute::cost(const State& state, const std::vector<int64_t>& b
 
 // ------------------------------------------------------------------ windows
 
-inline void Recompute::drop_windows(State& state, int64_t before) {
+inline void Recomputer::drop_windows(State& state, int64_t before) {
   if (window_ == nullptr || !state.edits.empty() || !is_replayable(state.origin.contract)) return;
   const int64_t end = window_->first_whole(state.size());
   const int64_t kept_from = before < 0 ? end : window_->first_whole(before),
@@ -253,14 +253,14 @@ inline void Recompute::drop_windows(State& state, int64_t before) {
   if (before < 0) dropped_to_ = std::max(dropped_to_, end);
 }
 
-inline std::vector<int64_t> Recompute::needed_by_rewind(const State& state, int64_t size) const {
+inline std::vector<int64_t> Recomputer::needed_by_rewind(const State& state, int64_t size) const {
   return detail::partial_blocks(state, size - widest_window(), size);
 }
 
 // Returns the blocks that a prune changes or moves, and those before the gap that the next token
 // sees.
-inline std::vector<int64_t> Recompute::needed_by_prune(const State& state, int64_t begin,
-                                                       int64_t end, bool shift) const {
+inline std::vector<int64_t> Recomputer::needed_by_prune(const State& state, int64_t begin,
+                                                        int64_t end, bool shift) const {
   if (begin < 0 || begin >= end || end > state.size()) return {};
   if (!shift) {
     std::vector<int64_t> found;
@@ -278,28 +278,28 @@ inline std::vector<int64_t> Recompute::needed_by_prune(const State& state, int64
   return found;
 }
 
-inline int64_t Recompute::rewind_cost(const State& state, int64_t size) const {
+inline int64_t Recomputer::rewind_cost(const State& state, int64_t size) const {
   if (size < 0 || size > state.size()) return 0;
   return cost(state, needed_by_rewind(state, size));
 }
 
-inline int64_t Recompute::prune_cost(const State& state, int64_t begin, int64_t end,
-                                     bool shift) const {
+inline int64_t Recomputer::prune_cost(const State& state, int64_t begin, int64_t end,
+                                      bool shift) const {
   return cost(state, needed_by_prune(state, begin, end, shift));
 }
 
-inline void Recompute::before_rewind(Target target, int64_t size) {
+inline void Recomputer::before_rewind(Target target, int64_t size) {
   const std::vector<int64_t> needed = needed_by_rewind(target.state, size);
   if (!needed.empty()) heal(target, needed);
 }
 
-inline void Recompute::before_prune(Target target, int64_t begin, int64_t end, bool shift) {
+inline void Recomputer::before_prune(Target target, int64_t begin, int64_t end, bool shift) {
   const std::vector<int64_t> needed = needed_by_prune(target.state, begin, end, shift);
   if (!needed.empty()) heal(target, needed);
   blocks_changed();
 }
 
-inline void Recompute::offer_whole_kv(Target target) const {
+inline void Recomputer::set_whole_kv(Target target) const {
   const auto lacking = [](const State& state) {
     return detail::partial_blocks(state, 0, state.size());
   };
@@ -307,7 +307,7 @@ inline void Recompute::offer_whole_kv(Target target) const {
   if (!keeps_windows_only() && lacking(target.state).empty()) return;
   const auto whole = [lacking, mine = fork(), compute = target.compute](const State& state) {
     State copy = state;
-    Recompute again = mine;
+    Recomputer again = mine;
     const std::vector<int64_t> blocks = lacking(copy);
     if (!blocks.empty()) again.heal({copy, compute}, blocks);
     return std::move(copy.kv);

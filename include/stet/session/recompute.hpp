@@ -1,5 +1,5 @@
-// Recomputes parts of a session's own keys and values: blocks that a mapped file has lost
-// (healing), and layers that were dropped outside a window (recall).
+// Recomputes parts of a session's own keys and values. Healing restores blocks that a mapped file
+// has lost; recall restores layers that were dropped outside a window.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ struct HealedBlocks {
 // tokens. The caller owns the state; every call must pass the same one. Recomputed blocks must
 // match the digests that were kept. If they do not, or if anything else throws, the state is
 // unchanged.
-class Recompute {
+class Recomputer {
  public:
   // A state and the options to compute it with.
   struct Target {
@@ -42,11 +42,11 @@ class Recompute {
     const ComputeOptions& compute;
   };
 
-  Recompute() = default;
+  Recomputer() = default;
   // Throws what plan_window() throws.
-  Recompute(std::shared_ptr<const Model> model, Contract contract, const WindowOptions& options);
+  Recomputer(std::shared_ptr<const Model> model, Contract contract, const WindowOptions& options);
   // Returns the object for a copy of the state, without its list of healed blocks.
-  Recompute fork() const;
+  Recomputer fork() const;
 
   // Checks blocks and recomputes damaged ones. Throws a format Error if a block cannot be
   // recomputed: it was edited, computed after an edit (replayable_blocks), or computed by BLAS.
@@ -54,7 +54,7 @@ class Recompute {
   // Calls `reads`, which reads blocks and must change nothing if it throws, until it meets no
   // damaged block.
   template <class Reads>
-  void with_mending(Target target, Reads reads);
+  void with_healing(Target target, Reads reads);
   // Recomputes these blocks, given in ascending order.
   void heal(Target target, const std::vector<int64_t>& damaged);
   // Returns the blocks recomputed since the last call.
@@ -70,17 +70,19 @@ class Recompute {
   // Return the number of tokens that before_rewind() and before_prune() would process.
   int64_t rewind_cost(const State& state, int64_t size) const;
   int64_t prune_cost(const State& state, int64_t begin, int64_t end, bool shift) const;
-  // Recompute the dropped layers that a query at `size` sees, or that a prune changes, moves, or
+  // Recomputer the dropped layers that a query at `size` sees, or that a prune changes, moves, or
   // leaves visible.
   void before_rewind(Target target, int64_t size);
   void before_prune(Target target, int64_t begin, int64_t end, bool shift);
   // Replaces WindowOptions::before_recall; null: none.
-  void set_before_recall(std::function<void(int64_t)> told) { before_recall_ = std::move(told); }
+  void set_before_recall(std::function<void(int64_t)> callback) {
+    before_recall_ = std::move(callback);
+  }
   void tell(int64_t tokens) const {
     if (before_recall_ != nullptr) before_recall_(tokens);
   }
   // Sets State::whole_kv, by which the state can recompute dropped layers.
-  void offer_whole_kv(Target target) const;
+  void set_whole_kv(Target target) const;
 
   // Called after each layer of each pass; may be null.
   const std::function<void()>* after_layer = nullptr;
@@ -98,7 +100,7 @@ class Recompute {
   std::vector<int64_t> needed_by_rewind(const State& state, int64_t size) const;
   std::vector<int64_t> needed_by_prune(const State& state, int64_t begin, int64_t end,
                                        bool shift) const;
-  void tell_or_refuse(const State& state, const std::vector<int64_t>& damaged) const;
+  void announce_or_refuse(const State& state, const std::vector<int64_t>& damaged) const;
   Session front(Target target, int64_t size, int64_t wanted) const;
   void take_blocks(State& state, const Session& from, std::span<const int64_t> damaged,
                    int64_t tokens);

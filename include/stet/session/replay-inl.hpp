@@ -28,9 +28,9 @@ inline Session replay(std::shared_ptr<const Model> model, const State& state,
                   std::to_string(end));
     }
     const std::span<const int32_t> next = rest.first(static_cast<size_t>(end - from));
-    const auto told = [&](int64_t done) { progress(from + done); };
+    const auto report = [&](int64_t done) { progress(from + done); };
     if (!append) {
-      session.append(next, nullptr, nullptr, progress ? Progress(told) : Progress());
+      session.append(next, nullptr, nullptr, progress ? Progress(report) : Progress());
     } else if (!next.empty()) {
       append(session, next);
       if (progress) progress(end);

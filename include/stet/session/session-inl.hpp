@@ -50,8 +50,8 @@ inline void check_origin(const StateOrigin& state, const StateOrigin& session, c
 
 // Checks the sizes of kept rows. They can come from files and are copied into buffers of this
 // model's size.
-inline void check_kept(const KeptLogits& kept, const ModelConfig& config) {
-  for (const KeptLogits::Row& row : kept.rows()) {
+inline void check_rewind_logits(const RewindLogits& kept, const ModelConfig& config) {
+  for (const RewindLogits::Row& row : kept.rows()) {
     const int64_t numbers = row.hidden ? config.hidden_size : config.vocab_size;
     if (row.values != nullptr && static_cast<int64_t>(row.values->size()) == numbers) continue;
     throw Error(ErrorKind::argument, "", "state",
@@ -67,10 +67,10 @@ inline Session::Session(std::shared_ptr<const Model> model, const SessionOptions
   detail::check_compute(compute_, *model_);
   const ModelConfig& c = model_->config();
   state_.origin = origin_of(*model_, compute_.contract);
-  recompute_ = Recompute(model_, compute_.contract, options.window);
+  recompute_ = Recomputer(model_, compute_.contract, options.window);
   state_.kv = KvCache(detail::kv_shape(c, options.kv_type), checked_capacity(c, options.capacity),
                       recompute_.keeps_windows_only());
-  recompute_.offer_whole_kv(target());
+  recompute_.set_whole_kv(target());
 }
 
 inline Session::Session(std::shared_ptr<const Model> model, State state,
@@ -80,21 +80,21 @@ inline Session::Session(std::shared_ptr<const Model> model, State state,
   detail::check_compute(compute_, *model_);
   const KvShape& shape = state_.kv.shape();
   if (!(shape == detail::kv_shape(model_->config(), shape.type)) || state_.kv.size() != size()) {
-    throw Error(ErrorKind::argument, "", "state", "keys and values of this model", "others");
+    throw Error(ErrorKind::argument, "", "state", "keys and values of this model", "another shape");
   }
   const StateOrigin origin = origin_of(*model_, compute_.contract);
   detail::check_origin(state_.origin, origin, *model_);
   state_.origin = origin;
   detail::check_ids(state_.tokens, model_->config().vocab_size);
-  detail::check_kept(state_.kept, model_->config());
+  detail::check_rewind_logits(state_.kept, model_->config());
   if (!state_.edits.empty()) detail::keep_logits(state_);
-  recompute_ = Recompute(model_, compute_.contract, options.window);
-  recompute_.offer_whole_kv(target());
+  recompute_ = Recomputer(model_, compute_.contract, options.window);
+  recompute_.set_whole_kv(target());
 }
 
-inline void Session::set_before_recall(std::function<void(int64_t)> told) {
-  recompute_.set_before_recall(std::move(told));
-  recompute_.offer_whole_kv(target());
+inline void Session::set_before_recall(std::function<void(int64_t)> callback) {
+  recompute_.set_before_recall(std::move(callback));
+  recompute_.set_whole_kv(target());
 }
 
 inline void Session::refuse_in_sink(const char* call) const {
@@ -168,7 +168,8 @@ inline void Session::append(std::span<const int32_t> ids, const LogitSink& logit
 inline void Session::begin_append(const Session& first, std::span<const int32_t> ids) {
   refuse_in_sink("append");
   if (model_ != first.model_)
-    throw Error(ErrorKind::argument, "", "model", "that of the first session", "another");
+    throw Error(ErrorKind::argument, "", "model", "the model of the first session",
+                "another model");
   if (compute_.contract != first.compute_.contract) {
     throw Error(ErrorKind::argument, "", "contract",
                 contract_name(first.compute_.contract) + std::string(", as of the first session"),
@@ -183,10 +184,10 @@ inline void Session::begin_append(const Session& first, std::span<const int32_t>
   if (mark) state_.edits.reserve(state_.edits.size() + 1);
   if ((mark || !state_.edits.empty()) && detail::keep_logits(state_)) logits_shared_.set();
   std::shared_ptr<std::vector<float>> logits =
-      spare_ != nullptr ? std::move(spare_) : logits_room();
+      spare_ != nullptr ? std::move(spare_) : new_logits_buffer();
   // The previous logits buffer becomes the next spare one, unless there is none or it is shared.
-  if (state_.logits == nullptr || logits_shared_.is_set()) spare_ = logits_room();
-  with_mending([&] { KvWriter(state_.kv).prepare(static_cast<int64_t>(ids.size())); });
+  if (state_.logits == nullptr || logits_shared_.is_set()) spare_ = new_logits_buffer();
+  with_healing([&] { KvWriter(state_.kv).prepare(static_cast<int64_t>(ids.size())); });
   pending_ = {size(), std::move(logits)};
   if (mark) mark_callback();
 }
@@ -199,7 +200,7 @@ inline void Session::mark_callback() {
   pending_.marked = true;
 }
 
-inline std::shared_ptr<std::vector<float>> Session::logits_room() const {
+inline std::shared_ptr<std::vector<float>> Session::new_logits_buffer() const {
   auto room = std::make_shared<std::vector<float>>();
   room->reserve(static_cast<size_t>(model_->config().vocab_size));
   return room;
@@ -271,8 +272,8 @@ inline void Session::rewind(int64_t to) {
   }
   recompute_.before_rewind(target(), to);
   cut(to);
-  forget_edits(state_, to);
-  forget_interventions(state_, to);
+  discard_edits(state_, to);
+  discard_interventions(state_, to);
   if (state_.edits.empty()) state_.kept.clear();
   for (Attached& a : callbacks_) a.from = std::min(a.from, to);
   state_.generation.rewind(to);
@@ -281,7 +282,7 @@ inline void Session::rewind(int64_t to) {
 
 inline void Session::cut(int64_t to) {
   recompute_.blocks_changed();
-  with_mending([&] { KvWriter(state_.kv).truncate(to); });
+  with_healing([&] { KvWriter(state_.kv).truncate(to); });
   state_.tokens.resize(static_cast<size_t>(to));
   state_.kept.truncate(to);
   state_.logits.reset();
@@ -294,7 +295,7 @@ inline int64_t Session::prune(const PruneOptions& options) {
   const int64_t begin = std::min(options.sinks, size()),
                 end = size() - std::min(options.keep_last, size());
   recompute_.before_prune(target(), begin, end, options.shift);
-  with_mending([&] { gone = stet::prune(state_, model_->config(), options); });
+  with_healing([&] { gone = stet::prune(state_, model_->config(), options); });
   if (gone > 0) move_callbacks(state_.prunes.back());
   return gone;
 }
@@ -303,7 +304,7 @@ inline void Session::prune_range(int64_t begin, int64_t end, bool shift) {
   refuse_in_sink("prune");
   logits();
   recompute_.before_prune(target(), begin, end, shift);
-  with_mending([&] { stet::prune_range(state_, model_->config(), begin, end, shift); });
+  with_healing([&] { stet::prune_range(state_, model_->config(), begin, end, shift); });
   if (begin != end) move_callbacks(state_.prunes.back());
 }
 
@@ -322,7 +323,7 @@ void Session::change_kv(const char* call, Change change) {
   refuse_in_sink(call);
   logits();
   logits_shared_.set();  // the state keeps a reference to them
-  with_mending(change);
+  with_healing(change);
 }
 
 inline void Session::zero_kv(const KvRange& range) {
@@ -345,7 +346,7 @@ inline void Session::copy_kv(const KvRange& range, const Session& from, int64_t 
 inline std::vector<BlockIdentity> Session::block_identities() {
   refuse_in_sink("block_identities");
   std::vector<BlockIdentity> all;
-  with_mending([&] { all = stet::block_identities(state_, compute_.threads); });
+  with_healing([&] { all = stet::block_identities(state_, compute_.threads); });
   return all;
 }
 
@@ -357,7 +358,7 @@ inline std::span<const float> Session::logits() {
 }
 
 inline void Session::restore_logits() {
-  if (const KeptLogits::Row* row = state_.kept.find(size() - 1)) {
+  if (const RewindLogits::Row* row = state_.kept.find(size() - 1)) {
     state_.logits = row->hidden ? detail::logits_of(*model_, compute_, *row->values) : row->values;
     logits_shared_.set();
     return;
@@ -373,7 +374,7 @@ inline void Session::restore_logits() {
   if (from_cache) {
     Session again = fork();
     again.cut(size() - 1);
-    forget_interventions(again.state_, size() - 1);  // those attached after the last token
+    discard_interventions(again.state_, size() - 1);  // those attached after the last token
     again.append({&state_.tokens.back(), 1});
     state_.logits = std::move(again.state_.logits);
   } else {
@@ -397,7 +398,7 @@ inline void Session::keep_rows(Rows hidden) {
 
 inline const State& Session::state() {
   logits();
-  recompute_.mend(target(), KvCache::Look::at_all);
+  recompute_.mend(target(), KvCache::Look::all_blocks);
   logits_shared_.set();  // copies of the state share them
   return state_;
 }

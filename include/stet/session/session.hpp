@@ -23,6 +23,7 @@
 
 namespace stet {
 
+// Options of a session.
 struct SessionOptions {
   // In positions. 0 means the model's max_position_embeddings, which is also the maximum.
   int64_t capacity = 0;
@@ -36,11 +37,12 @@ StateOrigin origin_of(const Model& model, Contract contract);
 
 // Receives consecutive rows: `logits` of positions first .. first + logits.count - 1.
 using LogitSink = std::function<void(int64_t first, Rows logits)>;
-// Receives consecutive rows of hidden state `index`. Index 0 is the embedding, index i the residual
-// stream before layer i (counted from 0), and the last index the head's input, after the norm.
+// Receives consecutive rows of hidden state `index`. Index 0 is the embedding. Index i is the
+// residual stream before layer i, counted from 0. The last index is the head's input, after the
+// norm.
 using HiddenSink = std::function<void(size_t index, int64_t first, Rows hidden)>;
-// The points to capture during a call. List each point once. After every chunk, `sink` is called
-// for each point with rows of consecutive positions from `first` on. Rows of scores and pattern are
+// The points to capture during a call. List each point once. After every chunk, `sink` receives
+// each point's rows of consecutive positions from `first` on. Rows of scores and pattern are
 // [heads][positions so far]. Chunks are cut so that a chunk's rows take at most 64 MB, if a single
 // position's do.
 struct Watch {
@@ -51,11 +53,11 @@ struct Watch {
 using Progress = std::function<void(int64_t done)>;
 
 // Set once a buffer is shared, after which it must not be written. Any thread may set it.
-class SharedMark {
+class SharedFlag {
  public:
-  SharedMark() = default;
-  SharedMark(SharedMark&& other) noexcept : set_(other.is_set()) {}
-  SharedMark& operator=(SharedMark&& other) noexcept {
+  SharedFlag() = default;
+  SharedFlag(SharedFlag&& other) noexcept : set_(other.is_set()) {}
+  SharedFlag& operator=(SharedFlag&& other) noexcept {
     set_.store(other.is_set(), std::memory_order_relaxed);
     return *this;
   }
@@ -127,7 +129,7 @@ class Session {
   // rewind_cost() (WindowOptions::before_recall).
   //
   // Throws an argument Error for a position that does not exist, or that is not after the last
-  // prune (State::floor). The keys that it saw are gone.
+  // prune (State::floor). The keys that it saw no longer exist.
   void rewind(int64_t size);
   // Returns the number of tokens that rewind(size) would process again. The same tokens give the
   // keys and values of all layers that a query at `size` sees. 0 except in window-only sessions.
@@ -137,7 +139,7 @@ class Session {
     return recompute_.prune_cost(state_, begin, end, shift);
   }
   // Replaces WindowOptions::before_recall.
-  void set_before_recall(std::function<void(int64_t tokens)> told);
+  void set_before_recall(std::function<void(int64_t tokens)> callback);
   // Returns an independent copy of the session, which shares all blocks until one of the two
   // writes.
   Session fork() const;
@@ -162,8 +164,8 @@ class Session {
   // unless the state was edited.
   std::vector<BlockIdentity> block_identities();
   // Returns the logits that follow the last token, [vocab_size]; empty if there are no tokens.
-  // After a rewind they are restored: from kept logits, by processing the last token again, or, if
-  // keys or values were edited since, by processing all tokens again. Keys and values do not
+  // After a rewind they are restored from kept logits or by processing the last token again. If
+  // keys or values were edited since, all tokens are processed again. Keys and values do not
   // change.
   //
   // Throws an argument Error if the logits after a rewind are neither kept nor computable. This
@@ -211,28 +213,28 @@ class Session {
   void finish_append();
   void keep_rows(Rows hidden);
   void restore_logits();
-  std::shared_ptr<std::vector<float>> logits_room() const;
+  std::shared_ptr<std::vector<float>> new_logits_buffer() const;
   void refuse_in_sink(const char* call) const;
   void cut(int64_t to);
   void mark_callback();
   void move_callbacks(const Prune& prune);
   template <class Change>
   void change_kv(const char* call, Change change);
-  Recompute::Target target() { return {state_, compute_}; }
+  Recomputer::Target target() { return {state_, compute_}; }
   template <class Reads>
-  void with_mending(Reads reads) {
-    recompute_.with_mending(target(), reads);
+  void with_healing(Reads reads) {
+    recompute_.with_healing(target(), reads);
   }
 
   std::shared_ptr<const Model> model_;
   ComputeOptions compute_;
   State state_;
   PendingAppend pending_;
-  SharedMark logits_shared_;  // another object may hold state_.logits
-  // The logits buffer of the previous token, held by nobody else.
+  SharedFlag logits_shared_;  // another object may hold state_.logits
+  // The logits buffer of the previous token, not shared.
   std::shared_ptr<std::vector<float>> spare_;
   std::vector<Attached> callbacks_;
-  Recompute recompute_;
+  Recomputer recompute_;
 };
 
 // One session of a batch and the tokens to append to it, at least one.
@@ -242,6 +244,7 @@ struct BatchEntry {
   const Watch* watch = nullptr;
 };
 
+// Options of append() for a batch.
 struct BatchOptions {
   // Called after each layer of each pass, including those that recompute damaged blocks, as a sign
   // of progress. Any computing thread may call it, one at a time. It must not throw.

@@ -16,14 +16,14 @@ struct Cut {
   int64_t begin, end;
 };
 
-// Returns a state that concatenates the positions of all cuts: tokens, and keys and values as they
-// are, with keys rotated to their new positions (prune.hpp). A prefix of one state before another
-// is {a, 0, n}, {b, m, b.size()}.
+// Returns a state that concatenates the tokens, keys and values of all cuts. Keys are rotated to
+// their new positions (prune.hpp). A prefix of one state before another is {a, 0, n}, {b, m,
+// b.size()}.
 //
-// Nothing is recomputed: each part still depends on what preceded it in its source, not on what
-// precedes it here. truth_of() together with compare() measures the difference. Settings, open
-// interventions and capacity come from the first cut's state. There are no messages, turns or
-// logits (Session::logits computes those).
+// Nothing is recomputed: each part still depends on its predecessors in its source, not on those
+// here. truth_of() together with compare() measures the difference. Settings, open interventions
+// and capacity come from the first cut's state. There are no messages, turns or logits
+// (Session::logits computes those).
 //
 // Throws an argument Error for positions that do not exist or were pruned, and if there are none.
 // Throws a mismatch Error for states of different models, contracts or KV types. Throws an
@@ -31,8 +31,8 @@ struct Cut {
 // they do not fit.
 State splice(const ModelConfig& config, std::span<const Cut> cuts);
 
-// Returns a session with the same tokens, prunes and interventions, all computed anew without the
-// edits.
+// Returns a session with the same tokens, prunes and interventions, all computed from the start
+// without the edits.
 inline Session truth_of(std::shared_ptr<const Model> model, const State& state,
                         const SessionOptions& options, const Progress& progress = nullptr) {
   State recipe = state;

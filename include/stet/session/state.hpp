@@ -19,8 +19,8 @@
 
 namespace stet {
 
-// One exchange, a prompt and its reply, as positions. The reply is empty if it has not begun; the
-// prompt is empty if there was none.
+// One exchange, a prompt and its reply, as positions. The reply is empty before its first token;
+// the prompt is empty if there was none.
 struct Turn {
   int64_t prompt = 0;  // first token of the prompt
   int64_t reply = 0;   // first token of the reply
@@ -112,7 +112,7 @@ struct KvEdit {
   How how = How::set;
   std::string source = {};  // copy and splice: the id of the source state
 
-  // Returns one past the last position that was edited itself; -1: all of them.
+  // Returns one past the last position that the entry edits directly; -1 if it edits all.
   int64_t reach() const { return position < 0 ? -1 : std::max(end, position + 1); }
 
   bool operator==(const KvEdit&) const = default;
@@ -125,7 +125,7 @@ int64_t shifted_out(const std::vector<Prune>& prunes);
 // Logits of single positions of an edited state, for rewinds: its keys and values would not give
 // them again. Stored as logits, or as the row of hidden state that the head reads. Rows are in
 // ascending order of position, and their values are immutable.
-class KeptLogits {
+class RewindLogits {
  public:
   struct Row {
     int64_t position = 0;
@@ -164,6 +164,7 @@ struct StateOrigin {
   bool operator==(const StateOrigin&) const = default;
 };
 
+// The state of a session.
 struct State {
   StateOrigin origin;
   std::vector<int32_t> tokens;  // position i holds tokens[i]
@@ -176,14 +177,14 @@ struct State {
   std::vector<KvEdit> edits;                // in order; empty if the tokens determine the state
   std::vector<Intervention> interventions;  // in order of attachment
   ChatState chat;                           // empty if there is no chat
-  KeptLogits kept = {};                     // empty if the tokens determine the state
+  RewindLogits kept = {};                   // empty if the tokens determine the state
   // Computes the keys and values of all layers, including those that a window-only session has
   // dropped. Null if nothing was dropped or there is no model.
   std::shared_ptr<const std::function<KvCache(const State&)>> whole_kv = nullptr;
 
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   // Returns the size below which the state cannot be rewound, because keys that earlier positions
-  // saw are gone.
+  // saw no longer exist.
   int64_t floor() const { return prunes.empty() ? 0 : prunes.back().left(); }
   // Returns all tokens that were appended and not rewound, including those shifted out.
   std::vector<int32_t> transcript() const;

@@ -159,7 +159,8 @@ inline Trace::Job Trace::job_of(const TraceRun& run, const std::string& name) {
   Job job{&prompt, {}, run.positions, layers(), size};
   for (const int64_t p : run.positions) {
     if (p < first_ || p >= size)
-      fail("positions", "some of " + std::to_string(first_) + ".." + std::to_string(size - 1), p);
+      fail("positions", "positions in " + std::to_string(first_) + ".." + std::to_string(size - 1),
+           p);
   }
   if (job.positions.empty()) job.positions = {size - 1};
   std::sort(job.positions.begin(), job.positions.end());
@@ -266,10 +267,10 @@ inline void Trace::run_pass(size_t layer, std::vector<Run>& runs, Workspace& w,
   Pass pass = detail::make_pass(compute(), w, &hooks);
   pass.first_layer = layer;
   for (int tries = 0;; ++tries) {
-    if (tries > detail::kMostMends) detail::throw_restless();
+    if (tries > detail::kMaxRestarts) detail::throw_file_keeps_changing();
     const uint64_t weights = model().weights_version();
     forward(layer, some, w, pass);
-    if (model().weights_held_since(weights)) break;
+    if (model().weights_intact_since(weights)) break;
   }
   for (size_t i = 0; i < some.size(); ++i) some[i]->next += static_cast<int64_t>(w.spans[i].count);
   hand_out(wanted, pass, w, sink);

@@ -33,7 +33,7 @@ struct WindowOptions {
 
 // The window options applied to a model.
 struct WindowPlan {
-  std::shared_ptr<const HeldLayers> held;  // layers held of old blocks
+  std::shared_ptr<const HeldLayers> held;  // layers that old blocks hold
   int64_t window = 0;                      // the widest window
   int64_t every = 0;                       // positions between checkpoints; 0: none
   int64_t keep_from = INT64_MAX;           // blocks from here on are held whole
@@ -72,12 +72,12 @@ inline std::shared_ptr<const WindowPlan> plan_window(const ModelConfig& c, Contr
   plan.every = options.checkpoint_every;
   plan.keep_from = options.keep_from;
   if (plan.window == 0) {
-    throw Error(ErrorKind::unsupported, "", "window-only",
-                "a model of which some layers have a sliding window", "family " + c.family);
+    throw Error(ErrorKind::unsupported, "", "window-only", "a model with sliding-window layers",
+                "family " + c.family);
   }
   if (!is_replayable(contract_name(contract))) {
-    throw Error(ErrorKind::unsupported, "", "window-only",
-                "a contract whose bits can be computed again", contract_name(contract));
+    throw Error(ErrorKind::unsupported, "", "window-only", "a contract whose bits are reproducible",
+                contract_name(contract));
   }
   const int64_t least = 2 * plan.window + 256;
   if (plan.every != 0 && plan.every < least) {

@@ -1,4 +1,4 @@
-// The contents of a snapshot file. docs/snapshot-format.md defines the format.
+// The contents of a snapshot file. docs/formats.md defines the format.
 #pragma once
 
 #include <cstdint>
@@ -79,12 +79,11 @@ STET_API std::string encode_interventions(const std::vector<Intervention>& all);
 struct SnapshotContents {
   SnapshotMeta meta;
   std::vector<int32_t> tokens;
-  std::vector<uint64_t> visible;  // [blocks]: visibility bits
-  // of the last position; null or empty if there are none
-  std::shared_ptr<std::vector<float>> logits;
-  std::vector<Digest> blocks;    // [blocks][layers]
+  std::vector<uint64_t> visible;               // [blocks]: visibility bits
+  std::shared_ptr<std::vector<float>> logits;  // after the last position; null or empty: none
+  std::vector<Digest> blocks;                  // [blocks][layers]
   std::vector<Sha256> contents;  // digests of blocks that are identified by their bytes
-  KeptLogits kept;
+  RewindLogits kept;
   StateDigests digests;
 
   std::span<const Digest> block_digests(int64_t block) const {
@@ -101,6 +100,7 @@ struct SnapshotContents {
   }
 };
 
+// A section of a snapshot file.
 struct SnapshotSection {
   std::string name;
   uint64_t offset = 0, size = 0;

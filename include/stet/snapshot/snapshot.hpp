@@ -18,14 +18,15 @@
 
 namespace stet {
 
-// Returns the digests of a session. Computes missing logits first (after a rewind), hence not
-// const. Throws a format Error if a mapped block turns out to be damaged.
+// Returns the digests of a session. Computes missing logits first (after a rewind), so the session
+// is not const. Throws a format Error if a mapped block turns out to be damaged.
 STET_API StateDigests digests_of(Session& session);
 
 class Snapshot;
 
 STET_API bool have_zlib();  // true if this build can compress
 
+// Options of Snapshot::save().
 struct SaveOptions {
   SnapshotForm form = SnapshotForm::full;
   int compress = 0;                  // zlib level 1 .. 9; 0: uncompressed, can be mapped
@@ -40,6 +41,7 @@ struct SaveOptions {
   unsigned mode = 0600;  // permissions of a new file, less the umask: private by default
 };
 
+// Options of Snapshot::restore() and state().
 struct RestoreOptions {
   // Compute options and, if not 0, a new capacity. The KV type applies only to `replay`.
   SessionOptions session = {};
@@ -49,7 +51,7 @@ struct RestoreOptions {
   bool check = false;  // check all blocks now instead of before their first use
   bool heal = false;   // recompute damaged blocks
   bool trust = false;  // use blocks unchecked, even damaged ones: for comparisons
-  // Recompute everything from the tokens, under another model or contract than the saved one.
+  // Recomputer everything from the tokens, under another model or contract than the saved one.
   bool replay = false;
   // Processes the tokens that a state is recomputed from; null: the session alone does.
   Appender append = nullptr;
@@ -64,7 +66,7 @@ struct RestoreReport {
   bool checked = false;
 };
 
-// Counts of what Snapshot::check() has checked.
+// Numbers of items checked by Snapshot::check().
 struct SnapshotCheck {
   size_t blocks = 0;  // blocks of keys and values, including those of parents
   size_t files = 0;   // files in a self-contained snapshot
@@ -112,9 +114,9 @@ class STET_API Snapshot {
   // session's options, only capacity and threads are used.
   State state(const RestoreOptions& how = {}) const;
 
-  // Verifies, without a model, that every byte is what was written, and that the id matches the
-  // state. open() has verified all but the id, keys, values and included files. For a recipe, only
-  // digests of keys, values and logits exist.
+  // Verifies, without a model, that every byte is as written, and that the id matches the state.
+  // open() has verified all but the id, keys, values and included files. For a recipe, only digests
+  // of keys, values and logits exist.
   //
   // Throws a format Error for the first fault, or an io Error for a missing parent. `threads` 0:
   // all processors.
@@ -144,7 +146,7 @@ class STET_API Snapshot {
   bool is_file_at(const std::string& path) const;
   // Throws an argument Error if the path leads to this snapshot's file or to a parent's. A delta
   // made from it must not replace them.
-  void check_not_needed(const std::string& path) const;
+  void check_may_overwrite(const std::string& path) const;
   uint64_t file_size() const { return file_->bytes.size(); }
   uint32_t version() const { return kSnapshotVersion; }  // format version
   const std::vector<Section>& sections() const { return file_->sections; }
@@ -166,7 +168,7 @@ class STET_API Snapshot {
   StateOrigin origin() const { return file_->origin(); }
   uint64_t stored_kv_bytes() const;
   // Returns the number of blocks in this file that lack the layers with a window.
-  int64_t windowed_blocks() const;
+  int64_t count_window_only_blocks() const;
 
  private:
   explicit Snapshot(std::shared_ptr<const SnapshotFile> file) : file_(std::move(file)) {}

@@ -19,7 +19,7 @@ constexpr double kBlasTolerance = 1e-3;
 // values were edited (identity.hpp). The last block may be partial.
 STET_API std::vector<bool> replayable_blocks(const Snapshot& snapshot);
 
-// The result of verify(): what was proved, and what was not and why. Converts to true if a
+// The result of verify(): the parts proved, and the reason for the rest. Converts to true if a
 // difference was found, and dereferences to it like an optional Difference.
 struct STET_API VerifyReport {
   std::optional<Difference> difference;  // the first; nothing after it was compared

@@ -19,18 +19,22 @@
 
 namespace stet {
 
-enum class Shelf { blocks, states };  // can be recomputed; what they are recomputed from
+// The two classes of records. Blocks can be recomputed from states; states cannot.
+enum class RecordClass { blocks, states };
 
+// The bytes of a stored record.
 struct StoredBytes {
   std::span<const std::byte> bytes;             // blocks are 64-byte aligned in memory
   std::shared_ptr<const void> owner;            // keeps the bytes alive
   std::shared_ptr<const MappedFile> mapping{};  // set if the bytes are mapped from a file
 };
-struct ShelfEntry {
+// A record in a listing.
+struct RecordInfo {
   Sha256 name;
   uint64_t bytes = 0;
   int64_t used = 0;  // time of the last write, read or touch, in seconds; 0: unknown
 };
+// A record to be written.
 struct NewRecord {
   Sha256 name;
   std::span<const std::byte> front, payload;
@@ -41,14 +45,14 @@ using StoreClock = std::function<int64_t()>;
 
 // Timeouts of a server in seconds. Reads can be replaced by recomputing. Writes cannot, and must
 // survive a failover.
-struct StorePatience {
+struct StoreTimeouts {
   double read = 5, write = 20;
 };
 
 // A policy shared by threads, with their measurements.
-class FetchMeter {
+class SharedFetchPolicy {
  public:
-  explicit FetchMeter(const FetchCosts& assumed) : policy_(assumed) {}
+  explicit SharedFetchPolicy(const FetchCosts& assumed) : policy_(assumed) {}
 
   FetchPolicy policy() const {
     const std::lock_guard lock(mutex_);
@@ -74,14 +78,14 @@ class STET_API StoreBackend {
   virtual ~StoreBackend();
 
   // Returns the measurements of this process and its connection.
-  FetchMeter& meter() { return meter_; }
+  SharedFetchPolicy& meter() { return meter_; }
 
   virtual const std::string& url() const = 0;
   // Returns seconds since 1970 by the clock of the storage (file system or server). Clocks of
   // machines may be wrong, and times of use are compared between machines.
   virtual int64_t now() = 0;
   // Returns one entry per name, empty if it is missing.
-  virtual std::vector<std::optional<StoredBytes>> read(Shelf shelf,
+  virtual std::vector<std::optional<StoredBytes>> read(RecordClass record_class,
                                                        std::span<const Sha256> names) = 0;
   // Reads blocks and calls take(i, found) once for each, on this thread, while others are still
   // being transferred. Once `stop` is set, the result is no longer needed, and an io Error may be
@@ -92,13 +96,14 @@ class STET_API StoreBackend {
   // Returns the best number of concurrent readers, given `threads` threads.
   virtual int readers(int threads) const { return threads; }
   // Returns which names exist, and marks these as used now.
-  virtual std::vector<bool> touch(Shelf shelf, std::span<const Sha256> names) = 0;
+  virtual std::vector<bool> touch(RecordClass record_class, std::span<const Sha256> names) = 0;
   // Writes records durably, in this order. Omits blocks for which there is no room. Returns the
   // number kept.
-  virtual size_t write(Shelf shelf, std::span<const NewRecord> records) = 0;
-  virtual void list(Shelf shelf, const std::function<void(const ShelfEntry&)>& each) = 0;
+  virtual size_t write(RecordClass record_class, std::span<const NewRecord> records) = 0;
+  virtual void list(RecordClass record_class,
+                    const std::function<void(const RecordInfo&)>& each) = 0;
   // Removes a record unless it was used after `unused_since`.
-  virtual bool remove(Shelf shelf, const Sha256& name, int64_t unused_since) = 0;
+  virtual bool remove(RecordClass record_class, const Sha256& name, int64_t unused_since) = 0;
 
   virtual std::vector<std::string> names() = 0;
   virtual std::optional<std::vector<std::byte>> read_name(const std::string& name) = 0;
@@ -119,7 +124,7 @@ class STET_API StoreBackend {
   virtual std::vector<std::pair<std::string, std::string>> about() = 0;
 
  private:
-  FetchMeter meter_;
+  SharedFetchPolicy meter_;
 };
 
 // A parsed URL. "dir:PATH" or a path: a directory; "redis://[USER:PASSWORD@]HOST[:PORT][/PREFIX]":
@@ -138,6 +143,6 @@ STET_API void create_store(const std::string& url, uint64_t budget);
 // Opens a store. `clock` null: the clock of the storage.
 STET_API std::unique_ptr<StoreBackend> open_store_backend(const std::string& url,
                                                           StoreClock clock = nullptr,
-                                                          StorePatience patience = {});
+                                                          StoreTimeouts patience = {});
 
 }  // namespace stet

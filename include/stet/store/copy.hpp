@@ -8,6 +8,7 @@
 
 namespace stet {
 
+// The result of copy_state().
 struct StoreCopy {
   size_t states = 0, blocks = 0;  // copied
   size_t missing_blocks = 0;      // missing or damaged in `from`

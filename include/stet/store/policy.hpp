@@ -54,6 +54,7 @@ struct FetchPlan {
   double seconds = 0;    // until all are available
 };
 
+// Decides between fetching and computing, from measured costs.
 class FetchPolicy {
  public:
   // Starts with `assumed` costs, which measurements replace.
@@ -72,8 +73,8 @@ class FetchPolicy {
     return {token_.value(),  growth_,         latency_.value(), byte_.value(), write_byte_.value(),
             encode_.value(), decode_.value(), ratio_.value(),   least_gain_};
   }
-  constexpr bool knows_computing() const { return token_.measured(); }
-  constexpr bool knows_fetching() const { return byte_.measured(); }
+  constexpr bool has_compute_cost() const { return token_.measured(); }
+  constexpr bool has_fetch_cost() const { return byte_.measured(); }
 
   // ---- Measurements. Times that are not positive are ignored.
 
@@ -146,14 +147,15 @@ class FetchPolicy {
                ? most
                : std::max<int64_t>(1, static_cast<int64_t>(time / each));
   }
-  // Returns how long to wait for a block in transit before computing it: as long as computing
-  // takes, and at least 0.25 s. Both together then cost at most twice the better of the two.
-  constexpr double patience_seconds(int64_t block) const {
+  // Returns the time to wait for a block in transit before computing it. This is the time that
+  // computing takes, and at least 0.25 s. Both together then cost at most twice the better of the
+  // two.
+  constexpr double max_wait_seconds(int64_t block) const {
     return std::max(compute_seconds(block, 1), 0.25);
   }
   // Returns the bytes per second at which fetching these blocks takes as long as computing them; 0
   // if fetching is slower at any rate.
-  constexpr double crossover(int64_t first, int64_t blocks, uint64_t block_bytes) const {
+  constexpr double break_even_rate(int64_t first, int64_t blocks, uint64_t block_bytes) const {
     const double left = compute_seconds(first, blocks) - latency_.value();
     return left <= 0 ? 0 : static_cast<double>(blocks) * static_cast<double>(block_bytes) / left;
   }

@@ -13,7 +13,7 @@
 //            u32 encoding                       0 none; 1, for blocks: u64 uncompressed bytes, then
 //                                               the data, shuffled as elements of 4 bytes and
 //                                               deflated plane by plane (encoding 1 of
-//                                               docs/snapshot-format.md)
+//                                               docs/formats.md)
 //            u32 offset of the payload          4096 for blocks, so that it can be mapped; 192
 //            hash HMAC-SHA256 of the bytes before it, under the writers' key
 //            zeros up to the payload
@@ -39,14 +39,15 @@
 
 namespace stet {
 
+// The kind of a record.
 enum class RecordKind : uint32_t { block = 1, state = 2, name = 3 };
 const char* record_kind_name(RecordKind kind);  // "block", "state" or "name"
 
 // The key of a store's writers, and the salt of its names.
 struct StoreKey {
   std::array<std::byte, 32> writers{};
-  // If zero, records are stored under their identities. Otherwise under HMACs of them, which nobody
-  // with another salt can find or guess.
+  // If zero, records are stored under their identities. Otherwise under HMACs of them, which cannot
+  // be found or guessed with another salt.
   Sha256 salt;
 
   // Returns a new key from the system's random numbers.
@@ -64,6 +65,7 @@ struct StoreKey {
 
 constexpr size_t kRecordFront = 192, kBlockFront = 4096;
 
+// A record without its header.
 struct Record {
   RecordKind kind = RecordKind::block;
   Sha256 name;

@@ -1,4 +1,4 @@
-// Stores sessions and restores them.
+// Saves sessions to a store and restores them from it.
 #pragma once
 
 #include <optional>
@@ -12,11 +12,13 @@
 
 namespace stet {
 
-struct StorePut {
+// Options of put_session().
+struct StorePutOptions {
   Sha256 parent;                         // place of the state it was made from; zeros: none
   std::string note;                      // one line of text for users
   const Tokenizer* tokenizer = nullptr;  // the session's tokenizer; may be null
 };
+// The result of put_session().
 struct StorePutReport {
   Sha256 place;  // place of the state
   StateDigests digests;
@@ -24,7 +26,7 @@ struct StorePutReport {
 };
 // Stores the session's missing full blocks, then its state. Keys and values that tokens do not
 // determine are stored in the state itself, which is then a full snapshot.
-STET_API StorePutReport put_session(Store& store, Session& session, const StorePut& how);
+STET_API StorePutReport put_session(Store& store, Session& session, const StorePutOptions& how);
 
 // A state from a store, and its snapshot, which owns its bytes.
 struct StoreSnapshot {
@@ -34,7 +36,8 @@ struct StoreSnapshot {
 // Opens a stored state. Throws what Store::state and Snapshot::parse throw.
 STET_API StoreSnapshot open_snapshot(Store& store, const Sha256& place);
 
-struct StoreRestore {
+// A report of how a session was restored from a store.
+struct StoreRestoreReport {
   RestoreReport restored;
   size_t fetched = 0, computed = 0;  // full blocks
   // The reasons why blocks were computed, each once: "3 were not in the store", "1 was refused:
@@ -48,7 +51,7 @@ struct StoreRestore {
 // result has the same bytes in any case, proved by the digests in the state.
 STET_API Session restore_session(Store& store, const Snapshot& snapshot,
                                  std::shared_ptr<const Model> model, const RestoreOptions& how,
-                                 StoreRestore* report);
+                                 StoreRestoreReport* report);
 
 // Returns a session of the longest prefix of `ids` whose full blocks are in the store. Returns
 // nothing unless it has more than `more_than` tokens and fetching is faster than computing. Throws

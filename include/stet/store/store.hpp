@@ -9,7 +9,7 @@
 //
 //   payload of a state = place of its parent (zeros: none), u64 seconds since 1970, u32 bytes and
 //                        text of a note, u32 count and places of blocks, u64 bytes and snapshot
-//                        (docs/snapshot-format.md)
+//                        (docs/formats.md)
 //   payload of a name  = u32 bytes and text, u32 count and { place of a state, u64 seconds }, the
 //                        latest last
 #pragma once
@@ -42,6 +42,7 @@ struct StateRecord {
   std::vector<std::byte> snapshot;
 };
 
+// An entry in a name's history.
 struct NameEntry {
   Sha256 state;     // place of the state
   int64_t set = 0;  // seconds since 1970
@@ -64,6 +65,7 @@ enum class FetchChoice { by_costs, always };
 // always.
 enum class StoreEncoding { by_costs, never, always };
 
+// Options of a store.
 struct StoreOptions {
   StoreClock clock = nullptr;  // null: the system's
   int threads = 0;             // for sealing and compressing; 0: all processors
@@ -71,11 +73,13 @@ struct StoreOptions {
   StoreEncoding encoding = StoreEncoding::by_costs;
 };
 
+// Options of Store::gc().
 struct GcOptions {
   int64_t grace = 14 * 24 * 3600;  // seconds without use before removal
   bool dry_run = false;
   std::function<void()> between;  // called between mark and sweep
 };
+// The result of Store::gc().
 struct GcReport {
   uint64_t states = 0, blocks = 0, bytes = 0;  // removed, or to be removed (dry_run)
   uint64_t kept_states = 0, kept_blocks = 0;
@@ -88,6 +92,7 @@ struct StoreTraffic {  // counts since the store was opened
   double read_seconds = 0, write_seconds = 0;
 };
 
+// A store as seen by one process.
 class STET_API Store {
  public:
   Store(std::shared_ptr<StoreBackend> backend, const StoreKey& key,
@@ -99,7 +104,7 @@ class STET_API Store {
   StoreBackend& backend() { return *backend_; }
   Sha256 place(const Sha256& identity) const { return key_.place(identity); }
   // Returns the measured costs of fetching and computing, shared by all stores of one backend.
-  FetchMeter& meter() { return backend_->meter(); }
+  SharedFetchPolicy& meter() { return backend_->meter(); }
   FetchChoice fetch_choice() const { return fetch_; }
 
   struct NewBlock {
@@ -128,7 +133,7 @@ class STET_API Store {
   bool has_state(const Sha256& place);
   // Returns the place for a name, or for the first 6 or more digits of a place.
   Sha256 resolve(const std::string& reference);
-  std::vector<ShelfEntry> states();
+  std::vector<RecordInfo> states();
 
   // Returns a name's history, latest last; empty if the name does not exist.
   std::vector<NameEntry> history(const std::string& name);
@@ -160,7 +165,7 @@ class STET_API Store {
   void refresh(Sha256 state, const std::optional<Sha256>& known);
   Marks mark(std::vector<std::string>& refused);
   void count(const StoreTraffic& more);
-  bool is_sound_state(const Sha256& place);
+  bool is_undamaged_state(const Sha256& place);
 
   std::shared_ptr<StoreBackend> backend_;
   const StoreKey key_;
@@ -173,6 +178,7 @@ class STET_API Store {
   std::set<Sha256> refused_;  // places of blocks to write again
 };
 
+// A lease on states; ends when destroyed.
 class STET_API Store::Lease {
  public:
   Lease() = default;

@@ -132,6 +132,7 @@ struct Limits {
   int depth = 1000;                  // nesting of expressions, bodies and calls, and of values
 };
 
+// Options of a rendering.
 struct RenderOptions {
   Limits limits{};
   double now = 0;  // for strftime_now: seconds since 1970, shown in local time

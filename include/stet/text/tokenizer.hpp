@@ -77,17 +77,17 @@ class STET_API Tokenizer {
   // Returns the token ids of a text. Added tokens in it ("<start_of_turn>") become their ids.
   //
   // If special_in_text is false, text that looks like the checkpoint's control tokens stays
-  // ordinary text. No id of a special token, or of a token that the chat template writes (white
-  // space aside), can then result. Use this for untrusted text; some checkpoints do not call all of
-  // these tokens special.
+  // ordinary text. No id of a special token can then result. The same holds for tokens that the
+  // chat template writes (white space aside), which some checkpoints do not call special. Use this
+  // for untrusted text.
   //
   // Time grows at most as n log n, also for one long word. Throws an argument Error for Bos::on
   // without a bos token. Throws a capacity Error if a pattern exceeds PCRE2's limits or a word has
   // 2 GiB.
   std::vector<int32_t> encode(std::string_view text, Bos bos = Bos::automatic,
                               bool special_in_text = true) const;
-  // Encodes a text of which only some ranges are untrusted, as in a rendered chat template: nothing
-  // that touches one of the `plain` ranges becomes a control token. Range boundaries do not split
+  // Encodes a text of which only some ranges are untrusted, as in a rendered chat template. Text
+  // that touches one of the `plain` ranges becomes no control token. Range boundaries do not split
   // words. `continued` says that the text continues another, so no space is put before it. Throws
   // an argument Error for ranges that overlap, are unordered, or exceed the text.
   std::vector<int32_t> encode(std::string_view text, Bos bos, std::span<const TextRange> plain,
@@ -144,9 +144,9 @@ class STET_API Tokenizer {
 };
 
 // Decodes tokens one by one. The concatenated results of push() and finish() equal decode() of all
-// ids, and each is valid UTF-8: bytes of an unfinished character wait for the next token. With byte
-// fallback a whole run of byte tokens waits, because decode() judges it as a whole. The tokenizer
-// must outlive the stream.
+// ids. Each result is valid UTF-8: bytes of an unfinished character wait for the next token. With
+// byte fallback a whole run of byte tokens waits, because decode() judges it as a whole. The
+// tokenizer must outlive the stream.
 class STET_API TextStream {
  public:
   TextStream(const Tokenizer& tokenizer, bool skip_special);
@@ -154,7 +154,7 @@ class STET_API TextStream {
   // Returns the text that this id completes, often "". Throws an argument Error, and changes
   // nothing, for an id out of range.
   std::string push(int32_t id);
-  // Returns the remaining text. The stream then starts anew.
+  // Returns the remaining text. The stream then starts again.
   std::string finish();
 
   // Returns the bytes that wait for more: of an unfinished character, or spaces that may be

@@ -43,8 +43,10 @@ inline Utf8 utf8_at(std::string_view text, size_t at) {
   return {code, length, true, false};
 }
 
+// Appends a character to a text.
 STET_API void utf8_append(std::string& text, uint32_t code);
 
+// Returns true if a text is valid UTF-8.
 STET_API bool utf8_valid(std::string_view text);
 
 // Returns the text with U+FFFD for each maximal ill-formed subsequence.

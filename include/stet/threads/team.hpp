@@ -21,6 +21,7 @@
 
 namespace stet {
 
+// Numbers begin .. end-1.
 struct Range {
   size_t begin, end;
   size_t size() const { return end - begin; }
@@ -32,7 +33,7 @@ STET_API Range part_of(size_t n, size_t parts, size_t i);
 
 // A number whose changes threads can wait for. A waiter first spins for some tens of microseconds,
 // because most waits of a team are shorter. Then it sleeps, which saves time on a busy machine. A
-// change needs a system call only while somebody sleeps.
+// change needs a system call only while a thread sleeps.
 class STET_API EventCount {
  public:
   uint32_t load() const { return value_.load(std::memory_order_acquire); }
@@ -72,7 +73,7 @@ class STET_API WorkQueue {
 };
 
 // The progress of one member of a team.
-struct Tally {
+struct TeamProgress {
   uint32_t operations = 0;
   uint64_t pieces = 0, done = 0;  // all pieces of those operations, and those done by this member
 };
@@ -86,7 +87,7 @@ struct STET_API Team {
   int rank = 0;  // this thread, 0 .. size-1
   int size = 1;
   WorkQueue* queue = nullptr;            // null for a team of one
-  Tally* tally = nullptr;                // this thread's; null for a team of one
+  TeamProgress* tally = nullptr;         // this thread's; null for a team of one
   Interruption* interruption = nullptr;  // null: no interrupt
 
   // Calls f(i) for every i below n, each on one thread. Returns when all are done.
@@ -151,7 +152,7 @@ class Executor {
   virtual ~Executor() = default;
   // Calls member(0), ..., member(size - 1), each once, and returns when all calls have returned.
   // They may run in any order and on any threads, even all on the calling one. A member may wait
-  // for a piece that another has begun, but never for one that nobody has. Neither may throw.
+  // for a piece that another has started, but never for one that none has. Neither may throw.
   virtual void run(int size, const std::function<void(int rank)>& member) = 0;
 };
 // Sets the executor for all runs of this process that name none, and returns the previous one; null
@@ -181,7 +182,7 @@ struct TeamOptions {
 // OpenMP runtime keeps the helpers of a calling thread for that thread until it ends.
 //
 // An OpenMP team obeys OMP_THREAD_LIMIT, OMP_DYNAMIC, OMP_PROC_BIND and OMP_PLACES. During a run,
-// LLVM's runtime is told to let threads of this team sleep early (kmp_set_blocktime), unless
+// stet makes LLVM's runtime let threads of this team sleep early (kmp_set_blocktime), unless
 // KMP_BLOCKTIME or OMP_WAIT_POLICY is set.
 STET_API void run_team(const TeamOptions& options, const std::function<void(Team)>& work);
 
@@ -203,6 +204,6 @@ STET_API void run_each(const TeamOptions& options, size_t n,
 // `automatic` is OpenMP, returns what OMP_NUM_THREADS or omp_set_num_threads() says. Throws an
 // argument Error for an invalid OMP_NUM_THREADS.
 STET_API int default_threads();
-constexpr int kMostThreads = 8192;  // the most processors that Linux supports
+constexpr int kMaxThreads = 8192;  // the most processors that Linux supports
 
 }  // namespace stet

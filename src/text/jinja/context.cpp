@@ -52,7 +52,7 @@ Value Context::dict(Members members) {
 }
 
 Value Context::iterator(Iterator::Next next) {
-  // Iterators may draw from one another, in chains.
+  // Counts a level of recursion, since iterators may draw from one another in long chains.
   Iterator::Next guarded = [next = std::move(next)](Context& context, Value& item) {
     const Level level(context);
     return next(context, item);

@@ -1,7 +1,7 @@
 // Prints digests of all logits and of the KV cache after a prompt, as `stet logits --digest` does.
-// It serves builds whose bits alone are tested. Arguments: the directory of a checkpoint, a
-// contract, a file with a JSON array of token ids and, unless it is f32, the type of keys and
-// values.
+// It serves builds whose bits alone are tested.
+//   golden_bits DIRECTORY CONTRACT IDS [KV_TYPE]
+// IDS is a file with a JSON array of token ids. KV_TYPE is f32 unless it is given.
 #include <cstdio>
 #include <exception>
 #include <string>

@@ -27,7 +27,7 @@ inline std::vector<std::string> snapshots_in(const std::string& directory) {
 // Opens a snapshot, checks every byte, restores it mapped and in memory, continues both, and
 // verifies it. The model is the checkpoint in the snapshot, or else the one it names. Returns "NAME
 // VERSION FORM ID" and the digests of keys, values and logits two tokens later. `root` is the
-// repository. Throws Error for any difference from what was written.
+// repository. Throws Error if anything differs from the original.
 inline std::string opened(const std::string& root, const std::string& name) {
   static std::map<std::string, std::shared_ptr<const Model>> models;
   const Snapshot snapshot = Snapshot::open(root + "/tests/data/snapshots/" + name + ".stet");

@@ -1,4 +1,4 @@
-// The server's interface. Whatever fails because nobody answers is tried again until somebody does.
+// The server's API. Requests that fail because the server does not answer are repeated until it does.
 const listeners = [];
 export const onLost = (listener) => listeners.push(listener);
 const tell = (lost) => listeners.forEach((listener) => listener(lost));
@@ -11,7 +11,7 @@ function headers(body) {
   return all;
 }
 
-// Reading changes nothing, so it may be asked again; what makes a state is asked once.
+// Repeats GET requests, which change nothing. A request that makes a state is sent once.
 async function ask(method, path, body, signal) {
   for (let pause = 250; ; pause = Math.min(pause * 2, 4000)) {
     try {
@@ -45,7 +45,7 @@ export const patch = async (path, body) => (await checked(await ask("PATCH", pat
 export const remove = async (path) => (await checked(await ask("DELETE", path))).json();
 export const download = async (path) => (await checked(await ask("GET", path))).blob();
 
-// The events of a stream, one by one; leaving the loop, or the signal, ends the work on the server.
+// Yields the events of a stream. Leaving the loop, or the signal, ends the work on the server.
 export async function* events(path, body, signal) {
   const answer = await checked(await ask("POST", path, { ...body, stream: true }, signal));
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -66,5 +66,5 @@ export async function* events(path, body, signal) {
   }
 }
 
-// `over`: the state that a delta was made over.
+// Uploads a file. `over` is the id of the state that a delta was made over.
 export const upload = async (file, over) => (await checked(await ask("POST", "/v1/states/upload" + (over ? "?over=" + over : ""), file))).json();

@@ -1,8 +1,8 @@
-// What the page knows: the states, which of them is shown, and what is going on.
+// The state of the page: the states, the current one, and the running reply.
 import { remove } from "./api.js";
 import { Trash } from "./trash.js";
 
-// A browser may keep nothing; then what is noted lasts as long as the page.
+// Falls back to memory if the browser stores nothing.
 function storage() {
   try {
     localStorage.setItem("kept", "1");
@@ -17,17 +17,17 @@ export const kept = storage();
 
 export const page = {
   all: [], // as the server lists them
-  states: [], // those of them that were not deleted here
-  rows: [], // the tree of these
-  current: null, // an id; "new": a conversation that has not begun
-  whole: null, // all that the server says of the current state
-  kind: "next", // what the right part shows
+  states: [], // without those deleted here
+  rows: [], // their tree
+  current: null, // an id; "new": a new conversation
+  whole: null, // the current state, as the server describes it
+  kind: "next", // the view in the right part
   comparison: null,
   verified: new Set(),
-  running: null, // what ends the reply that is being drawn
+  running: null, // ends the reply that is being drawn
 };
 
-// Filled by the modules that do these things, called by those that draw what a click is on.
+// Functions that other modules provide and that the drawing modules call on clicks.
 export const handlers = {};
 
 export const trash = new Trash({ storage: kept, remove: (id) => remove("/v1/states/" + id), changed: () => handlers.deleted?.() });
@@ -35,5 +35,5 @@ export const trash = new Trash({ storage: kept, remove: (id) => remove("/v1/stat
 export const find = (id) => page.states.find((s) => s.id === id) ?? null;
 export const state = () => find(page.current);
 export const path = (rest = "", id = page.current) => `/v1/states/${id}${rest}`;
-// What a state is called in a sentence.
+// Returns the name of a state in sentences.
 export const called = (s) => s.name ?? (s.question || s.excerpt || `${s.tokens} tokens`).replaceAll(/\s+/g, " ");

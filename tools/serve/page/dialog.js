@@ -1,4 +1,4 @@
-// Questions in a dialog, over the page.
+// Questions in a dialog over the page.
 import { $, make, put } from "./dom.js";
 import { countSigns } from "./signs.js";
 
@@ -10,8 +10,9 @@ function field(f) {
   return make("label", {}, f.label, input, hidden > 0 ? make("small", {}, `There ${hidden === 1 ? "is one invisible sign" : `are ${hidden} invisible signs`} in this text.`) : null);
 }
 
-// Resolves to the values of the fields, or to null where the person thinks better of it. A field is a node, or
-// {label, name, type, value, rows, min, max, required}. `ok`: what the button says; `danger`: it cannot simply be taken back.
+// Resolves to the values of the fields, or to null if the dialog is cancelled. A field is a node, or
+// {label, name, type, value, rows, min, max, required}. `ok` is the text of the button. `danger` marks it as
+// irreversible.
 export function askFor(title, fields, { ok = "OK", danger = false, cancel = true, wide = false } = {}) {
   const dialog = $("dialog"), place = dialog.querySelector(".fields"), button = dialog.querySelector("button[value=ok]");
   put(dialog.querySelector("h2"), title);

@@ -1,4 +1,4 @@
-// Small helpers for elements. All text that reaches the page goes through here, so no invisible sign stays invisible.
+// Helpers for elements. All text on the page goes through them, so that invisible characters are shown.
 import { pieces, plain } from "./signs.js";
 
 export const $ = (id) => document.getElementById(id);
@@ -28,7 +28,7 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
-// Replaces what an element holds. Null stands for nothing.
+// Replaces the children of an element. Null stands for nothing.
 export function put(element, ...children) {
   element.replaceChildren();
   for (const child of children) {
@@ -48,7 +48,7 @@ export function say(text, bad = false) {
   $("told").classList.toggle("bad", bad);
 }
 
-// The clipboard is closed to pages that came without TLS from another machine; the older way is not.
+// Copies a text. Without TLS, other machines' pages have no clipboard API, so the older way is tried.
 export async function copyText(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
   const area = make("textarea", { value: text, className: "hidden" });
@@ -59,7 +59,7 @@ export async function copyText(text) {
   if (!copied) throw new Error("The browser does not let this page copy: select the text and copy it by hand.");
 }
 
-// Says beside the button that it worked, and for how long that is seen.
+// Confirms beside the button that it worked, for a moment.
 export function copyButton(text, label) {
   const button = make("button", { type: "button", className: "copy", ariaLabel: label }, "Copy");
   button.addEventListener("click", async () => {

@@ -1,9 +1,9 @@
 // Markdown within a paragraph: a list of strings and {type: "code" | "strong" | "em" | "del" | "link" | "break", …}.
-// Takes time linear in the text whatever stands there, and nests no deeper than kDeepest.
+// Takes time linear in the text for any input, and nests no deeper than kDeepest.
 const kDeepest = 12, kLongestAddress = 2048, kMostParentheses = 32;
 const kPunctuation = /[\p{P}\p{S}]/u, kSpace = /\s/;
 
-// An address that a click may go to; null for every other scheme, which stays text.
+// Returns an address that a link may have, or null for other schemes, which stay text.
 export function safeAddress(text) {
   if (text.length > kLongestAddress || !/^(https?:\/\/|mailto:)/i.test(text)) return null;
   try {
@@ -26,8 +26,8 @@ class Inline {
     this.text = text;
     this.at = 0;
     this.items = [];
-    this.openers = []; // runs of * _ ~ that may begin something, and where in `items` they stand
-    this.brackets = []; // where in `items` each open [ stands
+    this.openers = []; // runs of * _ ~ that may open, with their index in `items`
+    this.brackets = []; // index in `items` of each open [
     this.bottom = { "*": 0, "_": 0, "~": 0 }; // below this place no opener of that sign is left
     this.runs = null; // of backticks: by their length, where they begin
   }
@@ -37,7 +37,7 @@ class Inline {
     else this.items.push(text);
   }
 
-  // An item that an opener or a bracket names, to which nothing may be added.
+  // Adds an item for an opener or a bracket. No text may be appended to it.
   fixed(index) {
     return this.openers.at(-1)?.index === index || this.brackets.at(-1)?.index === index;
   }
@@ -85,7 +85,7 @@ class Inline {
     while (this.text[this.at] === " ") ++this.at;
   }
 
-  // A run of as many backticks ends what a run of backticks began.
+  // Ends a code span at the next run of as many backticks.
   code() {
     if (!this.runs) {
       this.runs = new Map();
@@ -97,7 +97,7 @@ class Inline {
     let length = 1;
     while (this.text[this.at + length] === "`") ++length;
     const same = this.runs.get(length);
-    if (!same) return this.take(length); // behind an escaped backtick a run is shorter than it was found
+    if (!same) return this.take(length); // after an escaped backtick a run is shorter
     while (same.places[same.next] <= this.at) ++same.next;
     const end = same.places[same.next];
     if (end === undefined) return this.take(length);
@@ -121,11 +121,11 @@ class Inline {
     this.cutOpeners(this.openers.findIndex((o) => o.index > open.index));
     const label = textOf(inner) || goal.href, children = open.image ? ["image: " + label] : hasLink(inner) || inner.length === 0 ? [label] : inner;
     this.items.push({ type: "link", href: goal.href, children, depth: depthOf(children) + 1 });
-    this.brackets = []; // no link stands in another
+    this.brackets = []; // links do not nest
     this.at = goal.end;
   }
 
-  // (address "title"), from behind the parenthesis.
+  // Parses (address "title"), from the parenthesis on.
   destination(from) {
     const rest = this.text.slice(from, from + kLongestAddress);
     let depth = 0, end = 0;
@@ -138,7 +138,7 @@ class Inline {
     return href ? { href, end: from + end + tail[0].length } : null;
   }
 
-  // <https://…> and a bare https://…
+  // Parses <https://…> and a bare https://….
   address() {
     const angle = this.text[this.at] === "<", from = this.at + (angle ? 1 : 0);
     const found = /^https?:\/\/[^\s<>"`]+/i.exec(this.text.slice(from, from + kLongestAddress));
@@ -178,20 +178,20 @@ class Inline {
     for (const c in this.bottom) this.bottom[c] = Math.min(this.bottom[c], length);
   }
 
-  // Ends what the nearest open run of the same sign began; what was opened in between stays text. Returns how many signs are left.
+  // Closes the nearest open run of the same sign. Openers in between stay text. Returns the number of signs left.
   close(c, length) {
     while (length > 0) {
       let at = this.openers.length - 1;
       while (at >= this.bottom[c] && this.openers[at].c !== c) --at;
       if (at < this.bottom[c]) {
-        this.bottom[c] = this.openers.length; // so that nobody looks there again
+        this.bottom[c] = this.openers.length; // no later search needs to go below
         return length;
       }
       const opener = this.openers[at];
       const used = opener.length === 3 && length === 3 ? 1 : Math.min(opener.length, length, 2);
       const depth = depthOf(this.items, opener.index + 1) + 1;
       if (depth > kDeepest) {
-        this.cutOpeners(0); // all that are open would be deeper still
+        this.cutOpeners(0); // all open ones would be deeper still
         return length;
       }
       this.cutOpeners(at + 1);

@@ -1,5 +1,4 @@
-// What goes on inside the model at the tokens of a state: who looks where, what each layer would say next, how long keys and
-// values are, and where a difference between two states is kept.
+// Views of the inside of the model at a state's tokens: attention, logit lens, norms of keys and values, and patching.
 import { get } from "./api.js";
 import { make, percent, put, visible } from "./dom.js";
 
@@ -13,8 +12,8 @@ function choice(name, options, changed) {
 
 const numbers = (name, count) => Array.from({ length: count }, (_, i) => [i, `${name} ${i}`]);
 
-// A map of values in 0 .. 1 (negative ones blue), a row of cells for each of `values`. The cell under the pointer, or the one that
-// arrow keys have walked to, is told in a line below it; a click or Enter gives it to `pick`.
+// Draws a map of values in 0 .. 1 (negative ones blue), with a row of cells for each of `values`. A line below
+// describes the cell under the pointer, or the one chosen by arrow keys. A click or Enter passes its row to `pick`.
 export function map(values, columns, label, tell, pick) {
   const canvas = make("canvas", { role: "img", ariaLabel: label, tabIndex: 0, className: "map", width: columns, height: values.length });
   const line = make("p", { className: "told", role: "status" }, tell(values.length - 1, values.at(-1).length - 1));
@@ -57,27 +56,27 @@ async function attention(state, signal, redraw) {
       span.style.backgroundColor = `rgb(220 80 40 / ${Math.sqrt(v) * 0.85})`;
       return span;
     });
-    const head = make("b", {}, `${name(a.first + row)} looks at:`);
+    const head = make("b", {}, `${name(a.first + row)} attends to:`);
     put(text, head, "\n", ...spans);
   };
   pick(a.values.length - 1);
   const rows = map(a.values, a.tokens.length, `Attention of layer ${chosen.layer}, head ${chosen.head}: ${a.values.length} positions look at ${a.tokens.length}`,
     (y, x) => `${name(a.first + y)} looks at ${name(x)}: ${percent(a.values[y][x])}`, pick);
   return [choice("layer", numbers("layer", a.layers), redraw), choice("head", numbers("head", a.heads), redraw),
-    make("p", {}, `Down: the last ${a.values.length} positions; across: what each looks at. A click shows one of them below.`), ...rows, text];
+    make("p", {}, `Down: the last ${a.values.length} positions; across: the positions that each attends to. Click one to show its tokens below.`), ...rows, text];
 }
 
 async function lens(state, signal) {
   const l = await get(`/v1/states/${state.id}/lens?last=${Math.min(12, state.positions)}`, signal);
   const cell = (c) => {
     const p = Math.exp(c.logprob);
-    const td = make("td", { title: percent(p) + (c.next_logprob === null ? "" : `; what came: ${percent(Math.exp(c.next_logprob))}`) }, make("code", {}, visible(c.text)));
+    const td = make("td", { title: percent(p) + (c.next_logprob === null ? "" : `; the token that followed: ${percent(Math.exp(c.next_logprob))}`) }, make("code", {}, visible(c.text)));
     td.style.backgroundColor = `rgb(220 80 40 / ${Math.sqrt(p) * 0.6})`;
     return td;
   };
   const head = make("tr", {}, make("th", {}, "layer"), ...l.tokens.map((t) => make("th", { scope: "col" }, make("code", {}, visible(t)))));
   const rows = l.values.map((row, i) => make("tr", {}, make("th", { scope: "row" }, String(i)), ...row.map(cell))).reverse();
-  return [make("p", {}, "What the model would say next if it ended after that layer; the stronger the colour, the surer. Above: the tokens that were there."),
+  return [make("p", {}, "The likeliest next token if the model ended after that layer. The stronger the colour, the more likely it is. Above: the tokens of the text."),
     make("div", { className: "wide" }, make("table", { className: "lens" }, make("thead", {}, head), make("tbody", {}, ...rows)))];
 }
 
@@ -88,10 +87,10 @@ async function norms(state, signal) {
     return [make("h3", {}, name), ...map(rows.map((r) => r.map((v) => (v / most) ** 2)), rows[0].length, `Norms of ${name.toLowerCase()}: ${n.layers} layers by ${n.positions} positions`,
       (y, x) => `layer ${y}, “${visible(n.tokens[x])}” (${x * n.step}): ${rows[y][x].toPrecision(4)}`)];
   });
-  return [make("p", {}, "Down: layers; across: positions. The length of all heads' keys and values together; the longest are the darkest."), ...drawn];
+  return [make("p", {}, "Down: layers; across: positions. The norm of the keys or values of all heads; the largest are the darkest."), ...drawn];
 }
 
-// Where the difference between two states is kept: the first one's activations put into the second one's tokens.
+// Patches the first state's activations into the second one's tokens, to show where their difference is kept.
 export async function patching(a, b, signal) {
   const p = await get(`/v1/states/${a}/patch/${b}?last=32`, signal);
   const [say, other] = [visible(p.answer.text), visible(p.wrong.text)];

@@ -1,4 +1,4 @@
-// The keyboard, and the page's help.
+// Keyboard shortcuts and the page's help.
 import { handlers, page, state } from "./app.js";
 import { askFor } from "./dialog.js";
 import { $, make } from "./dom.js";
@@ -6,13 +6,13 @@ import { begin, focusPane, operations, undoDelete } from "./operations.js";
 import { attempt, reply } from "./replies.js";
 import { back, show } from "./view.js";
 
-export const kTree = "Each row is a state: all that the model knows after that reply, kept to the bit. Go on from any row as often as you like: nothing is overwritten, and another reply or an edited message stands beside the one that it replaces.";
+export const kTree = "Each row is a state: everything the model knows after that reply, kept bit for bit. Continue from any row as often as you like. Nothing is overwritten: another reply or an edited message is kept beside the one that it replaces.";
 
 const kOperations = { f: "fork", r: "rewind", p: "prune", c: "compare", v: "verify", n: "name", i: "pin", s: "save", Delete: "delete" };
 
 const kHelp = [
-  ["Go", [["/", "write a message"], ["Ctrl K", "search in the tree"], ["↑ ↓", "walk the rows of the tree"], ["← →", "to what a state continues, and what continues it"], ["Enter", "go to the row in focus"], ["u", "back to the state before"]]],
-  ["Replies", [["Enter", "send; Shift Enter for a new line"], [".", "draw one token"], ["Esc", "stop a reply"], ["z", "take a deletion back"]]],
+  ["Go", [["/", "write a message"], ["Ctrl K", "search in the tree"], ["↑ ↓", "walk the rows of the tree"], ["← →", "to the state before, or the first one after"], ["Enter", "go to the row in focus"], ["u", "back to the state before"]]],
+  ["Replies", [["Enter", "send; Shift Enter for a new line"], [".", "draw one token"], ["Esc", "stop a reply"], ["z", "undo a deletion"]]],
   ["This state", Object.entries(kOperations)],
   ["Drag a state", [["onto another", "compare the two"], ["onto the conversation", "fork it"]]],
 ];

@@ -1,8 +1,8 @@
-// The tree of states as rows, without a page: which state stands under which, and how far in.
+// The tree of states as rows, independent of the page.
 
-// Returns the rows from top to bottom: {state, level, column, from, siblings, position}, where `from` is the state above in the tree.
-// A state hangs under the nearest one that is shown of those that it continues. An only continuation stands straight below; several
-// stand one step further in, beside each other, in the order in which they were made.
+// Returns the rows from top to bottom: {state, level, column, from, siblings, position}. `from` is the id of the
+// parent. A state's parent is the nearest shown state that it continues. An only child is placed straight below its
+// parent. Several children are placed one step further in, beside each other, in the order of their creation.
 export function layout(states, isShown = () => true) {
   const byId = new Map(states.map((s) => [s.id, s])), shownAbove = new Map();
   const above = (s) => {
@@ -25,7 +25,7 @@ export function layout(states, isShown = () => true) {
     else below.set(parent.id, [s]);
   }
   const row = (siblings, level, column, from) => siblings.map((state, i) => ({ state, level, column, from, siblings: siblings.length, position: i + 1 }));
-  const rows = [], stack = row(roots, 1, 0, null).reverse(); // a stack of its own: a long conversation is a deep tree
+  const rows = [], stack = row(roots, 1, 0, null).reverse(); // no recursion: a long conversation is a deep tree
   while (stack.length > 0) {
     const top = stack.pop(), next = below.get(top.state.id) ?? [];
     rows.push(top);
@@ -34,14 +34,14 @@ export function layout(states, isShown = () => true) {
   return rows;
 }
 
-// The ids of a state and of all above it.
+// Returns the ids of a state and its ancestors.
 export function line(rows, id) {
   const from = new Map(rows.map((r) => [r.state.id, r.from])), ids = new Set();
   for (let at = from.has(id) ? id : null; at; at = from.get(at)) ids.add(at);
   return ids;
 }
 
-// All that continues a state, itself left out.
+// Returns all states that continue a state, without itself.
 export function continuations(rows, id) {
   const from = rows.findIndex((r) => r.state.id === id);
   let to = from + 1;
@@ -49,16 +49,16 @@ export function continuations(rows, id) {
   return rows.slice(from + 1, from < 0 ? 0 : to).map((r) => r.state);
 }
 
-// The states under the same one, in their order; none where it begins a conversation.
+// Returns the states with the same parent, in order. Returns none for the beginning of a conversation.
 export function beside(rows, id) {
   const from = rows.find((r) => r.state.id === id)?.from;
   return from ? rows.filter((r) => r.from === from).map((r) => r.state) : [];
 }
 
-// The words of a search.
+// Returns the words of a search.
 export const wordsOf = (text) => text.toLowerCase().split(/\s+/).filter(Boolean);
 
-// Each word has to stand somewhere in what a row says of its state.
+// Returns true if the row of a state contains every word.
 export function finds(words, s) {
   const text = [s.name, s.question, s.excerpt, s.operation.name, s.id, s.digest, s.pinned ? "pinned" : ""].join("\n").toLowerCase();
   return words.every((w) => text.includes(w));

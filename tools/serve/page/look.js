@@ -1,4 +1,4 @@
-// What a state is: the next token, its tokens, its elements, its keys and values, and how it differs from another.
+// Views of a state: next token, tokens, elements, keys and values, inside, and the comparison with another.
 import { get } from "./api.js";
 import { $, make, percent, visible } from "./dom.js";
 import { inside, patching } from "./inside.js";
@@ -6,7 +6,7 @@ import { inside, patching } from "./inside.js";
 async function next(state, signal, handlers) {
   const { data } = await get(`/v1/states/${state.id}/top?n=25`, signal);
   const best = Math.max(...data.map((c) => Math.exp(c.logprob)));
-  return [make("p", {}, "The likeliest next tokens, by the model. Choose one to go on with it."), ...data.map((c) => {
+  return [make("p", {}, "The likeliest next tokens. Choose one to continue with it."), ...data.map((c) => {
     const p = Math.exp(c.logprob), part = make("span", { className: "part" });
     part.style.width = Math.max(1, 100 * p / best) + "%";
     const row = make("button", { className: "candidate", title: `token ${c.id}; drawn with ${percent(c.probability)}` }, make("code", {}, visible(c.text)), part, make("span", { className: "number" }, percent(p)));
@@ -72,7 +72,7 @@ async function keysAndValues(state, signal) {
 }
 
 function compared(result) {
-  if (!result) return [make("p", {}, "Drag a state onto another, or choose Compare, to see where the two part.")];
+  if (!result) return [make("p", {}, "Drag a state onto another, or choose Compare, to see where they differ.")];
   const { diff, a, b } = result;
   const text = (s) => {
     let n = 0;
@@ -86,7 +86,7 @@ function compared(result) {
     make("div", { className: "sides" }, make("b", {}, a), make("b", {}, b), text(diff.text_a), text(diff.text_b))];
 }
 
-// Only where both have as many tokens, so that each has one that it can be compared with.
+// Adds patching to a comparison of states with equal numbers of tokens, which it needs.
 function withPatching(result, shown, signal) {
   if (!result || result.diff.equal || result.diff.tokens.a !== result.diff.tokens.b) return shown;
   const place = make("div"), button = make("button", {}, "Where is the difference kept?");
@@ -104,10 +104,10 @@ function withPatching(result, shown, signal) {
 
 let latest = 0, running = null;
 
-// What was asked for last is what stands there, whichever answer comes first.
+// Shows a view. If answers arrive out of order, only that of the last request is shown.
 export async function look(kind, state, handlers, comparison) {
   const turn = ++latest;
-  running?.abort(); // what nobody waits for is not computed
+  running?.abort(); // its answer is not needed any more
   running = new AbortController();
   const { signal } = running;
   for (const tab of document.querySelectorAll("[data-look]")) tab.setAttribute("aria-selected", tab.dataset.look === kind);

@@ -1,4 +1,4 @@
-// The page: one current state, the tree around it, and what a person does with it.
+// The page: the tree of states, the current one, and its operations.
 import { onLost } from "./api.js";
 import { handlers, kept, page, state, trash } from "./app.js";
 import { $, put, say } from "./dom.js";
@@ -14,13 +14,13 @@ import { back, meters, refresh, show } from "./view.js";
 const all = (selector) => document.querySelectorAll(selector);
 const clicked = (id, action) => $(id).addEventListener("click", action);
 
-// A button that can do nothing says why.
+// Shows the reason on a click if a button is disabled.
 const unless = (action) => (e) => {
   const { reason } = e.currentTarget;
   return reason ? say(reason) : attempt(action);
 };
 
-// A state that is dragged onto the conversation goes on there by another way.
+// Forks a state that is dragged onto the conversation.
 function dropsFork(place) {
   place.addEventListener("dragover", (e) => { e.preventDefault(); place.classList.add("over"); });
   place.addEventListener("dragleave", () => place.classList.remove("over"));
@@ -63,14 +63,14 @@ function wireRest() {
   });
 }
 
-// What the tree is, until somebody has read it.
+// Shows the explanation of the tree until it is closed.
 function introduce() {
   put($("intro-text"), kTree);
   $("intro").hidden = kept.getItem("introduced") !== null;
   clicked("intro-close", () => { $("intro").hidden = true; kept.setItem("introduced", "yes"); });
 }
 
-// Once a second: what is left of a minute, and what has become due.
+// Runs once a second: counts down, and sends deletions that are due.
 function watchTrash() {
   setInterval(() => {
     drawUndo();
@@ -91,7 +91,7 @@ focusPane("talk");
 await meters();
 setInterval(meters, 1500);
 await attempt(async () => {
-  await trash.send(); // what became due while no page was open
+  await trash.send(); // deletions that became due while no page was open
   watchTrash();
   drawUndo();
   const id = location.hash.slice(1);

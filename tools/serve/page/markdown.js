@@ -1,7 +1,9 @@
-// Markdown as a tree of blocks: the part of CommonMark, with GitHub's tables, that models write. No HTML: tags are text.
-//   {type: "paragraph" | "heading", level, inline}   {type: "code", language, text}   {type: "rule"}   {type: "quote", blocks}
+// Parses Markdown to a tree of blocks: the part of CommonMark that models write, and GitHub's tables. HTML tags are
+// text.
+//   {type: "paragraph" | "heading", level, inline}   {type: "code", language, text}   {type: "rule"}
+//   {type: "quote", blocks}
 //   {type: "list", ordered, start, items: [{done, blocks}]}   {type: "table", align, head, rows}
-// Time is linear in the text, since depth is bounded: what is nested deeper stays a paragraph. A line of dashes is a rule, never a
+// Takes linear time, since depth is bounded: deeper blocks stay paragraphs. A line of dashes is a rule, never a
 // heading, so that nothing jumps while a text arrives.
 import { parseInline } from "./inline.js";
 
@@ -18,7 +20,7 @@ const rule = (line) => /^ {0,3}([-*_])(?:[ \t]*\1){2,}[ \t]*$/.test(line);
 const heading = (line) => /^ {0,3}(#{1,6})(?=\s|$)/.exec(line);
 const quoted = (line) => /^ {0,3}>/.test(line);
 
-// A bullet or a number before an item: how far in it stands, where its text begins, and of what kind the list is.
+// Returns the marker of a list item: its indentation, where its text begins, and the kind of list.
 function marker(line) {
   const found = /^( *)([-*+]|(\d{1,9})([.)]))( +|$)/.exec(line);
   if (!found || rule(line)) return null;
@@ -68,7 +70,7 @@ class Blocks {
     return this.blocks;
   }
 
-  // Whether a block other than a paragraph begins here.
+  // Returns true if a block other than a paragraph begins here.
   begins() {
     const line = this.line;
     if (fence(line) || heading(line) || rule(line)) return true;
@@ -134,7 +136,7 @@ class Blocks {
     return { type: "list", ordered: first.ordered, start: first.start, items };
   }
 
-  // The lines of an item are those that stand further in than its marker, and a paragraph's that goes on without.
+  // An item continues with lines that are indented further than its marker, and with lazy lines of a paragraph.
   item(m) {
     const inner = [this.line.slice(m.width)];
     for (++this.at; this.at < this.lines.length; ++this.at) {
@@ -175,7 +177,7 @@ class Blocks {
   }
 }
 
-// Returns the blocks; `from` and `to` are the lines of each one.
+// Returns the blocks. `from` and `to` are the first and last line of each.
 export function parse(text) {
   return new Blocks(linesOf(text), 0).parse();
 }

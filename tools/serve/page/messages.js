@@ -1,4 +1,4 @@
-// The conversation of the current state, and the reply that is being drawn.
+// The conversation of the current state, and the reply being drawn.
 import { post } from "./api.js";
 import { handlers, page, state } from "./app.js";
 import { $, copyButton, make, put } from "./dom.js";
@@ -6,10 +6,10 @@ import { beside } from "./layout.js";
 import { showMarkdown } from "./render.js";
 import { drawnWith } from "./settings.js";
 
-const kNear = 40; // pixels from the end within which a list follows what comes
+const kNear = 40; // pixels from the end within which the list follows new text
 let follows = true;
 
-// Keeps the end in view while a reply grows, unless somebody has gone up to read.
+// Keeps the end in view while a reply grows, unless the user has scrolled up.
 function follow() {
   if (follows) $("messages").scrollTop = $("messages").scrollHeight;
 }
@@ -46,7 +46,7 @@ function newItem(role, text) {
   return item;
 }
 
-// Goes to and fro between the states that stand beside the current one.
+// Returns buttons that switch between the siblings of the current state.
 function alternatives() {
   const all = beside(page.rows, page.current), at = all.findIndex((s) => s.id === page.current);
   if (all.length < 2) return null;
@@ -66,14 +66,14 @@ function drawActions(item, message, last) {
   put(item.querySelector(".actions"), ...parts);
 }
 
-// Shows the messages of page.whole. Items that say the same stay.
+// Shows the messages of page.whole. Items with unchanged text keep their elements.
 export async function showMessages() {
   const list = $("messages"), whole = page.whole;
   $("welcome").hidden = whole !== null;
   if (!whole) return list.replaceChildren();
   const talk = whole.messages.length > 0;
   const shown = talk ? whole.messages : [{ role: "text", content: (await post("/detokenize", { tokens: whole.ids, skip_special: true })).text }];
-  if (whole !== page.whole) return; // somebody has gone on meanwhile
+  if (whole !== page.whole) return; // another state is shown meanwhile
   const items = shown.map((m, i) => {
     const old = list.children[i];
     const item = old?.role_ === m.role && (old.raw === m.content || !old.done) ? old : newItem(m.role, m.content);
@@ -89,7 +89,8 @@ export async function showMessages() {
   follow();
 }
 
-// Makes room for a reply, and returns what adds to it. `said`: what the user has said before it; `replaces`: the last reply goes.
+// Adds an item for a reply, and returns functions to fill it. `said` is the user's message; `replaces` removes the last
+// reply.
 export function beginReply(said, replaces) {
   const list = $("messages");
   $("welcome").hidden = true;

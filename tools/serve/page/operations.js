@@ -1,4 +1,4 @@
-// What can be done to a state. Each makes another one; the old one stays.
+// Operations on a state. Each makes another one; the old one stays.
 import { download, events, get, patch, post, upload as uploadFile } from "./api.js";
 import { called, find, handlers, page, path, state, trash } from "./app.js";
 import { askFor } from "./dialog.js";
@@ -16,15 +16,15 @@ async function made(request, words) {
 }
 
 export const operations = {
-  fork: () => made(post(path("/fork")), "a fork: the same state, to go another way"),
+  fork: () => made(post(path("/fork")), "a fork of the state, which can be continued differently"),
   async rewind() {
-    const v = await askFor("Rewind", [{ label: `To so many tokens (of ${state().tokens})`, name: "tokens", type: "number", min: 0, max: state().tokens, value: state().tokens - 1, required: true }], { ok: "Rewind" });
+    const v = await askFor("Rewind", [{ label: `Number of tokens to keep (of ${state().tokens})`, name: "tokens", type: "number", min: 0, max: state().tokens, value: state().tokens - 1, required: true }], { ok: "Rewind" });
     if (v) await handlers.rewindTo(Number(v.tokens));
   },
   async prune() {
     const v = await askFor("Prune the middle", [{ label: "Keep the first (sinks)", name: "sinks", type: "number", min: 0, value: 4, required: true },
       { label: "Keep the last (window)", name: "keep_last", type: "number", min: 0, value: 64, required: true }, { label: "Move later positions up", name: "shift", type: "checkbox" }], { ok: "Prune" });
-    if (v) await made(post(path("/prune"), { sinks: Number(v.sinks), keep_last: Number(v.keep_last), shift: v.shift }), (r) => `${r.pruned} positions are seen no more`);
+    if (v) await made(post(path("/prune"), { sinks: Number(v.sinks), keep_last: Number(v.keep_last), shift: v.shift }), (r) => `${counted(r.pruned, "position")} pruned`);
   },
   async compare() {
     const others = page.states.filter((s) => s.id !== page.current);
@@ -39,26 +39,26 @@ export const operations = {
       if (event.of) { say(`computing again: ${event.done} of ${event.of} tokens`); continue; }
       if (event.same_bits) page.verified.add(id);
       await refresh();
-      const partly = `${event.proved.blocks} of ${event.proved.of} blocks are what the tokens give; not proved, from position ${event.proved.from} on: ${event.proved.reason}`;
+      const partly = `${event.proved.blocks} of ${event.proved.of} blocks match their tokens; from position ${event.proved.from} on nothing is proved: ${event.proved.reason}`;
       say(!event.same_bits && event.difference === null ? partly : event.same_bits ? `✓ same bits: ${event.tokens} tokens computed again in ${event.seconds.toFixed(2)} s` : `DIFFERENT: ${event.difference}`, event.difference !== null);
     }
   },
   async name() {
-    const v = await askFor("Name", [{ label: "What to call it", name: "name", value: state().name ?? "" }]);
+    const v = await askFor("Name", [{ label: "Name", name: "name", value: state().name ?? "" }]);
     if (v) await made(patch(path(), { name: v.name || null }), "named");
   },
   pin: () => made(patch(path(), { pinned: !state().pinned }), state().pinned ? "no longer pinned" : "pinned: it stays in memory"),
   async save() {
     const now = state(), parent = find(now.parent);
-    const forms = [["", "all of it"], ...(parent ? [["?form=delta&over=" + parent.id, "what its parent does not have"]] : []), ["?form=recipe", "its tokens alone"]];
+    const forms = [["", "all of it"], ...(parent ? [["?form=delta&over=" + parent.id, "only what its parent lacks"]] : []), ["?form=recipe", "only its tokens"]];
     const select = make("select", { name: "form" }, ...forms.map(([value, text]) => make("option", { value }, text)));
     const v = await askFor("Save to a file", [make("label", {}, "What", select)], { ok: "Save" });
     if (!v) return;
     const name = plain(now.name ?? now.id).replaceAll(/[\\/:*?"<>|\s]+/g, " ").trim() || now.id;
     const link = make("a", { href: URL.createObjectURL(await download(path("/snapshot" + v.form, now.id))), download: name + ".stet" });
     link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 60000); // the browser may read it later than it is told to
-    say("saved: stet resume goes on with it");
+    setTimeout(() => URL.revokeObjectURL(link.href), 60000); // the browser may read it later
+    say("saved: stet resume continues from the file");
   },
   async delete() {
     const now = state(), after = continuations(page.rows, now.id), from = page.rows.find((r) => r.state.id === now.id)?.from;
@@ -90,10 +90,10 @@ Object.assign(handlers, {
   edit: (m) => attempt(async () => {
     const v = await askFor("Edit this message", [{ label: m.role, name: "content", value: m.content, rows: 6 }], { ok: m.role === "user" ? "Save and reply" : "Save", wide: true });
     if (!v) return;
-    await made(post(path("/edit"), { message: m.index, content: v.content }), "edited: what followed is in the old state");
+    await made(post(path("/edit"), { message: m.index, content: v.content }), "edited: the messages after it are in the old state");
     if (m.role === "user") await reply({});
   }),
-  // The trash has changed, here or on another page.
+  // Called after the trash has changed, on this page or another one.
   deleted: () => attempt(async () => {
     relist();
     drawUndo();
@@ -113,22 +113,22 @@ export const undoDelete = () => attempt(async () => {
   const ids = trash.undo();
   if (ids.length === 0) return;
   await show(ids.at(-1));
-  say("it is there again");
+  say("restored");
 });
 
 export async function beginText() {
-  const v = await askFor("New text", [{ label: "The model goes on from it", name: "text", rows: 4 }], { ok: "Begin", wide: true });
-  if (v?.text) await made(post("/v1/states", { text: v.text }), "Continue goes on with the text");
+  const v = await askFor("New text", [{ label: "Text for the model to continue", name: "text", rows: 4 }], { ok: "Begin", wide: true });
+  if (v?.text) await made(post("/v1/states", { text: v.text }), "Continue draws what follows the text");
 }
 
 export function begin() {
   page.current = "new";
   focusPane("talk");
   $("text").focus();
-  return showCurrent().then(() => { relist(); say("a new conversation begins with what you write"); });
+  return showCurrent().then(() => { relist(); say("write a message to begin a new conversation"); });
 }
 
-// A delta says over which state it was made; it goes up over that one.
+// Uploads a file. A delta names its parent's digest, by which the state to upload it over is found.
 export async function load(file) {
   if (!file) return;
   const { id } = await uploadFile(file).catch((error) => {
@@ -137,7 +137,7 @@ export async function load(file) {
     return uploadFile(file, parent.id);
   });
   await show(id);
-  say("loaded: Verify computes it again");
+  say("loaded: Verify computes the state again");
 }
 
 export function focusPane(name) {

@@ -1,4 +1,4 @@
-// Markdown on the page. Only elements that are made here come of it; the text of a model is never read as HTML.
+// Shows Markdown. Creates all elements itself; text of a model is never parsed as HTML.
 import { copyButton, make } from "./dom.js";
 import { linesOf, parse } from "./markdown.js";
 
@@ -12,7 +12,7 @@ function inline(items) {
   });
 }
 
-// The host stands behind a link whose text does not name it: a text may promise another place.
+// Shows a link's host after it unless the text names it: the text may promise another place.
 function link(item) {
   const a = make("a", { href: item.href, title: item.href, target: "_blank", rel: "noopener noreferrer nofollow" }, ...inline(item.children));
   const host = new URL(item.href).host;
@@ -26,7 +26,7 @@ function code(block) {
   return make("div", { className: "code" }, make("div", { className: "head" }, make("span", {}, block.language || "text"), copy), make("pre", { tabIndex: 0 }, text));
 }
 
-// A list whose items have one paragraph each stands close.
+// Shows a list without space between items if each has one paragraph.
 function itemContent(item) {
   const [first, ...rest] = item.blocks;
   const box = item.done === null ? null : make("input", { type: "checkbox", checked: item.done, disabled: true, ariaLabel: item.done ? "done" : "to do" });
@@ -59,9 +59,9 @@ function element(block) {
   }
 }
 
-const kPlain = new WeakMap(); // what each place shows: the text of each of its blocks
+const kPlain = new WeakMap(); // the text of each block of a place
 
-// Shows a text in `place`. Blocks that were there already stay, so that a text may grow without being drawn anew.
+// Shows a text in `place`. Keeps unchanged blocks, so that a growing text is not drawn again.
 export function showMarkdown(place, text) {
   const lines = linesOf(text), blocks = parse(text);
   const sources = blocks.map((b) => lines.slice(b.from, b.to).join("\n"));

@@ -1,4 +1,4 @@
-// Replies: streamed into the page, stopped, drawn again.
+// Replies: streaming, stopping, and drawing again.
 import { events, get, post } from "./api.js";
 import { called, find, page, path, state } from "./app.js";
 import { $, counted, say } from "./dom.js";
@@ -6,7 +6,7 @@ import { beginReply } from "./messages.js";
 import { nextSeed, readSettings } from "./settings.js";
 import { drawButtons, refresh, show } from "./view.js";
 
-// Does something and says what came of it; nothing fails in silence.
+// Runs an operation and reports its result or error.
 export async function attempt(action) {
   try {
     await action();
@@ -17,7 +17,8 @@ export async function attempt(action) {
 
 const pace = (tokens, seconds) => `${Math.round(tokens / Math.max(seconds, 1e-6))} tokens/s`;
 
-// Streams a reply to the current state into the page, and goes to the state after it. Stopped, it goes to what was drawn until then.
+// Streams a reply to the current state, and shows the state after it. If stopped, shows the state with the tokens drawn
+// so far.
 export async function reply(body, said) {
   const request = { ...readSettings(), ...body }, from = page.current, before = state(), start = performance.now();
   const stopper = page.running = new AbortController(), shown = beginReply(said, body.retry);
@@ -42,10 +43,10 @@ export async function reply(body, said) {
   if (error && error.name !== "AbortError") throw error;
   if (!stayed) return;
   if (last) finished(last, before, body);
-  else if (error) say("stopped: Continue goes on with it");
+  else if (error) say("stopped: Continue continues the reply");
 }
 
-// Somebody went to another state while the reply was drawn, and stays there.
+// Used if the user has switched to another state while the reply was drawn, and stays there.
 async function leftBehind(id) {
   await refresh();
   drawButtons();
@@ -55,10 +56,10 @@ async function leftBehind(id) {
 function finished(event, before, body) {
   const u = event.usage, same = body.retry && before?.id === event.state.id;
   say(`${counted(event.ids.length, "token")} in ${event.seconds.toFixed(2)} s (${pace(event.ids.length, event.seconds)}) · ${u.reused} reused, ${u.recomputed} recomputed, ${u.new} new · ended by ${event.stop}` +
-    (same ? ". It is the same reply: without a temperature the likeliest token is always taken." : ""));
+    (same ? ". The reply is the same: at temperature 0 the likeliest token is always taken." : ""));
 }
 
-// The server keeps what was drawn; it is the newest one made of the state that the reply began from.
+// Finds the state of a stopped reply: the newest one made from the state at its beginning.
 async function stopped(from) {
   const known = new Set(page.all.map((s) => s.id));
   for (let i = 0; i < 20; ++i) {
@@ -69,7 +70,7 @@ async function stopped(from) {
   return from;
 }
 
-// Goes on with one token that somebody has chosen.
+// Continues with one token that the user has chosen.
 export async function choose(id) {
   const before = state(), event = await post(path("/continue"), { ...readSettings(), n: 1, max_tokens: undefined, choose: id });
   await show(event.state.id);
@@ -89,7 +90,7 @@ export async function send() {
     if (!now) await beginConversation(text);
     else await reply(now.role === null ? { text } : { message: { role: "user", content: text } }, text);
   } catch (error) {
-    if (!$("text").value) write(text); // nothing that was typed is lost
+    if (!$("text").value) write(text); // keeps the typed text
     say(error.message, true);
   }
 }
@@ -106,7 +107,7 @@ function write(text) {
   fit();
 }
 
-// The field grows with what is typed, up to a third of the page (style.css).
+// Grows the field with its text, up to a third of the page (style.css).
 export function fit() {
   $("text").style.height = "auto";
   $("text").style.height = $("text").scrollHeight + 2 + "px";

@@ -1,7 +1,7 @@
-// How replies are drawn. A field that is left empty leaves the state's own setting; that is what stands in it in grey.
+// The sampling settings. An empty field keeps the state's own setting, which it shows in grey.
 import { $, plainNumber } from "./dom.js";
 
-// Whoever adds to a seed stays within the whole numbers that a double holds.
+// Keeps seeds within the integers that a double represents, even after additions.
 export const kMostSeed = 2 ** 53 - 1e6;
 const kNames = ["temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "seed", "max_tokens"];
 const kLabels = { temperature: "temperature", top_k: "top-k", top_p: "top-p", min_p: "min-p", typical_p: "typical-p", repetition_penalty: "repetition penalty", seed: "seed" };
@@ -9,7 +9,7 @@ const kNeutral = { top_k: 0, top_p: 1, min_p: 0, typical_p: 1, repetition_penalt
 
 const inputs = () => kNames.map($);
 
-// Throws, and shows which, where a field holds what no setting can be.
+// Returns the settings. Throws for an invalid field, and marks it.
 export function readSettings() {
   const settings = {};
   for (const input of inputs()) {
@@ -23,28 +23,28 @@ export function readSettings() {
   return settings;
 }
 
-// The seed of another reply. A state may have one that a double cannot hold; adding to that would change nothing.
+// Returns the seed for another reply. Adding to a seed that a double cannot represent would change nothing.
 export function nextSeed(seed) {
   if (Number.isSafeInteger(seed) && seed + 1 < kMostSeed) return seed + 1;
   const [high, low] = crypto.getRandomValues(new Uint32Array(2));
   return (high % 2 ** 20) * 2 ** 32 + low;
 }
 
-const seedText = (seed) => Number.isSafeInteger(seed) ? String(seed) : "above 2^53 (State has it)";
+const seedText = (seed) => Number.isSafeInteger(seed) ? String(seed) : "above 2^53 (see State)";
 
-// What a reply was drawn with, in a line.
+// Returns a line with the settings that a reply was drawn with.
 export function drawnWith(sampling) {
-  if (sampling.greedy) return "drawn greedily: always the likeliest token";
+  if (sampling.greedy) return "greedy: always the likeliest token";
   const said = Object.keys(kLabels).filter((name) => name in sampling && sampling[name] !== kNeutral[name]);
   return "drawn with " + said.map((name) => `${kLabels[name]} ${name === "seed" ? seedText(sampling.seed) : plainNumber(sampling[name])}`).join(", ");
 }
 
-// The state's own settings, where a field is empty.
+// Shows the state's own settings in empty fields.
 export function showSettings(sampling) {
   for (const input of inputs()) {
     if (input.id === "max_tokens") continue;
     const value = sampling?.[input.id];
-    input.placeholder = value === undefined ? "as it is" : input.id === "seed" ? seedText(value) : plainNumber(value);
+    input.placeholder = value === undefined ? "default" : input.id === "seed" ? seedText(value) : plainNumber(value);
   }
   summarize();
 }

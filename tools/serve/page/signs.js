@@ -1,4 +1,4 @@
-// Characters that nobody sees and that change what stands around them (directions, zero widths, controls, tags), as visible signs.
+// Makes invisible characters visible that change the text around them: directions, zero widths, controls, tags.
 const kMarks = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu;
 const kNames = {
   "U+061C": "Arabic letter mark", "U+200B": "zero width space", "U+200E": "left-to-right mark", "U+200F": "right-to-left mark",
@@ -23,6 +23,6 @@ export function pieces(text) {
   return parts;
 }
 
-// For places that hold nothing but text: titles, options, file names.
+// Returns plain text with signs, for titles, options and file names.
 export const plain = (text) => pieces(text).map((p) => typeof p === "string" ? p : `⟨${p.sign}⟩`).join("");
 export const countSigns = (text) => pieces(text).filter((p) => typeof p !== "string").length;

@@ -1,4 +1,4 @@
-// Runs before anything is drawn. Without a choice the page follows the system (style.css).
+// Runs before anything is drawn. Without a choice, the page follows the system (style.css).
 try {
   const theme = localStorage.getItem("theme");
   if (theme === "dark" || theme === "light") document.documentElement.dataset.theme = theme;

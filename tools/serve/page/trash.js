@@ -1,5 +1,5 @@
-// States that were deleted and can still be had back. Until its minute is over a deletion is only noted, in the browser's storage: a
-// page that is loaded again, or another one of the same server, knows it too, and sends what has become due.
+// Deleted states that can be restored. For a minute a deletion is only recorded, in the browser's storage. A reloaded
+// page, or another page of the same server, reads it there and sends deletions that are due.
 const kKey = "deleted", kMilliseconds = 60000, kPause = 5000;
 
 export class Trash {
@@ -9,7 +9,7 @@ export class Trash {
     this.reload();
   }
 
-  // Takes up what another page has noted.
+  // Reads what another page has recorded.
   reload() {
     try {
       const noted = JSON.parse(this.storage.getItem(kKey) ?? "[]");
@@ -26,7 +26,7 @@ export class Trash {
 
   has(id) { return this.batches.some((b) => b.ids.includes(id)); }
 
-  // What can be had back: the latest deletion, and for how many seconds.
+  // Returns the latest deletion that can be undone, and the seconds left.
   latest() {
     const batch = this.batches.filter((b) => b.until > this.now()).at(-1);
     return batch ? { ...batch, seconds: Math.ceil((batch.until - this.now()) / 1000) } : null;
@@ -38,7 +38,7 @@ export class Trash {
     this.write();
   }
 
-  // Returns the ids that are there again.
+  // Undoes the latest deletion. Returns the ids of the restored states.
   undo() {
     this.reload();
     const batch = this.latest();
@@ -48,7 +48,7 @@ export class Trash {
     return batch.ids;
   }
 
-  // A state that an operation has led to again is wanted.
+  // Keeps a state that an operation has made again.
   keep(id) {
     if (!this.has(id)) return;
     this.reload();
@@ -57,7 +57,7 @@ export class Trash {
     this.write();
   }
 
-  // Deletes what is due. What the server refuses, or does not answer, is tried again by a call after a pause.
+  // Deletes states that are due. After a failure, a call after a pause tries again.
   async send() {
     if (this.sending || this.now() < this.notBefore) return;
     this.sending = true;

@@ -3,24 +3,24 @@ import { $, bytesText, counted, make, put } from "./dom.js";
 import { find, handlers, page, trash } from "./app.js";
 import { finds, layout, line, wordsOf } from "./layout.js";
 
-const kRow = 62, kColumn = 16, kLeft = 14, kMostColumns = 12, kDot = 5; // as in style.css
+const kRow = 62, kColumn = 16, kLeft = 14, kMostColumns = 12, kDot = 5; // pixels, as in style.css
 const kOperations = { create: "start", messages: "message", continue: "continued", choose: "chosen token" };
 
 function badge(text, kind, title) { return make("span", { className: "badge " + kind, title }, text); }
 
 function facts(s) {
   const below = make("div", { className: "facts" }, make("span", { className: "operation" }, kOperations[s.operation.name] ?? s.operation.name));
-  if (page.verified.has(s.id) || s.origin === "verified") below.append(badge("✓ same bits", "good", "computed again from its tokens, and equal to the bit"));
-  if (s.origin === "uploaded") below.append(badge("not verified", "warn", "it came from a file: Verify computes it again"));
-  if (s.open) below.append(badge("unfinished", "", "its reply has not ended: Continue goes on with it"));
-  if (s.pinned) below.append(badge("pinned", "", "it stays in memory"));
-  if (!s.resident) below.append(badge("on disk", "", "it has left memory, and comes back when it is needed"));
+  if (page.verified.has(s.id) || s.origin === "verified") below.append(badge("✓ same bits", "good", "computed again from its tokens: every bit is equal"));
+  if (s.origin === "uploaded") below.append(badge("not verified", "warn", "from a file: Verify computes the state again"));
+  if (s.open) below.append(badge("unfinished", "", "the reply has not ended: Continue continues it"));
+  if (s.pinned) below.append(badge("pinned", "", "stays in memory"));
+  if (!s.resident) below.append(badge("on disk", "", "evicted from memory; it is read again when needed"));
   below.append(make("span", { title: `${bytesText(s.bytes - s.shared_bytes)} of its own` }, counted(s.tokens, "token")),
     make("time", { title: new Date(1000 * s.created).toLocaleString() }, new Date(1000 * s.created).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" })));
   return below;
 }
 
-// The beginning of a text in one row, with what was searched for marked.
+// Returns the beginning of a text in one row, with the words of the search marked.
 function excerpt(text, words) {
   const row = text.replaceAll(/\s+/g, " "), lower = row.toLowerCase();
   if (words.length === 0 || lower.length !== row.length) return [row];
@@ -35,7 +35,7 @@ function excerpt(text, words) {
   }
 }
 
-// The last question and the reply to it; of raw text its end.
+// Returns the last question and its reply, or the end of raw text.
 function texts(s, words) {
   const name = s.name ? [make("b", {}, ...excerpt(s.name, words)), " "] : [];
   if (s.role === null) return [make("div", { className: "raw", dir: "auto" }, ...name, ...excerpt(s.excerpt || "no text", words))];
@@ -51,7 +51,7 @@ function node(row, words) {
   return element;
 }
 
-// Nodes that say the same stay the same elements.
+// Updates nodes in place, and keeps elements that are unchanged.
 const drawn = new Map();
 
 function nodeOf(row, words) {
@@ -90,7 +90,7 @@ function edges(rows, path) {
 
 export const searched = () => wordsOf($("search").value);
 
-// Draws page.states; where something is searched for, those that have it.
+// Draws page.states, or those that match the search.
 export function drawTree() {
   page.rows = layout(page.all, (s) => !trash.has(s.id));
   const words = searched(), tree = $("tree"), focused = document.activeElement?.closest?.(".node")?.dataset.id;
@@ -105,7 +105,7 @@ export function drawTree() {
   if (nodes.length > 0) (now ?? nodes[0]).tabIndex = 0;
   put($("count"), words.length > 0 ? `${rows.length} of ${counted(page.states.length, "state")}` : counted(page.states.length, "state"));
   $("no-states").hidden = rows.length > 0;
-  put($("no-states"), words.length > 0 ? "No state says this. The search looks at names, questions and the beginnings of replies." : "No states yet.");
+  put($("no-states"), words.length > 0 ? "No state matches. The search covers names, questions and the beginnings of replies." : "No states yet.");
   if (focused) nodes.find((n) => n.dataset.id === focused)?.focus({ preventScroll: true });
   return now;
 }
@@ -115,7 +115,7 @@ export const bringIntoView = (element) => element?.scrollIntoView({ block: "near
 const nodes = () => [...$("tree").querySelectorAll(".node")];
 const nodeAt = (e) => e.target.closest?.(".node");
 
-// Arrows walk the tree: up and down along its rows, left to what a state continues, right to what continues it.
+// Arrow keys: up and down the rows, left to the parent, right to the first child.
 function walk(e) {
   const all = nodes(), at = all.indexOf(document.activeElement);
   if (at < 0) return;

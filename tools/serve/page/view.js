@@ -1,4 +1,4 @@
-// Goes to a state, and keeps all parts of the page with it.
+// Shows a state, and keeps all parts of the page in step.
 import { get } from "./api.js";
 import { handlers, page, path, state, trash } from "./app.js";
 import { $, bytesText, put, say } from "./dom.js";
@@ -12,14 +12,14 @@ export async function refresh() {
   relist();
 }
 
-// After a state was hidden, or is there again.
+// Updates the list after a state was hidden or restored.
 export function relist() {
   page.states = page.all.filter((s) => !trash.has(s.id));
   if (!state() && page.current !== "new") page.current = page.states.at(-1)?.id ?? "new";
   return drawTree();
 }
 
-// Shows a state; without an id the current one anew.
+// Shows a state; by default refreshes the current one.
 export async function show(id = page.current) {
   trash.keep(id);
   page.current = id;
@@ -39,7 +39,7 @@ export async function showCurrent() {
   await Promise.all([showMessages(), look(page.kind, now, handlers, page.comparison)]);
 }
 
-// Why nothing can be drawn; "" where it can.
+// Returns the reason why nothing can be drawn, or "".
 export function whyNot(now = state()) {
   if (page.running) return "A reply is being drawn: Stop or Esc ends it.";
   if (!now) return "Nothing to continue yet: write a message first.";
@@ -48,7 +48,7 @@ export function whyNot(now = state()) {
   return "";
 }
 
-// A button that says why it does nothing can still be reached.
+// Disables a button by aria-disabled, so that it can still be focused and say why.
 function able(button, reason) {
   button.setAttribute("aria-disabled", reason !== "");
   button.reason = reason;
@@ -68,19 +68,19 @@ export function drawButtons() {
   $("send").hidden = page.running !== null;
 }
 
-// The state from which the current one was made, or, where that is gone, the one that it continues.
+// Returns the state from which the current one was made. If that was deleted, returns the state that it continues.
 export function back() {
   const now = state(), from = now && page.states.find((s) => s.id === now.parent);
   return from?.id ?? page.rows.find((r) => r.state.id === page.current)?.from ?? null;
 }
 
-// After the list has changed: the state that was shown may be gone.
+// Updates the page after the list has changed, since the shown state may be deleted.
 export async function followUp() {
   await refresh();
   if (state()?.id !== page.whole?.id) await showCurrent();
 }
 
-let changes = null; // to the list, when the server was last asked
+let changes = null; // counter of the list at the last request
 
 export async function meters() {
   try {
@@ -89,7 +89,7 @@ export async function meters() {
     const all = s.reuse.reused + s.reuse.recomputed + s.reuse.new;
     put($("meters"), `${Math.round(s.tokens_per_second)} tokens/s · ${bytesText(s.memory.used)} of ${bytesText(s.memory.budget)} · ${all ? Math.round(100 * s.reuse.reused / all) : 0} % reused · ${s.running} running`);
     if (page.running) return;
-    if (changes !== null && changes !== s.changes) await followUp(); // this page's own, or another client's
+    if (changes !== null && changes !== s.changes) await followUp(); // by this page or another client
     changes = s.changes;
   } catch (error) {
     if (error.status === 401) $("key").hidden = false;
