@@ -51,17 +51,19 @@ class DeviationSum {
 struct HeadView {
   const KvShape& shape;
   bool key;
+  int64_t dims;
   const std::byte* data;
 
-  // Reads one position as float32, [head_dim].
+  // Reads one position as float32, [dims].
   void read(int64_t slot, std::vector<float>& x) const { read_row(shape, key, data, slot, x); }
   // Formats one element, whose value is x, with its stored bits; for q8 with its integer and scale.
   std::string text(int64_t slot, int64_t d, float x) const {
-    const int64_t i = key ? d * kBlockPositions + slot : slot * shape.head_dim + d;
+    const int64_t i = key ? d * kBlockPositions + slot : slot * dims + d;
     const std::byte* const at = data + static_cast<size_t>(i) * shape.element_size();
     if (shape.type != KvType::q8) return number_text(x, at, shape.element_size());
     float scale;
-    std::memcpy(&scale, data + shape.elements_bytes() + static_cast<size_t>(slot) * sizeof scale,
+    std::memcpy(&scale,
+                data + shape.elements_bytes(dims) + static_cast<size_t>(slot) * sizeof scale,
                 sizeof scale);
     return fmt::format("{} ({} x {})", x, static_cast<int>(*at) - (static_cast<int>(*at) & 128) * 2,
                        scale);
@@ -70,15 +72,14 @@ struct HeadView {
 
 HeadView head_of(const KvShape& shape, const std::byte* block, bool key, int64_t layer,
                  int64_t head) {
-  return {shape, key, block + shape.offset(key, layer, head)};
+  const KvLayer l = shape.layer(layer);
+  return {shape, key, key ? l.key_dim : l.value_dim, block + shape.offset(key, layer, head)};
 }
 
 class KvComparer {
  public:
   KvComparer(const KvCache& a, const KvCache& b, double tolerance)
-      : a_(a), b_(b), tolerance_(tolerance), sums_(static_cast<size_t>(a.shape().layers) * 2) {
-    for (std::vector<float>& row : rows_) row.resize(static_cast<size_t>(a.shape().head_dim));
-  }
+      : a_(a), b_(b), tolerance_(tolerance), sums_(static_cast<size_t>(a.shape().layers) * 2) {}
 
   KvDifferences compare(int64_t begin, int64_t end) {
     const int64_t positions = std::min(a_.size(), b_.size());
@@ -103,7 +104,8 @@ class KvComparer {
         compare_digests(block, layer, slots);
         continue;
       }
-      for (int64_t head = 0; head < a_.shape().kv_heads; ++head) {
+      const int64_t heads = a_.shape().owns(layer) ? a_.shape().layer(layer).kv_heads : 0;
+      for (int64_t head = 0; head < heads; ++head) {
         for (const bool key : {true, false}) {
           compare_head(key, {"", block * kBlockPositions, layer, head, -1, "", ""}, slots,
                        head_of(a_.shape(), mine, key, layer, head),
@@ -120,9 +122,10 @@ class KvComparer {
       return;
     const Digest x = a_.block_info(block).digests(a_.shape())[static_cast<size_t>(layer)],
                  y = b_.block_info(block).digests(b_.shape())[static_cast<size_t>(layer)];
+    const KvLayer l = a_.shape().layer(layer);
     for (const size_t what : {0u, 1u})
-      sums_[static_cast<size_t>(layer) * 2 + what].count(std::popcount(slots) *
-                                                         a_.shape().kv_heads * a_.shape().head_dim);
+      sums_[static_cast<size_t>(layer) * 2 + what].count(std::popcount(slots) * l.kv_heads *
+                                                         (what == 1 ? l.key_dim : l.value_dim));
     std::optional<Difference>& first = first_[1];
     if (x == y || (first && first->position <= block * kBlockPositions)) return;
     first = Difference{"keys and values of the block", block * kBlockPositions, layer, -1, -1,
@@ -131,13 +134,14 @@ class KvComparer {
 
   void compare_head(bool key, const Difference& at, uint64_t slots, const HeadView& mine,
                     const HeadView& theirs) {
-    const int64_t dims = a_.shape().head_dim;
+    const int64_t dims = mine.dims;
     DeviationSum& sum = sums_[static_cast<size_t>(at.layer) * 2 + key];
     sum.count(std::popcount(slots) * dims);
     if (mine.shape.type == theirs.shape.type &&
         (mine.data == theirs.data ||
-         std::memcmp(mine.data, theirs.data, a_.shape().head_bytes()) == 0))
+         std::memcmp(mine.data, theirs.data, a_.shape().part_bytes(dims)) == 0))
       return;
+    for (std::vector<float>& row : rows_) row.resize(static_cast<size_t>(dims));
     for (; slots != 0; slots &= slots - 1) {
       const int64_t slot = std::countr_zero(slots);
       mine.read(slot, rows_[0]);

@@ -183,7 +183,30 @@ Matrix Matrix::quantized(WeightType to, int threads) const {
   return m;
 }
 
+namespace {
+
+// Widens a row from the type that it is stored in. Its address may be any.
+void widen_stored(DType dtype, const std::byte* from, size_t columns, float* out) {
+  if (is_block_dtype(dtype)) {
+    const uint32_t type = ggml_number(dtype);
+    return dequantize_ggml(type, from, columns / ggml_type(type)->elements, out);
+  }
+  if (dtype == DType::f32) {
+    std::memcpy(out, from, columns * sizeof(float));
+    return;
+  }
+  for (size_t k = 0; k < columns; ++k) {
+    uint16_t bits;
+    std::memcpy(&bits, from + k * sizeof bits, sizeof bits);
+    out[k] = dtype == DType::bf16 ? widen_bf16(bits) : widen_f16(bits);
+  }
+}
+
+}  // namespace
+
 void Matrix::gather(size_t row, float* out) const {
+  if (stored_rows_)
+    return widen_stored(*stored_rows_, data_ + row * (bytes() / rows_), columns_, out);
   for (const Matrix& part : parts_) {
     if (row < part.rows()) return part.gather(row, out);
     row -= part.rows();
@@ -230,6 +253,11 @@ void Matrix::gather(size_t row, float* out) const {
 }
 
 void Matrix::store_ggml(size_t row, std::byte* out) const {
+  if (stored_rows_) {
+    const size_t bytes_of_row = bytes() / rows_;
+    std::memcpy(out, data_ + row * bytes_of_row, bytes_of_row);
+    return;
+  }
   const std::byte* const base = data_ + row / kLanes * block_bytes();
   const uint32_t type = ggml_number(stored_dtype(type_));
   const GgmlType block = *ggml_type(type);

@@ -83,16 +83,17 @@ void write_elements(KvType type, std::span<const float> x, std::byte* to, size_t
 
 namespace {
 
-// [head_dim] int8 elements, `stride` apart, and their scale.
+// `dim` int8 elements, `stride` apart, and their scale.
 struct Int8Row {
   int8_t* q;
   size_t stride;
   std::byte* scale;
 
-  Int8Row(const KvShape& shape, bool key, std::byte* part, int64_t slot)
-      : q(reinterpret_cast<int8_t*>(part) + (key ? slot : slot * shape.head_dim)),
+  Int8Row(const KvShape& shape, size_t dim, bool key, std::byte* part, int64_t slot)
+      : q(reinterpret_cast<int8_t*>(part) + static_cast<size_t>(slot) * (key ? 1 : dim)),
         stride(key ? kBlockPositions : 1),
-        scale(part + shape.elements_bytes() + static_cast<size_t>(slot) * sizeof(float)) {}
+        scale(part + shape.elements_bytes(static_cast<int64_t>(dim)) +
+              static_cast<size_t>(slot) * sizeof(float)) {}
 };
 
 // Adding and subtracting 1.5 x 2^23 rounds to the nearest integer, ties to even.
@@ -120,8 +121,8 @@ void read_int8(const Int8Row& row, std::span<float> x) {
 }
 
 // Returns the offset in bytes of a row of a floating-point type.
-size_t first_byte(const KvShape& shape, bool key, int64_t slot) {
-  return static_cast<size_t>(key ? slot : slot * shape.head_dim) * shape.element_size();
+size_t first_byte(const KvShape& shape, size_t dim, bool key, int64_t slot) {
+  return static_cast<size_t>(slot) * (key ? 1 : dim) * shape.element_size();
 }
 
 }  // namespace
@@ -129,14 +130,16 @@ size_t first_byte(const KvShape& shape, bool key, int64_t slot) {
 void read_row(const KvShape& shape, bool key, const std::byte* part, int64_t slot,
               std::span<float> x) {
   if (shape.type == KvType::q8)
-    return read_int8({shape, key, const_cast<std::byte*>(part), slot}, x);
-  read_elements(shape.type, part + first_byte(shape, key, slot), key ? kBlockPositions : 1, x);
+    return read_int8({shape, x.size(), key, const_cast<std::byte*>(part), slot}, x);
+  read_elements(shape.type, part + first_byte(shape, x.size(), key, slot),
+                key ? kBlockPositions : 1, x);
 }
 
 void write_row(const KvShape& shape, bool key, std::span<const float> x, std::byte* part,
                int64_t slot) {
-  if (shape.type == KvType::q8) return write_int8(x, {shape, key, part, slot});
-  write_elements(shape.type, x, part + first_byte(shape, key, slot), key ? kBlockPositions : 1);
+  if (shape.type == KvType::q8) return write_int8(x, {shape, x.size(), key, part, slot});
+  write_elements(shape.type, x, part + first_byte(shape, x.size(), key, slot),
+                 key ? kBlockPositions : 1);
 }
 
 void multiply(std::span<float> x, std::span<const float> by) {

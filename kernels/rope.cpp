@@ -80,6 +80,11 @@ std::vector<float> inverse_frequencies(const Rope& rope, int64_t head_dim) {
       case Rope::Scaling::yarn:
         result.push_back(yarn_scaled(rope, ramp, i / 2, frequency));
         break;
+      case Rope::Scaling::proportional: {
+        const auto pairs = static_cast<int64_t>(rope.part * static_cast<double>(head_dim) / 2);
+        result.push_back(i / 2 < pairs ? frequency / static_cast<float>(rope.factor) : 0.0f);
+        break;
+      }
       case Rope::Scaling::longrope: {
         const double divisor =
             (rope.is_long ? rope.long_factors : rope.short_factors).at(static_cast<size_t>(i / 2));

@@ -5,6 +5,8 @@
 #include "models/gemma.hpp"
 #include "models/gemma2.hpp"
 #include "models/gemma3.hpp"
+#include "models/gemma3n.hpp"
+#include "models/gemma4.hpp"
 #include "models/gpt2.hpp"
 #include "models/gpt_neox.hpp"
 #include "models/gpt_oss.hpp"
@@ -29,10 +31,11 @@ namespace {
 struct Registry {
   std::mutex mutex;
   std::deque<Family> families = {
-      gemma_family(),   gemma2_family(),  gemma3_family(),      gpt2_family(),   gpt_neox_family(),
-      gpt_oss_family(), granite_family(), granite_moe_family(), llama_family(),  mistral_family(),
-      mixtral_family(), olmo2_family(),   olmo3_family(),       olmoe_family(),  phi3_family(),
-      qwen2_family(),   qwen3_family(),   qwen3_moe_family(),   smollm3_family()};
+      gemma_family(),  gemma2_family(),   gemma3_family(),  gemma3n_family(), gemma4_family(),
+      gpt2_family(),   gpt_neox_family(), gpt_oss_family(), granite_family(), granite_moe_family(),
+      llama_family(),  mistral_family(),  mixtral_family(), olmo2_family(),   olmo3_family(),
+      olmoe_family(),  phi3_family(),     qwen2_family(),   qwen3_family(),   qwen3_moe_family(),
+      smollm3_family()};
 };
 
 Registry& registry() {

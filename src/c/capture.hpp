@@ -24,7 +24,7 @@ inline void keep_rows(stet_capture::Rows& to, const PointAt& at, const ModelConf
                       int64_t positions, Rows rows) {
   const bool wide = at.point == Point::scores || at.point == Point::pattern;
   const size_t heads = wide ? static_cast<size_t>(c.heads) : 1, from = rows.width / heads;
-  to.width = static_cast<size_t>(point_width(c, at.point, positions));
+  to.width = static_cast<size_t>(point_width(c, at, positions));
   const float masked = at.point == Point::scores ? -std::numeric_limits<float>::infinity() : 0.0f;
   const size_t begin = to.count * to.width;
   to.data.resize(begin + rows.count * to.width, masked);

@@ -27,15 +27,19 @@ stet_intervention intervention_value(const Intervention& w) {
   return value;
 }
 
-Point point_called(const ModelConfig& config, const std::string& name) {
-  std::optional<Point> point = parse_point(name);
+PointAt point_called(const ModelConfig& config, const std::string& name) {
+  std::optional<PointAt> found;
+  if (const std::optional<Point> point = parse_point(name)) found = PointAt{*point, 0};
   if (const auto place = parse_point_at(name)) {
     const int64_t layers = point_info(place->point).of_layer ? config.layers : 1;
-    if (place->layer >= 0 && place->layer < layers) point = place->point;
+    if (place->layer >= 0 && place->layer < layers) found = *place;
   }
-  if (!point || !has_point(config, *point))
+  if (!found || !has_point(config, found->point))
     fail("point", "the name of a point of family " + config.family, name);
-  return *point;
+  if (!has_point(config, *found))
+    fail("point", "a layer with keys and values of its own",
+         name + ", which reads those of layer " + std::to_string(config.layer(found->layer).owner));
+  return *found;
 }
 
 }  // namespace
@@ -66,10 +70,11 @@ stet_status stet_model_point(const stet_model* model, const char* point, stet_po
   return guarded(error, [&] {
     stet_point_info& to = checked(info, "info");
     const stet::ModelConfig& config = at(model, "model").model->config();
-    const stet::Point p = point_called(config, cstring(point, "point"));
+    const stet::PointAt at_point = point_called(config, cstring(point, "point"));
+    const stet::Point p = at_point.point;
     stet_point_info value{};
-    value.heads = stet::point_heads(config, p);
-    value.width = stet::point_width(config, p, 1);
+    value.heads = stet::point_heads(config, at_point);
+    value.width = stet::point_width(config, at_point, 1);
     value.of_positions = p == stet::Point::scores || p == stet::Point::pattern ? 1 : 0;
     value.can_be_changed = stet::point_info(p).changes ? 1 : 0;
     give(value, to);

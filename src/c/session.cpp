@@ -80,9 +80,10 @@ void read_stored(const Session& session, bool key, int64_t layer, int64_t head, 
                  std::span<float> x) {
   const KvShape& shape = session.kv().shape();
   check_index("layer", layer, shape.layers);
-  check_index("head", head, shape.kv_heads);
+  check_owns(shape, "layer", layer);
+  check_index("head", head, shape.layer(layer).kv_heads);
   check_index("position", position, session.size());
-  const auto dim = static_cast<size_t>(shape.head_dim);
+  const size_t dim = stet::detail::row_dim(shape, key, layer);
   if (x.size() != dim) fail("x", std::to_string(dim) + " numbers", std::to_string(x.size()));
   const std::byte* block = session.kv().block(position / kBlockPositions);
   read_row(shape, key, block + shape.offset(key, layer, head), position % kBlockPositions, x);

@@ -87,7 +87,9 @@ ModelConfig read_common(const JsonReader& json, const char* family, const Defaul
   c.family = family;
   c.vocab_size = size("vocab_size", defaults.vocab_size, kMaxSize);
   c.hidden_size = size("hidden_size", defaults.hidden_size, kMaxSize);
-  c.intermediate_size = size("intermediate_size", defaults.intermediate_size, kMaxSize);
+  c.intermediate_size = defaults.widths
+                            ? defaults.intermediate_size
+                            : size("intermediate_size", defaults.intermediate_size, kMaxSize);
   c.layers = size("num_hidden_layers", defaults.layers, kMaxLayers);
   c.heads = size("num_attention_heads", defaults.heads, kMaxHeads);
   c.kv_heads = json.integer_or("num_key_value_heads",
@@ -114,6 +116,38 @@ ModelConfig read_common(const JsonReader& json, const char* family, const Defaul
   return c;
 }
 
+namespace {
+
+// Reads the members that exist if layers differ. Owners must have their own keys and values, of the
+// same shape.
+void read_layers(const JsonReader& json, ModelConfig& c) {
+  const auto read = [&](const char* name, int64_t min, int64_t max, std::vector<int64_t>& to) {
+    to = json.integers(name, min, max);
+    if (!to.empty() && static_cast<int64_t>(to.size()) != c.layers)
+      json.fail(name, "one entry per layer");
+  };
+  read("kv_heads_of", 1, c.heads, c.kv_heads_of);
+  read("head_dim_of", 2, kMaxHeadDim, c.head_dim_of);
+  read("owner_of", 0, c.layers - 1, c.owner_of);
+  read("intermediate_of", 1, kMaxSize, c.intermediate_of);
+  read("values_are_keys", 0, 1, c.values_are_keys);
+  c.layer_inputs = json.integer_or("layer_inputs", 0, 0, kMaxSize);
+  c.layer_input_tokens = json.integer_or("layer_input_tokens", 0, 0, kMaxSize);
+  c.streams = json.integer_or("streams", 0, 0, kMaxSize);
+  c.active_stream = json.integer_or("active_stream", 0, 0, kMaxSize);
+  c.laurel_rank = json.integer_or("laurel_rank", 0, 0, kMaxSize);
+  c.scaled_streams = json.boolean_or("scaled_streams", false);
+  c.gate_floor = json.numbers("gate_floor");
+  for (int64_t i = 0; i < c.layers && !c.owner_of.empty(); ++i) {
+    const LayerShape l = c.layer(i), own = c.layer(l.owner);
+    if (l.owner > i || own.owner != l.owner || own.kv_heads != l.kv_heads ||
+        own.key_dim != l.key_dim)
+      json.fail("owner_of", "earlier layers with keys and values of the same shape");
+  }
+}
+
+}  // namespace
+
 std::string ModelConfig::canonical() const {
   nlohmann::json ropes_json = nlohmann::json::array();
   for (const Rope& r : ropes) {
@@ -123,6 +157,8 @@ std::string ModelConfig::canonical() const {
                           {"low_freq_factor", r.low_freq_factor},
                           {"high_freq_factor", r.high_freq_factor},
                           {"original_positions", r.original_positions}});
+    if (r.dim != 0) ropes_json.back()["dim"] = r.dim;
+    if (r.scaling == Rope::Scaling::proportional) ropes_json.back()["part"] = r.part;
     if (r.scaling == Rope::Scaling::longrope)
       ropes_json.back().update({{"attention_factor", r.attention_factor},
                                 {"short_factors", r.short_factors},
@@ -168,6 +204,22 @@ std::string ModelConfig::canonical() const {
                     {"width", experts.width},
                     {"rule", static_cast<int>(experts.rule)},
                     {"dense", experts.dense}};
+  for (const auto& [name, each] : {std::pair("kv_heads_of", &kv_heads_of),
+                                   {"head_dim_of", &head_dim_of},
+                                   {"owner_of", &owner_of},
+                                   {"intermediate_of", &intermediate_of},
+                                   {"values_are_keys", &values_are_keys}}) {
+    if (!each->empty()) j[name] = *each;
+  }
+  for (const auto& [name, value] : {std::pair("layer_inputs", layer_inputs),
+                                    {"layer_input_tokens", layer_input_tokens},
+                                    {"streams", streams},
+                                    {"active_stream", active_stream},
+                                    {"laurel_rank", laurel_rank}}) {
+    if (value != 0) j[name] = value;
+  }
+  if (scaled_streams) j["scaled_streams"] = true;
+  if (!gate_floor.empty()) j["gate_floor"] = gate_floor;
   return j.dump();
 }
 
@@ -219,17 +271,18 @@ ModelConfig ModelConfig::from_canonical(const std::string& text, const std::stri
   c.window = json.integers("window", 0, kMany);
   if (static_cast<int64_t>(c.window.size()) != c.layers) json.fail("window", "one entry per layer");
   for (const JsonReader& r : json.objects("ropes")) {
-    c.ropes.push_back({r.number("theta"), static_cast<Rope::Scaling>(r.integer("scaling", 0, 4)),
+    c.ropes.push_back({r.number("theta"), static_cast<Rope::Scaling>(r.integer("scaling", 0, 5)),
                        r.number("factor"), r.number("low_freq_factor"),
                        r.number("high_freq_factor"), r.number("original_positions"),
                        r.number_or("beta_fast", 32, 1e-3, 1e6),
                        r.number_or("beta_slow", 1, 1e-3, 1e6), r.boolean_or("truncate", true),
                        r.number_or("attention_factor", 0, 0, 1e3), r.numbers("short_factors"),
-                       r.numbers("long_factors"), r.boolean_or("is_long", false)});
+                       r.numbers("long_factors"), r.boolean_or("is_long", false),
+                       r.integer_or("dim", 0, 2, kMaxHeadDim), r.number_or("part", 1, 0, 1)});
     const Rope& rope = c.ropes.back();
     for (const auto* factors : {&rope.short_factors, &rope.long_factors}) {
       if (rope.scaling == Rope::Scaling::longrope &&
-          static_cast<int64_t>(factors->size()) != c.rotated() / 2)
+          static_cast<int64_t>(factors->size()) != c.rotated(rope) / 2)
         json.fail("ropes", "a factor for each pair of dimensions");
     }
   }
@@ -237,8 +290,9 @@ ModelConfig ModelConfig::from_canonical(const std::string& text, const std::stri
            "rope_of", -1, std::max<int64_t>(0, static_cast<int64_t>(c.ropes.size()) - 1))) {
     c.rope_of.push_back(static_cast<int>(i));
   }
-  if (!c.ropes.empty() && static_cast<int64_t>(c.rope_of.size()) != c.layers)
+  if (!(c.ropes.empty() && c.rope_of.empty()) && static_cast<int64_t>(c.rope_of.size()) != c.layers)
     json.fail("rope_of", "one entry per layer");
+  read_layers(json, c);
   return c;
 }
 
@@ -298,7 +352,7 @@ ModelConfig parse_model_config(const std::string& text, const std::string& file)
   const Family& family = family_of(json);
   ModelConfig config = family.read_config(json);
   for (const Rope& rope : config.ropes) {
-    const auto pairs = static_cast<size_t>(config.rotated() / 2);
+    const auto pairs = static_cast<size_t>(config.rotated(rope) / 2);
     if (rope.scaling == Rope::Scaling::longrope &&
         (rope.short_factors.size() != pairs || rope.long_factors.size() != pairs))
       json.fail("rope_scaling", std::to_string(pairs) + " short and long factors");

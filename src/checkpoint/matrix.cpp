@@ -115,6 +115,9 @@ DType stored_dtype(WeightType type) {
 }
 
 size_t Matrix::bytes() const {
+  if (stored_rows_)
+    return static_cast<size_t>(*tensor_bytes(
+        *stored_rows_, {static_cast<int64_t>(rows_), static_cast<int64_t>(columns_)}));
   size_t bytes = parts_.empty() ? blocks() * block_bytes() : 0;
   for (const Matrix& part : parts_) bytes += part.bytes();
   return bytes;
@@ -196,6 +199,13 @@ Matrix Matrix::packed(WeightType type, size_t rows, size_t columns, const std::b
   m.columns_ = columns;
   m.data_ = bytes;
   m.owner_ = std::move(owner);
+  return m;
+}
+
+Matrix Matrix::in_place(DType dtype, size_t rows, size_t columns, const std::byte* bytes,
+                        std::shared_ptr<const void> owner) {
+  Matrix m = packed(weight_type(dtype), rows, columns, bytes, std::move(owner));
+  m.stored_rows_ = dtype;
   return m;
 }
 

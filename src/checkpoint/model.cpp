@@ -87,7 +87,13 @@ std::shared_ptr<const Model> Model::load(std::shared_ptr<const FileSource> sourc
   std::unique_ptr<Model> model = build(std::move(plan), weights);
   for (const auto& file : checkpoint.files()) file->check_unchanged();
   const bool in_place = checkpoint.packed() && checkpoint.files().front()->mapping() != nullptr;
-  if (in_place) model->guard_ = std::make_shared<const WeightGuard>(std::move(checkpoint));
+  if (in_place) {
+    const auto packed = std::make_shared<const Checkpoint>(std::move(checkpoint));
+    model->guard_ = std::make_shared<const WeightGuard>(packed->files().front()->mapping(),
+                                                        [packed] { check_packed(*packed, 0); });
+  } else if (const auto table = weights.take_mapped_table()) {
+    model->guard_ = std::make_shared<const WeightGuard>(*table);
+  }
   model->generation_ = read_generation(*source, model->config_);
   model->source_ = std::move(source);
   return model;

@@ -5,6 +5,7 @@
 
 #include "src/checkpoint/packed.hpp"
 #include "src/checkpoint/tensor_types.hpp"
+#include "src/checkpoint/weight_guard.hpp"
 #include "src/checkpoint/weight_packer.hpp"
 #include "stet/base/error.hpp"
 #include "stet/kernels/numbers.hpp"
@@ -51,6 +52,7 @@ ModelWeights::ModelWeights(const Checkpoint& checkpoint, std::string prefix, Con
     : WeightLoader(std::move(prefix)),
       contract_(checkpoint.packed() ? packed_contract(checkpoint) : contract),
       checkpoint_(checkpoint),
+      threads_(threads),
       fingerprints_(std::make_unique<WeightFingerprints>()),
       packer_(
           std::make_unique<WeightPacker>(checkpoint, contract_, threads, blocks, *fingerprints_)) {}
@@ -82,9 +84,37 @@ Matrix ModelWeights::packed(const MatrixRequest& request) const {
   return matrices.size() == 1 ? std::move(matrices[0]) : Matrix::stacked(std::move(matrices));
 }
 
+// Leaves the table in its file. If the file stores it in another form, keeps it in memory.
+Matrix ModelWeights::in_place(const MatrixRequest& request) {
+  const Stored& tensor = request.tensors[0];
+  const auto rows = static_cast<size_t>(tensor.rows),
+             columns = static_cast<size_t>(request.columns);
+  const auto own = std::make_shared<OwnedTensor>(
+      checkpoint_.read(checkpoint_.require(tensor.name, {tensor.rows, request.columns}, true)));
+  const TensorView& view = own->view;
+  fingerprints_->add(request.group, tensor.canonical, view, digest_matrix(view, threads_));
+  const auto file = std::static_pointer_cast<const FileBytes>(checkpoint_.owner_of(tensor.name));
+  const std::span<const std::byte> all = file->bytes();
+  const bool in_file =
+      view.bytes.data() >= all.data() && view.bytes.data() < all.data() + all.size();
+  if (in_file && file->mapping() != nullptr)
+    mapped_table_ = std::make_unique<const MappedTable>(
+        MappedTable{file->mapping(), file->path(), tensor.name, view.bytes, digest_of(view.bytes)});
+  checkpoint_.drop(view);
+  const std::shared_ptr<const void> owner =
+      in_file ? std::shared_ptr<const void>(file) : std::shared_ptr<const void>(own);
+  return Matrix::in_place(view.dtype, rows, columns, view.bytes.data(), owner);
+}
+
+std::unique_ptr<const MappedTable> ModelWeights::take_mapped_table() {
+  return std::move(mapped_table_);
+}
+
 Matrix ModelWeights::load(const MatrixRequest& request) {
   fingerprints_->add_group(request.group);
-  Matrix matrix = checkpoint_.packed() ? packed(request) : packer_->pack(request);
+  Matrix matrix = checkpoint_.packed() ? packed(request)
+                  : request.in_place   ? in_place(request)
+                                       : packer_->pack(request);
   if (!request.looked_up && !request.exact) note_types(request, matrix);
   return keep(request, std::move(matrix));
 }
@@ -125,13 +155,13 @@ void ModelWeights::note_loaded(const MatrixRequest& request, const Matrix& matri
   size_t row = 0;
   for (const Stored& tensor : request.tensors) {
     const auto [within, first] = place_of(matrix, row);
-    loaded_.push_back({tensor.canonical,
-                       tensor.rows,
-                       request.columns,
-                       Matrix::packed(within->type(), within->rows(), within->columns(),
-                                      within->all().data(), nullptr),
-                       first,
-                       {}});
+    Matrix shown = within->stored_rows()
+                       ? Matrix::in_place(*within->stored_rows(), within->rows(), within->columns(),
+                                          within->all().data(), nullptr)
+                       : Matrix::packed(within->type(), within->rows(), within->columns(),
+                                        within->all().data(), nullptr);
+    loaded_.push_back(
+        {tensor.canonical, tensor.rows, request.columns, std::move(shown), first, {}});
     row += static_cast<size_t>(request.step(tensor));
   }
 }

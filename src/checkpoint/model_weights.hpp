@@ -17,6 +17,7 @@
 
 namespace stet {
 
+struct MappedTable;
 class PackedWriter;
 class WeightFingerprints;
 class WeightPacker;
@@ -31,6 +32,8 @@ class ModelWeights : public WeightLoader {
   ~ModelWeights() override;
 
   void finish(Model& model) override;
+  // Returns the table that the model looks up in a mapped file; null if it has none.
+  std::unique_ptr<const MappedTable> take_mapped_table();
 
  protected:
   bool has(const std::string& tensor) const override;
@@ -49,18 +52,21 @@ class ModelWeights : public WeightLoader {
 
  private:
   Matrix packed(const MatrixRequest& request) const;
+  Matrix in_place(const MatrixRequest& request);
   void note_types(const MatrixRequest& request, const Matrix& matrix);
   void note_loaded(const MatrixRequest& request, const Matrix& matrix);
   void name(Model& model) const;
 
   const Checkpoint& checkpoint_;
+  const int threads_;
   std::unique_ptr<WeightFingerprints> fingerprints_;
   std::unique_ptr<WeightPacker> packer_;
   size_t bytes_ = 0;
   std::vector<std::span<const std::byte>> matrices_;  // those of linear layers
   std::vector<std::span<const std::byte>> expert_matrices_;
   std::vector<std::pair<std::string, WeightType>> types_;  // by canonical tensor name
-  std::string not_bf16_, its_type_;                        // a matrix that is not bf16; its type
+  std::unique_ptr<const MappedTable> mapped_table_;
+  std::string not_bf16_, its_type_;  // a matrix that is not bf16; its type
   std::vector<LoadedWeight> loaded_;
 };
 

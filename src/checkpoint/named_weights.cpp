@@ -80,7 +80,9 @@ class WeightNames {
       const size_t dot = rest.find('.');
       if (dot == std::string_view::npos) break;
       const std::string at = "blocks." + std::string(rest.substr(0, dot)) + ".";
-      if (add_of_layer(w, at, rest.substr(dot + 1))) return;
+      const int64_t layer = std::atoll(std::string(rest.substr(0, dot)).c_str());
+      if (layer < config_.layers && add_of_layer(w, at, rest.substr(dot + 1), config_.layer(layer)))
+        return;
       break;
     }
     all_.push_back({w.name, &w, WeightLayout::plain, 0, extent(w), 0});
@@ -96,7 +98,8 @@ class WeightNames {
 
   // Adds the parts of a tensor whose name within its layer is `rest`. Returns false if
   // TransformerLens has no name for it.
-  bool add_of_layer(const LoadedWeight& w, const std::string& at, std::string_view rest) {
+  bool add_of_layer(const LoadedWeight& w, const std::string& at, std::string_view rest,
+                    const LayerShape& layer) {
     const bool bias = rest.ends_with(".bias");
     if (!bias && !rest.ends_with(".weight")) return false;
     rest.remove_suffix(bias ? 5 : 7);
@@ -104,7 +107,7 @@ class WeightNames {
       all_.push_back({at + *norm + (bias ? ".b" : ".w"), &w, WeightLayout::plain, 0, extent(w), 0});
       return true;
     }
-    const std::vector<WeightPart> parts = parts_of(rest);
+    const std::vector<WeightPart> parts = parts_of(rest, layer);
     int64_t first = 0;
     for (const WeightPart& part : parts) {
       const int64_t rows = part.rows > 0 ? part.rows : extent(w) - first;
@@ -128,11 +131,11 @@ class WeightNames {
     return {};
   }
 
-  std::vector<WeightPart> parts_of(std::string_view name) const {
-    const int64_t heads = config_.heads, kv = config_.kv_heads, dim = config_.head_dim;
-    const WeightPart q = {"attn.Q", WeightLayout::heads_out, heads * dim, heads},
-                     k = {"attn.K", WeightLayout::heads_out, kv * dim, kv},
-                     v = {"attn.V", WeightLayout::heads_out, kv * dim, kv},
+  static std::vector<WeightPart> parts_of(std::string_view name, const LayerShape& layer) {
+    const int64_t heads = layer.heads, kv = layer.kv_heads;
+    const WeightPart q = {"attn.Q", WeightLayout::heads_out, layer.queries(), heads},
+                     k = {"attn.K", WeightLayout::heads_out, layer.keys(), kv},
+                     v = {"attn.V", WeightLayout::heads_out, layer.values(), kv},
                      o = {"attn.O", WeightLayout::heads_in, 0, heads},
                      in = {"mlp.in", WeightLayout::turned},
                      gate = {"mlp.gate", WeightLayout::turned},
@@ -147,8 +150,7 @@ class WeightNames {
       return {o};
     if (name == "mlp.gate_proj") return {gate};
     if (name == "mlp.up_proj" || name == "mlp.c_fc" || name == "mlp.dense_h_to_4h") return {in};
-    if (name == "mlp.gate_up_proj")
-      return {{gate.name, gate.layout, config_.intermediate_size}, in};
+    if (name == "mlp.gate_up_proj") return {{gate.name, gate.layout, layer.intermediate}, in};
     if (name == "mlp.down_proj" || name == "mlp.c_proj" || name == "mlp.dense_4h_to_h")
       return {out};
     return {};

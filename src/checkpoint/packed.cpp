@@ -39,9 +39,19 @@ struct MatrixEntry {
   WeightType type;
   size_t rows, columns;
   std::string digest;
+  // Set for a table that is looked up in place (Matrix::in_place).
+  std::optional<DType> stored_rows = std::nullopt;
+
+  size_t bytes() const {
+    return stored_rows ? Matrix::in_place(*stored_rows, rows, columns, nullptr, nullptr).bytes()
+                       : Matrix::packed_bytes(type, rows, columns);
+  }
 };
 
-// Parses an entry such as "q8 8192 2048 xxh3:...".
+constexpr const char* kStoredRows = "rows:";
+
+// Parses an entry such as "q8 8192 2048 xxh3:...", or "rows:BF16 262144 8960 xxh3:..." for a table
+// that is looked up in place.
 std::optional<MatrixEntry> parse_entry(const std::string& text) {
   std::vector<std::string> words;
   for (size_t at = 0; at <= text.size();) {
@@ -57,6 +67,19 @@ std::optional<MatrixEntry> parse_entry(const std::string& text) {
            *n <= size_t{1} << 28;  // so that no product overflows
   };
   if (!number(words[1], &entry.rows) || !number(words[2], &entry.columns)) return std::nullopt;
+  if (words[0].starts_with(kStoredRows)) {
+    const std::string name = words[0].substr(std::string_view(kStoredRows).size());
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::q8_0, DType::q4_0,
+                              DType::q5_0, DType::q4_k, DType::q5_k, DType::q6_k}) {
+      if (name != dtype_name(dtype) || !tensor_bytes(dtype, {static_cast<int64_t>(entry.rows),
+                                                             static_cast<int64_t>(entry.columns)}))
+        continue;
+      entry.type = weight_type(dtype);
+      entry.stored_rows = dtype;
+      return entry;
+    }
+    return std::nullopt;
+  }
   for (const WeightType type :
        {WeightType::f32, WeightType::bf16, WeightType::f16, WeightType::q8, WeightType::q4,
         WeightType::q5, WeightType::mxfp4, WeightType::q4_k, WeightType::q5_k, WeightType::q6_k}) {
@@ -78,7 +101,7 @@ MatrixEntry entry_of(const Checkpoint& checkpoint, const std::string& name) {
 // Returns the bytes of a matrix, without the padding.
 std::span<const std::byte> bytes_of(const Checkpoint& checkpoint, const std::string& name,
                                     const MatrixEntry& entry) {
-  const size_t bytes = Matrix::packed_bytes(entry.type, entry.rows, entry.columns);
+  const size_t bytes = entry.bytes();
   const TensorView* view = checkpoint.find(name);
   const std::string expected = "U8 [" + std::to_string(whole_pages(bytes)) + "]";
   if (view == nullptr)
@@ -120,7 +143,8 @@ Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name,
                      std::optional<WeightType> type, bool any, size_t rows, size_t columns) {
   const MatrixEntry entry = entry_of(checkpoint, name);
   const bool wide = !is_quantized(entry.type) || entry.type == WeightType::mxfp4;
-  if (type ? entry.type != *type : !wide && !any) {
+  const bool fits = entry.stored_rows || (type ? entry.type == *type : wide || any);
+  if (!fits) {
     throw Error(ErrorKind::format, checkpoint.source(), kMatrix + name,
                 (type ? weight_type_name(*type) : "f32, bf16, f16 or mxfp4") +
                     std::string(" for the contract ") + *find_metadata(checkpoint, "contract"),
@@ -138,6 +162,9 @@ Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name, size
                 "[" + std::to_string(entry.rows) + ", " + std::to_string(entry.columns) + "]");
   }
   const std::span<const std::byte> bytes = bytes_of(checkpoint, name, entry);
+  if (entry.stored_rows)
+    return Matrix::in_place(*entry.stored_rows, rows, columns, bytes.data(),
+                            checkpoint.owner_of(name));
   if (reinterpret_cast<uintptr_t>(bytes.data()) % 64 == 0) {
     return Matrix::packed(entry.type, rows, columns, bytes.data(), checkpoint.owner_of(name));
   }
@@ -229,8 +256,10 @@ void PackedWriter::add(const std::string& name, const Matrix& matrix) {
   const uint64_t size = whole_pages(matrix.bytes()), begin = file_.written() - header_bytes_;
   entries_ += header_entry(name, "U8", {static_cast<int64_t>(size)}, begin, begin + size);
   metadata_[kMatrix + name] =
-      std::string(weight_type_name(matrix.type())) + " " + std::to_string(matrix.rows()) + " " +
-      std::to_string(matrix.columns()) + " " + digest_text(digest_of(matrix.all()));
+      (matrix.stored_rows() ? kStoredRows + std::string(dtype_name(*matrix.stored_rows()))
+                            : weight_type_name(matrix.type())) +
+      " " + std::to_string(matrix.rows()) + " " + std::to_string(matrix.columns()) + " " +
+      digest_text(digest_of(matrix.all()));
   file_.write(matrix.all());
   pad();
   if (written_ != nullptr) *written_ = file_.written();

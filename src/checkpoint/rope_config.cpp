@@ -69,9 +69,11 @@ RopeType rope_type_of(const JsonReader& json, const std::string& name) {
   if (name == "longrope" || name == "su")
     return {Rope::Scaling::longrope,
             {"factor", "attention_factor", "short_factor", "long_factor", original}};
+  if (name == "proportional")
+    return {Rope::Scaling::proportional, {"factor", "partial_rotary_factor"}};
   throw Error(ErrorKind::unsupported, json.file(),
               json.path_of(json.has("rope_type") ? "rope_type" : "type"),
-              "default, linear, llama3, yarn or longrope", name);
+              "default, linear, llama3, yarn, longrope or proportional", name);
 }
 
 // The objects that hold the rotary fields of one kind of layer.
@@ -197,6 +199,11 @@ void read_longrope(const RopePlaces& places, Rope* rope) {
 void read_scaling(const RopePlaces& places, Rope* rope) {
   if (rope->scaling == Rope::Scaling::none) return;
   if (rope->scaling == Rope::Scaling::longrope) return read_longrope(places, rope);
+  if (rope->scaling == Rope::Scaling::proportional) {
+    rope->factor = places.number_or("factor", 1, 1e-6, 1e6);
+    rope->part = places.number_or("partial_rotary_factor", 1, 0, 1);
+    return;
+  }
   rope->factor = places.number("factor", 1e-6, 1e6);
   if (rope->scaling == Rope::Scaling::linear) return;
   if (rope->scaling == Rope::Scaling::yarn) return read_yarn(places, rope);

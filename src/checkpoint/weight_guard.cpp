@@ -2,14 +2,20 @@
 
 #include <utility>
 
-#include "src/checkpoint/packed.hpp"
+#include "stet/base/error.hpp"
 
 namespace stet {
 
-WeightGuard::WeightGuard(Checkpoint checkpoint)
-    : checkpoint_(std::move(checkpoint)),
-      file_(checkpoint_.files().front()->mapping()),
-      stamp_(file_->opened()) {}
+WeightGuard::WeightGuard(std::shared_ptr<const MappedFile> file, std::function<void()> check)
+    : file_(std::move(file)), check_(std::move(check)), stamp_(file_->opened()) {}
+
+WeightGuard::WeightGuard(const MappedTable& table)
+    : WeightGuard(table.file, [table] {
+        const Digest found = digest_of(table.bytes);
+        if (!(found == table.digest))
+          throw Error(ErrorKind::format, table.path, table.name, digest_text(table.digest),
+                      digest_text(found));
+      }) {}
 
 uint64_t WeightGuard::version() const {
   const std::lock_guard lock(mutex_);
@@ -20,7 +26,7 @@ bool WeightGuard::intact_since(uint64_t version) const {
   const std::lock_guard lock(mutex_);
   const FileStamp now = file_->stamp();
   if (now == stamp_) return version == version_;
-  check_packed(checkpoint_, 0);
+  check_();
   stamp_ = now;
   ++version_;
   return false;

@@ -35,6 +35,12 @@ Matrix WeightLoader::table(const std::string& group, const Part& part, int64_t c
   return load(MatrixRequest{group, stored(std::vector<Part>{part}), columns, true});
 }
 
+Matrix WeightLoader::table_in_place(const std::string& group, const Part& part, int64_t columns) {
+  MatrixRequest request{group, stored(std::vector<Part>{part}), columns, true};
+  request.in_place = true;
+  return load(request);
+}
+
 Matrix WeightLoader::head(int64_t vocab, int64_t hidden, const char* plain) {
   const size_t model = prefix_.rfind("model.");
   std::string name = (model == std::string::npos ? "" : prefix_.substr(0, model)) + plain;

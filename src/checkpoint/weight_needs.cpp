@@ -43,6 +43,7 @@ Matrix WeightNeeds::load(const MatrixRequest& request) {
     need.columns = request.columns;
     need.transposed = request.transposed;
     need.looked_up = request.looked_up;
+    need.in_place = request.in_place;
     need.heads = request.heads;
     need.exact = request.exact;
     if (checkpoint_.packed())

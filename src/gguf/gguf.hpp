@@ -43,6 +43,10 @@ class Gguf {
   static Gguf parse(std::shared_ptr<const FileBytes> file);
 
   bool has(const std::string& key) const { return values_.contains(key); }
+  bool is_array(const std::string& key) const {
+    const auto found = values_.find(key);
+    return found != values_.end() && std::holds_alternative<Array>(found->second);
+  }
   // Returns the keys that begin with `prefix`, in alphabetical order.
   std::vector<std::string> keys(const std::string& prefix) const;
   std::optional<std::string> text(const std::string& key) const;

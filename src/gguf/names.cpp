@@ -28,6 +28,7 @@ const GgufArchitecture kArchitectures[] = {
     {"gemma", "GemmaForCausalLM", "gemma", GgufLayout::llama, false, true},
     {"gemma2", "Gemma2ForCausalLM", "gemma2", GgufLayout::four_norms, false, true},
     {"gemma3", "Gemma3ForCausalLM", "gemma3_text", GgufLayout::four_norms, false, true},
+    {"gemma4", "Gemma4ForCausalLM", "gemma4_text", GgufLayout::gemma4, false, false},
     {"gpt2", "GPT2LMHeadModel", "gpt2", GgufLayout::gpt2, false, false},
     {"granite", "GraniteForCausalLM", "granite", GgufLayout::llama, true, false},
     {"granitemoe", "GraniteMoeForCausalLM", "granitemoe", GgufLayout::llama, true, false},
@@ -158,7 +159,10 @@ GgufNames::GgufNames(const std::vector<Gguf>& parts)
     keys_.fail("token_embd.weight", "a matrix", embedding == nullptr ? "none" : "another shape");
   vocab_size_ = embedding->shape[0];
   heads_ = need("attention.head_count", kMaxHeads);
-  kv_heads_ = keys_.integer(key("attention.head_count_kv"), 1, heads_).value_or(heads_);
+  if (architecture_.layout == GgufLayout::gemma4)
+    kv_heads_ = std::ranges::max(of_layers("attention.head_count_kv", 1, heads_));
+  else
+    kv_heads_ = keys_.integer(key("attention.head_count_kv"), 1, heads_).value_or(heads_);
 }
 
 const GgufTensor* GgufNames::find(const std::string& name) const {
@@ -168,6 +172,10 @@ const GgufTensor* GgufNames::find(const std::string& name) const {
     }
   }
   return nullptr;
+}
+
+std::vector<float> GgufNames::pair_divisors(const GgufTensor& tensor, int64_t pairs) const {
+  return numbers_of(keys_, tensor, pairs);
 }
 
 int64_t GgufNames::need(const char* name, int64_t max) const {
@@ -216,7 +224,6 @@ nlohmann::ordered_json GgufNames::common_config() const {
   if (!(theta >= 1 && theta <= 1e12))
     keys_.fail(key("rope.freq_base"), "a number in 1..1e12", fmt::format("{}", theta));
   Json c = {{"hidden_size", hidden},
-            {"intermediate_size", need("feed_forward_length", kMaxSize)},
             {"num_hidden_layers", need("block_count", 1024)},
             {"num_attention_heads", heads_},
             {"num_key_value_heads", kv_heads_},
@@ -226,10 +233,12 @@ nlohmann::ordered_json GgufNames::common_config() const {
             {"attention_bias", find("blk.0.attn_q.bias") != nullptr},
             {architecture_.gemma ? "hidden_activation" : "hidden_act",
              architecture_.gemma ? "gelu_pytorch_tanh" : "silu"}};
+  const bool gemma4 = architecture_.layout == GgufLayout::gemma4;  // its layers differ
+  if (!gemma4) c["intermediate_size"] = need("feed_forward_length", kMaxSize);
   if (architecture_.layout != GgufLayout::gpt_neox)
     c["rms_norm_eps"] = published_number("attention.layer_norm_rms_epsilon");
   if (std::string(architecture_.model_type).starts_with("qwen")) c.erase("attention_bias");
-  if (const GgufTensor* freqs = find("rope_freqs.weight"))
+  if (const GgufTensor* freqs = find("rope_freqs.weight"); freqs != nullptr && !gemma4)
     c["rope_scaling"] = llama3_scaling(keys_, *freqs, theta, head_dim);
   add_scaling(c);
   const auto window = keys_.integer(key("attention.sliding_window"), 0, kMaxPositions);
@@ -326,6 +335,7 @@ void GgufNames::add_own(nlohmann::ordered_json& c) const {
     copy("attn_logit_softcapping", "attn_logit_softcapping");
     copy("final_logit_softcapping", "final_logit_softcapping");
   }
+  if (name == "gemma4") add_gemma4(c);
   if (name == "gemma3") {
     c["rope_local_base_freq"] = keys_.number(key("rope.freq_base_swa")).value_or(10000);
     c["sliding_window_pattern"] = 6;

@@ -14,7 +14,7 @@ namespace stet {
 
 // Naming schemes for the tensors of a layer. In four_norms, ffn_norm is not the norm after
 // attention.
-enum class GgufLayout { llama, four_norms, gpt2, gpt_neox, phi3, gpt_oss };
+enum class GgufLayout { llama, four_norms, gemma4, gpt2, gpt_neox, phi3, gpt_oss };
 
 struct GgufArchitecture {
   const char* name;                     // general.architecture
@@ -88,6 +88,10 @@ class GgufNames {
   void add_layer_types(nlohmann::ordered_json& config) const;
   void add_experts(nlohmann::ordered_json& config) const;
   void add_own(nlohmann::ordered_json& config) const;
+  void add_gemma4(nlohmann::ordered_json& config) const;
+  nlohmann::ordered_json gemma4_ropes(int64_t full_dim) const;
+  std::vector<int64_t> of_layers(const char* name, int64_t min, int64_t max) const;
+  std::vector<float> pair_divisors(const GgufTensor& tensor, int64_t pairs) const;
   std::optional<Published> of_layer(const std::string& at, const std::string& stem,
                                     const std::string& kind, const GgufTensor& tensor) const;
 

@@ -9,7 +9,7 @@
 namespace stet {
 namespace {
 
-enum class Change { none, queries, keys, norm, transposed, fused };
+enum class Change { none, queries, keys, norm, transposed, fused, bare };
 
 struct Rename {
   const char *from, *to;
@@ -31,6 +31,13 @@ constexpr Rename kLlamaLayer[] = {{"attn_q", "self_attn.q_proj", Change::queries
 
 constexpr Rename kAfterAttention = {"ffn_norm", "post_attention_layernorm", Change::norm},
                  kBeforeMlp = {"ffn_norm", "pre_feedforward_layernorm", Change::norm};
+
+// What layers of Gemma 4 have beside those of Llama. `bare`: published without ".weight".
+constexpr Rename kGemma4Layer[] = {{"ffn_norm", "pre_feedforward_layernorm", Change::norm},
+                                   {"inp_gate", "per_layer_input_gate"},
+                                   {"proj", "per_layer_projection"},
+                                   {"post_norm", "post_per_layer_input_norm", Change::norm},
+                                   {"layer_output_scale", "layer_scalar", Change::bare}};
 
 constexpr Rename kPhi3Layer[] = {{"attn_qkv", "self_attn.qkv_proj"},
                                  {"attn_output", "self_attn.o_proj"},
@@ -65,6 +72,14 @@ constexpr Rename kLlamaEnds[] = {{"token_embd.weight", "model.embed_tokens.weigh
                                  {"output_norm.weight", "model.norm.weight", Change::norm},
                                  {"output.weight", "lm_head.weight"}};
 
+constexpr Rename kGemma4Ends[] = {
+    {"token_embd.weight", "model.embed_tokens.weight"},
+    {"output_norm.weight", "model.norm.weight", Change::norm},
+    {"output.weight", "lm_head.weight"},
+    {"per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight"},
+    {"per_layer_model_proj.weight", "model.per_layer_model_projection.weight"},
+    {"per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight", Change::norm}};
+
 constexpr Rename kGpt2Ends[] = {{"token_embd.weight", "wte.weight"},
                                 {"position_embd.weight", "wpe.weight"},
                                 {"output_norm.weight", "ln_f.weight"},
@@ -83,6 +98,7 @@ struct Names {
 
 const Names& names_of(GgufLayout layout) {
   static constexpr Names kLlama = {kLlamaEnds, kLlamaLayer, "model.", "layers"},
+                         kGemma4 = {kGemma4Ends, kLlamaLayer, "model.", "layers"},
                          kPhi3 = {kLlamaEnds, kPhi3Layer, "model.", "layers"},
                          kGptOss = {kLlamaEnds, kGptOssLayer, "model.", "layers"},
                          kGpt2 = {kGpt2Ends, kGpt2Layer, "", "h"},
@@ -91,6 +107,7 @@ const Names& names_of(GgufLayout layout) {
          : layout == GgufLayout::gpt_neox ? kGptNeoX
          : layout == GgufLayout::phi3     ? kPhi3
          : layout == GgufLayout::gpt_oss  ? kGptOss
+         : layout == GgufLayout::gemma4   ? kGemma4
                                           : kLlama;
 }
 
@@ -107,6 +124,9 @@ const Rename* layer_name(GgufLayout layout, std::string_view name, const char* R
   for (const auto& [of, rename] : {std::pair(GgufLayout::llama, &kAfterAttention),
                                    std::pair(GgufLayout::four_norms, &kBeforeMlp)}) {
     if (layout == of && name == rename->*side) return rename;
+  }
+  if (layout == GgufLayout::gemma4) {
+    if (const Rename* const own = find_in(kGemma4Layer, name, side)) return own;
   }
   return find_in(names_of(layout).layer, name, side);
 }
@@ -176,7 +196,7 @@ std::optional<GgufNames::Published> GgufNames::of_layer(const std::string& at,
   if (gpt_oss && stem == kSinks && kind == "weight") return Published{at + kPublishedSinks};
   const Rename* const n = layer_name(architecture_.layout, stem, &Rename::from);
   if (n == nullptr || !fits(*n, architecture_.layout, kind)) return std::nullopt;
-  Published p{at + n->to + "." + kind};
+  Published p{at + n->to + (n->change == Change::bare ? "" : "." + kind)};
   p.less_one = n->change == Change::norm && architecture_.gemma;
   p.transposed = n->change == Change::transposed && kind == "weight";
   if (architecture_.rotated && (n->change == Change::queries || n->change == Change::keys)) {
@@ -277,6 +297,8 @@ std::optional<GgufStored> stored_as(const GgufArchitecture& a, const std::string
       return GgufStored{end->from, {}, end->change == Change::norm && a.gemma};
   }
   const auto layer = numbered(canonical, names.layers);
+  if (layer && layer->second == "layer_scalar" && a.layout == GgufLayout::gemma4)
+    return GgufStored{fmt::format("blk.{}.layer_output_scale.weight", layer->first), {}, false};
   const size_t dot = layer ? layer->second.rfind('.') : std::string::npos;
   if (dot == std::string::npos) return std::nullopt;
   const std::string kind = layer->second.substr(dot + 1);

@@ -163,7 +163,7 @@ class Conversion {
  private:
   DType dtype_of(const WeightSpec& need) const {
     // Biases, norms, tables and routers are used in float32 only by llama.cpp.
-    if (need.is_vector || need.looked_up || need.exact) return DType::f32;
+    if (need.is_vector || (need.looked_up && !need.in_place) || need.exact) return DType::f32;
     const bool ends = need.canonical.find("layers.") != 0 && need.canonical.find("h.") != 0;
     switch (options_.weights) {
       case GgufWeights::stored:
@@ -248,6 +248,12 @@ class Conversion {
                                to = inverse_frequencies(rope, config_.rotated());
       std::vector<float> divisors;
       for (size_t i = 0; i < from.size(); ++i) divisors.push_back(from[i] / to[i]);
+      add_numbers("rope_freqs.weight", divisors);
+    }
+    if (rope.scaling == Rope::Scaling::proportional) {
+      std::vector<float> divisors;
+      for (const float f : inverse_frequencies(rope, config_.rotated(rope)))
+        divisors.push_back(f == 0 ? 1e30f : 1.0f);
       add_numbers("rope_freqs.weight", divisors);
     }
     if (rope.scaling == Rope::Scaling::longrope) {

@@ -16,9 +16,9 @@ class Writer {
     count("context_length", c_.max_positions);
     count("embedding_length", c_.hidden_size);
     count("block_count", c_.layers);
-    count("feed_forward_length", c_.intermediate_size);
+    counts("feed_forward_length", c_.intermediate_of, c_.intermediate_size);
     count("attention.head_count", c_.heads);
-    count("attention.head_count_kv", c_.kv_heads);
+    counts("attention.head_count_kv", c_.kv_heads_of, c_.kv_heads);
     const bool layer_norm = a_.layout == GgufLayout::gpt2 || a_.layout == GgufLayout::gpt_neox;
     number(layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon",
            c_.norm_eps);
@@ -28,12 +28,20 @@ class Writer {
 
   void add_rope() {
     if (c_.ropes.empty()) return;
-    count("attention.key_length", c_.head_dim);
-    count("attention.value_length", c_.head_dim);
-    count("rope.dimension_count", c_.rotated());
     const Rope& rope = c_.ropes[0];
+    const bool gemma4 = a_.layout == GgufLayout::gemma4;
+    const int64_t dim = gemma4 ? c_.rotated(rope) : c_.head_dim;
+    count("attention.key_length", dim);
+    count("attention.value_length", dim);
+    count("rope.dimension_count", c_.rotated(rope));
+    if (gemma4 && c_.ropes.size() > 1) {
+      for (const char* name :
+           {"attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"})
+        count(name, c_.rotated(c_.ropes[1]));
+    }
     number("rope.freq_base", rope.theta);
-    if (c_.ropes.size() > 1 && a_.gemma) number("rope.freq_base_swa", c_.ropes[1].theta);
+    if (c_.ropes.size() > 1 && (a_.gemma || gemma4))
+      number("rope.freq_base_swa", c_.ropes[1].theta);
     if (rope.scaling == Rope::Scaling::linear || rope.scaling == Rope::Scaling::yarn) {
       keys_.text(key("rope.scaling.type"), rope.scaling == Rope::Scaling::yarn ? "yarn" : "linear");
       number("rope.scaling.factor", rope.factor);
@@ -54,7 +62,7 @@ class Writer {
     // llama.cpp requires the key for Phi-3 in any case.
     if (window == 0 && a_.layout != GgufLayout::phi3) return;
     count("attention.sliding_window", window);
-    if (c_.family != "gemma3" && c_.family != "olmo3") return;
+    if (c_.family != "gemma3" && c_.family != "olmo3" && c_.family != "gemma4") return;
     std::vector<bool> slides;
     for (const int64_t w : c_.window) slides.push_back(w != 0);
     keys_.booleans(key("attention.sliding_window_pattern"), slides);
@@ -75,12 +83,28 @@ class Writer {
       number("residual_scale", c_.residual_scale);
       number("logit_scale", c_.logit_divisor);
     }
+    if (c_.family == "gemma4") {
+      count("embedding_length_per_layer_input", c_.layer_inputs);
+      count("attention.shared_kv_layers",
+            std::ranges::count_if(layers(), [](const LayerShape& l) { return !l.own; }));
+    }
     if (c_.family == "gpt_neox") keys_.boolean(key("use_parallel_residual"), c_.parallel_residual);
     if (c_.family == "mistral") keys_.text(kGgufModelType, "mistral");
   }
 
  private:
   std::string key(const char* name) const { return std::string(a_.name) + "." + name; }
+  // Writes one number, or, of layers that differ, one per layer.
+  void counts(const char* name, const std::vector<int64_t>& each, int64_t all) {
+    if (each.empty() || std::ranges::count(each, each.front()) == std::ssize(each))
+      return count(name, each.empty() ? all : each.front());
+    keys_.i32s(key(name), {each.begin(), each.end()});
+  }
+  std::vector<LayerShape> layers() const {
+    std::vector<LayerShape> all;
+    for (int64_t i = 0; i < c_.layers; ++i) all.push_back(c_.layer(i));
+    return all;
+  }
   void count(const char* name, int64_t n) { keys_.u32(key(name), static_cast<uint64_t>(n)); }
   void number(const char* name, double x) { keys_.f32(key(name), x); }
 

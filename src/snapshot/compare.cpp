@@ -178,7 +178,11 @@ std::optional<Difference> in_messages(const State& a, const State& b) {
 
 std::optional<Difference> in_shape(const KvShape& a, const KvShape& b) {
   const auto text = [](const KvShape& s) {
-    return fmt::format("{} {} x {} x {}", kv_type_name(s.type), s.layers, s.kv_heads, s.head_dim);
+    std::string shape =
+        fmt::format("{} {} x {} x {}", kv_type_name(s.type), s.layers, s.kv_heads, s.head_dim);
+    for (const KvLayer& l : s.table)
+      shape += fmt::format(", {}: {} x {}+{}", l.owner, l.kv_heads, l.key_dim, l.value_dim);
+    return shape;
   };
   return in_text("keys and values", text(a), text(b));
 }
@@ -227,7 +231,9 @@ std::optional<Difference> first_difference(const State& a, const State& b, doubl
 namespace {
 
 bool same_extents(const KvShape& a, const KvShape& b) {
-  return a.layers == b.layers && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim;
+  KvShape other = b;
+  other.type = a.type;
+  return a == other;
 }
 
 void add_settings(Comparison& c, const State& a, const State& b) {

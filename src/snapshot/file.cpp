@@ -43,7 +43,12 @@ constexpr uint64_t kElsewhere = 1, kCompressed = 2, kEdited = 4, kIntervened = 8
 constexpr uint64_t kKnownFeatures =
     kElsewhere | kCompressed | kEdited | kIntervened | kWindowed | kWeighsTokens;
 
+bool is_known_version(uint32_t version) {
+  return version == kSnapshotVersion || version == kSnapshotVersionOfTables;
+}
+
 struct Header {
+  uint32_t version;
   uint64_t sections;
   Digest table, state;
   Sha256 id;
@@ -75,11 +80,11 @@ Header decode_header(std::span<const std::byte> file, const std::string& path) {
   ByteReader r(file, path);
   r.bytes(8, "magic");
   const uint32_t version = r.u32("format version");
-  if (version != kSnapshotVersion) {
-    throw Error(ErrorKind::unsupported, path, "format version", std::to_string(kSnapshotVersion),
-                std::to_string(version));
+  if (!is_known_version(version)) {
+    throw Error(ErrorKind::unsupported, path, "format version", "3 or 4", std::to_string(version));
   }
   Header h;
+  h.version = version;
   const uint32_t bytes = r.u32("header size");
   const uint64_t features = r.u64("required features");
   r.u64("optional features");
@@ -199,13 +204,13 @@ std::optional<Sha256> id_in_header(std::span<const std::byte> header) {
     return std::nullopt;
   ByteReader r(header, "");
   r.bytes(8, "magic");
-  if (r.u32("format version") != kSnapshotVersion) return std::nullopt;
+  if (!is_known_version(r.u32("format version"))) return std::nullopt;
   r.bytes(76, "all up to the id");
   return get_id(r);
 }
 
-std::vector<std::byte> encode_front(const std::vector<SnapshotSection>& sections, uint64_t features,
-                                    const StateDigests& digests) {
+std::vector<std::byte> encode_front(const std::vector<SnapshotSection>& sections, uint32_t version,
+                                    uint64_t features, const StateDigests& digests) {
   ByteWriter table;
   for (const SnapshotSection& s : sections) {
     table.text(s.name);
@@ -219,7 +224,7 @@ std::vector<std::byte> encode_front(const std::vector<SnapshotSection>& sections
   }
   ByteWriter w;
   w.text({kMagic, 8});
-  w.u32(kSnapshotVersion);
+  w.u32(version);
   w.u32(kHeaderBytes);
   w.u64(features);
   w.u64(0);
@@ -338,6 +343,7 @@ std::shared_ptr<const SnapshotFile> decode_file(std::span<const std::byte> bytes
                             file->content("PRUNES"),
                             file->content("REMOVED")},
                            path + ": META");
+  check_equal(path, "format version", snapshot_version(file->meta.kv), header.version);
   decode_arrays(*file);
   check_vocabulary(*file);
   required(*file, "KV");

@@ -47,8 +47,8 @@ uint64_t front_bytes(size_t sections);
 // Returns the bits of the features that a reader of these contents needs.
 uint64_t features_of(const SnapshotContents& contents, bool compressed, bool windowed);
 // Returns the header and section table of a file with these `sections`.
-std::vector<std::byte> encode_front(const std::vector<SnapshotSection>& sections, uint64_t features,
-                                    const StateDigests& digests);
+std::vector<std::byte> encode_front(const std::vector<SnapshotSection>& sections, uint32_t version,
+                                    uint64_t features, const StateDigests& digests);
 
 [[noreturn]] void snapshot_damaged(const std::string& path, const std::string& field,
                                    const std::string& expected, const std::string& found);

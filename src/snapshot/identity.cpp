@@ -312,10 +312,17 @@ Sha256 Lineage::id(std::span<const Sha256> content, const Sha256& logits) const 
 
 Sha256 block_content(const KvShape& shape, const std::byte* block) {
   ByteWriter w;
-  w.text("stet block content 1\n");
+  w.text(shape.is_uniform() ? "stet block content 1\n" : "stet block content 2\n");
   put_text(w, kv_type_name(shape.type));
-  for (const int64_t x : {shape.layers, shape.kv_heads, shape.head_dim})
-    w.u64(static_cast<uint64_t>(x));
+  const auto put_all = [&](std::initializer_list<int64_t> all) {
+    for (const int64_t x : all) w.u64(static_cast<uint64_t>(x));
+  };
+  if (shape.is_uniform())
+    put_all({shape.layers, shape.kv_heads, shape.head_dim});
+  else
+    put_all({shape.layers});
+  for (const KvLayer& l : shape.table)
+    put_all({l.owner, l.kv_heads, l.key_dim, l.value_dim, l.window});
   RunningSha256 hash;
   hash.add(w.data());
   hash.add({block, shape.content_bytes()});

@@ -115,7 +115,9 @@ bool is_shuffled(uint32_t encoding) { return encoding == kByteShuffle || encodin
 
 // Returns the bytes of the layers `held` of a block, rounded up to pages.
 size_t held_bytes(const KvShape& shape, const HeldLayers& held) {
-  const size_t bytes = static_cast<size_t>(std::ranges::count(held, true)) * shape.layer_bytes();
+  size_t bytes = 0;
+  for (int64_t l = 0; l < shape.layers; ++l)
+    bytes += held[static_cast<size_t>(l)] ? shape.layer_bytes(l) : 0;
   return (bytes + 4095) / 4096 * 4096;
 }
 
@@ -159,10 +161,8 @@ bool fits(const SnapshotFile& file, uint32_t encoding, uint64_t offset, uint64_t
 
 void decode_index(SnapshotFile& file) {
   const SnapshotSection& kv = *file.find("KV");
-  auto held = std::make_shared<HeldLayers>();
-  for (const int64_t window : ModelConfig::from_canonical(file.meta.config, file.path).window)
-    held->push_back(window == 0);
-  file.held = std::move(held);
+  file.held = std::make_shared<const HeldLayers>(
+      detail::held_layers(ModelConfig::from_canonical(file.meta.config, file.path)));
   ByteReader r(file.content("KVINDEX"), file.path);
   uint64_t end = 0, next = 0, expanded = 0;
   while (r.remaining() > 0) {
@@ -230,10 +230,10 @@ void read_block(const SnapshotFile& file, int64_t block, std::byte* to) {
     expand_shuffled(stored, shape.element_size(), expanded, file.path, field);
     stored = expanded;
   }
-  const size_t part = shape.layer_bytes();
-  for (size_t layer = 0; layer < file.held->size(); ++layer) {
-    if (!(*file.held)[layer]) continue;
-    std::memcpy(to + layer * part, stored.data(), part);
+  for (int64_t layer = 0; layer < shape.layers; ++layer) {
+    if (!(*file.held)[static_cast<size_t>(layer)]) continue;
+    const size_t part = shape.layer_bytes(layer);
+    std::memcpy(to + shape.layer_offset(layer), stored.data(), part);
     stored = stored.subspan(part);
   }
   if (std::ranges::any_of(stored, [](std::byte b) { return b != std::byte{0}; }))
@@ -246,7 +246,7 @@ std::span<const std::byte> KvSectionWriter::bytes_of(int64_t block,
                                                      std::vector<std::byte>& copy) const {
   const KvShape& shape = kv_.shape();
   const KvBlock& info = kv_.block_info(block);
-  const size_t size = shape.block_bytes(), part = shape.layer_bytes();
+  const size_t size = shape.block_bytes();
   if (info.saved() == nullptr) return {info.data(), size};
   if (info.holds_all()) {
     copy.assign(info.data(), info.data() + size);
@@ -255,8 +255,8 @@ std::span<const std::byte> KvSectionWriter::bytes_of(int64_t block,
   }
   copy.clear();
   for (int64_t layer = 0; layer < shape.layers; ++layer) {
-    const std::byte* const from = info.data() + static_cast<size_t>(layer) * part;
-    if (info.holds(layer)) copy.insert(copy.end(), from, from + part);
+    const std::byte* const from = info.data() + shape.layer_offset(layer);
+    if (info.holds(layer)) copy.insert(copy.end(), from, from + shape.layer_bytes(layer));
   }
   copy.resize(held_bytes(shape, *info.saved()->held));
   return copy;

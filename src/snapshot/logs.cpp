@@ -173,7 +173,9 @@ std::vector<KvEdit> decode_edits(const JsonReader& json, const SnapshotMeta& m) 
     e.prunes = entry.integer("prunes", 0, static_cast<int64_t>(m.prunes.size()));
     e.position = entry.integer("position", -1, m.capacity - 1);
     e.layer = entry.integer("layer", -1, m.kv.layers - 1);
-    e.head = entry.integer("head", -1, m.kv.kv_heads - 1);
+    int64_t heads = 0;
+    for (int64_t l = 0; l < m.kv.layers; ++l) heads = std::max(heads, m.kv.layer(l).kv_heads);
+    e.head = entry.integer("head", -1, heads - 1);
     e.end = entry.integer_or("end", -1, -1, m.capacity);
     const std::string how = entry.string_or("how", kHows[0]);
     const auto known = std::find(std::begin(kHows), std::end(kHows), how);

@@ -154,17 +154,43 @@ ChatState read_chat(const JsonReader& json, int64_t positions) {
   return d;
 }
 
+// Encodes the table of layers that differ.
+Json table_json(const KvShape& shape) {
+  Json table = Json::array();
+  for (const KvLayer& l : shape.table)
+    table.push_back({{"heads", l.kv_heads},
+                     {"key_dim", l.key_dim},
+                     {"owner", l.owner},
+                     {"value_dim", l.value_dim},
+                     {"window", l.window}});
+  return table;
+}
+
+Json kv_json(const KvShape& shape) {
+  Json j = {{"type", kv_type_name(shape.type)}, {"version", kKvVersion}, {"layers", shape.layers}};
+  if (shape.is_uniform())
+    j.update({{"heads", shape.kv_heads}, {"head_dim", shape.head_dim}});
+  else
+    j["table"] = table_json(shape);
+  return j;
+}
+
 // Reads the shape of keys and values, which must be the model's.
 KvShape read_kv(const JsonReader& kv, const ModelConfig& config) {
   const std::optional<KvType> type = parse_kv_type(kv.string("type"));
   if (!type) kv.fail("type", "f32, bf16, f16 or q8");
-  for (const auto& [name, expected] :
-       {std::pair("layers", config.layers), std::pair("heads", config.kv_heads),
-        std::pair("head_dim", config.head_dim)}) {
+  KvShape shape = detail::kv_shape(config, *type);
+  const auto check = [&](const char* name, int64_t expected) {
     if (kv.integer(name, 1, kMaxSize) != expected)
       kv.fail(name, std::to_string(expected) + ", as in config");
+  };
+  check("layers", config.layers);
+  if (shape.is_uniform()) {
+    check("heads", config.kv_heads);
+    check("head_dim", config.head_dim);
+  } else if (Json::parse(kv.text()).value("table", Json()) != table_json(shape)) {
+    kv.fail("table", "the layers of config");
   }
-  const KvShape shape{config.layers, config.kv_heads, config.head_dim, *type};
   if (shape.block_bytes() > kMaxBlockBytes) {
     throw Error(ErrorKind::unsupported, kv.file(), kv.path_of("layers"),
                 "blocks of at most " + std::to_string(kMaxBlockBytes) + " bytes",
@@ -286,12 +312,7 @@ std::string encode_meta(const SnapshotMeta& m) {
                {"tokenizer", m.tokenizer},
                {"capacity", m.capacity},
                {"positions", m.positions},
-               {"kv",
-                {{"type", kv_type_name(m.kv.type)},
-                 {"version", kKvVersion},
-                 {"layers", m.kv.layers},
-                 {"heads", m.kv.kv_heads},
-                 {"head_dim", m.kv.head_dim}}},
+               {"kv", kv_json(m.kv)},
                {"generation", generation_json(m.generation)}};
   if (!m.edits.empty()) meta["edits"] = edits_json(m.edits);
   if (!m.interventions.empty()) meta["interventions"] = interventions_json(m.interventions);

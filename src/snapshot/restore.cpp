@@ -278,7 +278,7 @@ Session Snapshot::restore(std::shared_ptr<const Model> model, const RestoreOptio
   if (!how.replay) {
     o.kv_type = meta().kv.type;
     check_compatible(*model, o.compute.contract, how.tokenizer);
-    if (!(KvShape{c.layers, c.kv_heads, c.head_dim, meta().kv.type} == meta().kv))
+    if (!(detail::kv_shape(c, meta().kv.type) == meta().kv))
       snapshot_damaged(path(), "META: kv", "the shape of the model's config", "another");
   }
   if (how.replay || meta().form == SnapshotForm::recipe) {

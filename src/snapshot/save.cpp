@@ -179,9 +179,9 @@ class SnapshotWriter {
         out.write(payloads_[i].bytes);
     }
     write_kv(out);
-    out.write_at(0,
-                 encode_front(sections_, features_of(contents_, options_.compress != 0, windowed_),
-                              contents_.digests));
+    out.write_at(0, encode_front(sections_, snapshot_version(contents_.meta.kv),
+                                 features_of(contents_, options_.compress != 0, windowed_),
+                                 contents_.digests));
   }
 
  private:

@@ -133,10 +133,9 @@ class Proof {
         by_digests_ = true;
         continue;
       }
-      const size_t from = static_cast<size_t>(layer) * shape.layer_bytes(),
-                   to = layer + 1 == shape.layers && found->holds_all() && computed.holds_all()
-                            ? shape.block_bytes()
-                            : from + shape.layer_bytes();
+      const bool whole = found->holds_all() && computed.holds_all();
+      const size_t from = shape.layer_offset(layer),
+                   to = whole ? shape.part_end(layer) : from + shape.layer_bytes(layer);
       equal_ = equal_ && std::memcmp(computed.data() + from, found->data() + from, to - from) == 0;
     }
     if (equal_ || claim_.bisect || !claim_.recipe.edits.empty()) return std::nullopt;
@@ -283,7 +282,7 @@ VerifyReport verify(const Snapshot& snapshot, std::shared_ptr<const Model> model
   o.kv_type = snapshot.meta().kv.type;
   o.capacity = std::min(snapshot.meta().capacity, model->config().max_positions);
   const ModelConfig& c = model->config();
-  if (!(KvShape{c.layers, c.kv_heads, c.head_dim, o.kv_type} == snapshot.meta().kv)) {
+  if (!(detail::kv_shape(c, o.kv_type) == snapshot.meta().kv)) {
     throw Error(ErrorKind::mismatch, snapshot.path(), "META: kv",
                 "keys and values of the model's shape", "others");
   }

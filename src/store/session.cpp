@@ -66,9 +66,10 @@ void assume_costs(SharedFetchPolicy& meter, const ModelConfig& c) {
   const auto product = [](int64_t a, int64_t b) {
     return static_cast<double>(a) * static_cast<double>(b);
   };
-  const double matrices = product(c.hidden_size * 2, c.head_dim * (c.heads + c.kv_heads)) +
-                          product(c.hidden_size * 3, c.intermediate_size),
-               position = 2 * product(c.heads, c.head_dim);
+  const LayerShape l = c.layer(0);
+  const double matrices = product(c.hidden_size * 2, l.queries() + l.keys()) +
+                          product(c.hidden_size * 3, l.intermediate),
+               position = 2 * static_cast<double>(l.queries());
   meter.learn([&](FetchPolicy& p) {
     p.assume(2 * matrices * static_cast<double>(c.layers) / kAssumedOperations,
              matrices / position);
@@ -400,8 +401,7 @@ std::optional<Session> fetch_prefix(Store& store, std::shared_ptr<const Model> m
   const ModelConfig& c = model->config();
   State state;
   state.origin = origin_of(*model, contract);
-  state.kv = KvCache({c.layers, c.kv_heads, c.head_dim, options.kv_type},
-                     checked_capacity(c, options.capacity));
+  state.kv = KvCache(detail::kv_shape(c, options.kv_type), checked_capacity(c, options.capacity));
   const size_t most = static_cast<size_t>(
       std::min(static_cast<int64_t>(ids.size()), state.kv.capacity()) / kBlockPositions);
   if (static_cast<int64_t>(most) * kBlockPositions <= more_than) return std::nullopt;

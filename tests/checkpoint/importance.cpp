@@ -199,7 +199,7 @@ TEST(Importance, IsMeasuredByTheCommand) {
     return o.err;
   };
   EXPECT_EQ(refused({"--to", "q8", "--importance", text}),
-            "stet: --importance: expected --to q4k, q5k or q6k, found --to q8 (stet --help)\n");
+            "stet: --importance is for --to q4k, q5k and q6k only (stet --help)\n");
   write_file(text, "");
   EXPECT_EQ(refused({"--to", "q4k", "--importance", text}),
             "stet: " + text + ": expected some text, found none\n");

@@ -101,6 +101,10 @@ TEST(MakeCheckpoint, NamedShapesHaveThePublishedSizes) {
       {"qwen3-0.6b", "596049920 weights in 310 tensors, 1192099840 bytes of BF16, 1 file"},
       {"qwen3-30b-a3b",
        "30532122624 weights in 18867 tensors, 61064245248 bytes of BF16, 13 files"},
+      {"gemma4-e2b", "4628569379 weights in 540 tensors, 9257138758 bytes of BF16, 3 files"},
+      {"gemma4-e4b", "7463013418 weights in 665 tensors, 14926026836 bytes of BF16, 4 files"},
+      {"gemma4-12b", "11907350320 weights in 666 tensors, 23814700640 bytes of BF16, 5 files"},
+      {"gemma4-31b", "30697345340 weights in 832 tensors, 61394690680 bytes of BF16, 13 files"},
   };
   const std::string help = run("--help").output;
   for (const auto& [name, size] : expected) {
@@ -330,7 +334,7 @@ TEST(MakeCheckpoint, FailuresAreOneLineAndLeaveNothing) {
          "SHAPE: expected gemma2-2b, gemma3-270m, gemma3-1b, gemma3-4b, gemma3-12b, gemma3-27b, "
          "gpt2, gpt-oss-20b, llama2-7b, "
          "llama3.1-8b, llama3.2-1b, llama3.2-3b, llama3.3-70b, mistral-7b, qwen2.5-0.5b, "
-         "qwen3-0.6b, qwen3-30b-a3b or the path of "
+         "qwen3-0.6b, qwen3-30b-a3b, gemma4-e2b, gemma4-e4b, gemma4-12b, gemma4-31b or the path of "
          "a config.json, found gemma9-1b");
   expect(dir / "none.json" + out, 1,
          dir / "none.json" + ": cannot be read: No such file or directory");

@@ -90,7 +90,7 @@ TEST_F(ChatTerminal, CtrlCStopsAReplyAndTheStateStaysWhole) {
   t.type("Set k = 5.\r");
   t.until("OK");
   t.type("\x03");
-  t.until("(stopped; /continue continues)");
+  t.until("(stopped; /continue resumes the reply)");
   t.until("you> ");
   t.type("/verify\r");
   t.until("equal: ");
@@ -126,9 +126,9 @@ TEST_F(ChatTerminal, APastedBlockIsOneMessage) {
   t.until("in two lines");
   t.until("you> ");
   t.type("\033[200~/messages\r\033[201~\r");  // a single pasted line acts like a typed one
-  t.until("user: first\\nsecond and more\r\n");
+  t.until("user: first\r\n  second and more\r\n");
   t.until("assistant: ");
-  t.until("user: /home/x is a path\\n\\tin two lines\r\n");
+  t.until("user: /home/x is a path\r\n  \tin two lines\r\n");
   t.until("assistant: ");
   t.until("you> ");
   t.send(SIGTERM);

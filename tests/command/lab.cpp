@@ -214,7 +214,7 @@ TEST_F(LabCommand, HeadsArePatched) {
   EXPECT_EQ(said.at(0)["scores"], found["scores"]);
   EXPECT_EQ(said.at(0)["id"], 1);
   args.insert(args.end(), {"--point", "hook_resid_pre"});
-  EXPECT_NE(run_stet(args).err.find("a point that has heads"), std::string::npos);
+  EXPECT_NE(run_stet(args).err.find("--heads is for points with heads, and "), std::string::npos);
 }
 
 TEST_F(LabCommand, StatesAreSavedUnderInterventionsAndDifferByName) {

@@ -12,6 +12,7 @@ import tempfile
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import gguf_gemma4  # noqa: E402
 import gguf_gpt_oss  # noqa: E402
 import gguf_writer  # noqa: E402
 
@@ -151,6 +152,26 @@ class Gguf(unittest.TestCase):
         said = run("logits", "-m", self.file, "--ids", "2,5", status=1)
         self.assertIn("model.layers.1.mlp.experts.3.up_proj.weight, row 5, block 1: ", said)
         self.assertIn("at most 252", said)
+
+    def test_layers_that_differ_are_those_of_the_checkpoint(self):
+        ids = ["--ids", ",".join(str(7 * i % 320) for i in range(100)), "--digest"]
+        for name in ("gemma4-dense-tiny", "gemma4-small-tiny"):
+            model = os.path.join(ROOT, "tests", "data", "models", name)
+            gguf_gemma4.write(model, self.file, "F32")
+            self.assertEqual(run("logits", "-m", model, *ids), run("logits", "-m", self.file, *ids), name)
+            self.assertEqual(self.fingerprint(model), self.fingerprint(self.file), name)
+            # The tables that are looked up in the file may be in blocks.
+            has = gguf_gemma4.write(model, self.file, "Q8_0")
+            same = os.path.join(self.directory.name, name)
+            os.makedirs(same)
+            shutil.copy(os.path.join(model, "config.json"), same)
+            gguf_writer.write_safetensors(os.path.join(same, "model.safetensors"), has)
+            self.assertEqual(run("logits", "-m", same, *ids), run("logits", "-m", self.file, "--compute", "f32", *ids), name)
+            # What stet writes is the same model again.
+            written = os.path.join(self.directory.name, "written.gguf")
+            run("convert-model", "-m", model, "-o", written, "--tokenizer", "none")
+            self.assertEqual(self.fingerprint(model), self.fingerprint(written), name)
+            self.assertEqual(run("logits", "-m", model, *ids), run("logits", "-m", written, "--compute", "f32", *ids), name)
 
     def test_q8_0_and_q4_0_go_into_their_contracts_without_loss(self):
         for pocket, (kind, contract) in with_pockets((("Q8_0", "q8"), ("Q4_0", "q4"))):

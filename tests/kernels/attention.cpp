@@ -28,8 +28,9 @@ struct Scene {
   size_t kv_width() const { return kv_heads * head_dim; }
   double scale() const { return 0.9 / std::sqrt(static_cast<double>(head_dim)); }
   AttentionShape shape() const {
-    return {1,      heads(), kv_heads, head_dim,
-            window, scale(), softcap,  sinks.empty() ? nullptr : sinks.data()};
+    return {1,        heads(),  kv_heads,
+            head_dim, head_dim, window,
+            scale(),  softcap,  sinks.empty() ? nullptr : sinks.data()};
   }
   bool sees(int64_t query, int64_t position) const {
     return position <= query && (window == 0 || position > query - window);
@@ -477,7 +478,7 @@ TEST(Attention, StoredBytes) {
 TEST(Attention, StoredBytesOfQ8) {
   Sequence a({.kv_heads = 2, .group = 1, .head_dim = 8, .positions = 70, .type = KvType::q8});
   const KvShape& shape = a.cache.shape();
-  ASSERT_EQ(shape.head_bytes(), 8 * 64 + 64 * 4u);
+  ASSERT_EQ(shape.part_bytes(shape.head_dim), 8 * 64 + 64 * 4u);
   for (int64_t b = 0; b < 2; ++b) {
     std::vector<std::byte> expected(shape.block_bytes(), std::byte{0});
     for (int64_t position = b * 64; position < std::min<int64_t>(70, b * 64 + 64); ++position) {
@@ -503,7 +504,7 @@ TEST(Attention, StoredBytesOfQ8) {
 // Rounds numbers with known quotients, ties, NaN, infinities and values near zero.
 TEST(Attention, RowsOfQ8) {
   const KvShape shape{1, 1, 4, KvType::q8};
-  std::vector<std::byte> part(shape.head_bytes());
+  std::vector<std::byte> part(shape.part_bytes(shape.head_dim));
   const auto stored_as = [&](bool key, std::vector<float> x, std::vector<int> q, float scale) {
     std::fill(part.begin(), part.end(), std::byte{7});
     write_row(shape, key, x, part.data(), 5);

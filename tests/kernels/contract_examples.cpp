@@ -308,10 +308,10 @@ KvShape shape_of(size_t head_dim, const std::string& type) {
 Words store_q8(const Kernels&, const Example& e) {
   const size_t n = e.integer(0);
   const KvShape shape = shape_of(n, "q8");
-  std::vector<std::byte> part(shape.head_bytes());
+  std::vector<std::byte> part(shape.part_bytes(shape.head_dim));
   write_row(shape, false, vector_of(n, e.integer(1)), part.data(), 0);
   float scale;
-  std::memcpy(&scale, part.data() + shape.elements_bytes(), sizeof scale);
+  std::memcpy(&scale, part.data() + shape.elements_bytes(shape.head_dim), sizeof scale);
   Words all = {text(scale)};
   for (size_t i = 0; i < n; ++i)
     all.push_back(std::to_string(static_cast<int8_t>(static_cast<uint8_t>(part[i]))));
@@ -324,7 +324,7 @@ struct StoredBlock {
   std::vector<std::byte> k, v, wide;
 
   StoredBlock(const KvShape& shape, size_t first, size_t end)
-      : k(shape.head_bytes()), v(shape.head_bytes()) {
+      : k(shape.part_bytes(shape.head_dim)), v(shape.part_bytes(shape.head_dim)) {
     const auto n = static_cast<size_t>(shape.head_dim), element = shape.element_size(),
                ldv = (n + kLanes - 1) / kLanes * kLanes;
     for (size_t p = first; p < end; ++p) {
@@ -339,9 +339,9 @@ struct StoredBlock {
   AttendBlock view(const KvShape& shape, const Example& e) const {
     const auto n = static_cast<size_t>(shape.head_dim);
     const auto scales = [&](const std::vector<std::byte>& part) {
-      return shape.type == KvType::q8
-                 ? reinterpret_cast<const float*>(part.data() + shape.elements_bytes())
-                 : nullptr;
+      return shape.type == KvType::q8 ? reinterpret_cast<const float*>(
+                                            part.data() + shape.elements_bytes(shape.head_dim))
+                                      : nullptr;
     };
     return {k.data(),
             wide.data(),

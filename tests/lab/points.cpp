@@ -92,7 +92,7 @@ TEST_P(PointsOfFamily, ChangesAreThoseOfTheReference) {
   size_t count = 0;
   for (const PointAt& at : points_of(c)) {
     if (!point_info(at.point).changes) continue;
-    const auto width = static_cast<size_t>(point_width(c, at.point, 0));
+    const auto width = static_cast<size_t>(point_width(c, at, 0));
     using Op = Intervention::Op;
     const Op op = std::vector{Op::set, Op::add, Op::scale, Op::project_out, Op::clamp}[count++ % 5];
     Intervention w;
@@ -204,8 +204,9 @@ class Points : public testing::TestWithParam<Subject> {
       Intervention w;
       w.point = p, w.op = op, w.heads = std::move(heads), w.begin = begin, w.end = end;
       if (point_info(p).of_layer) w.layers = {c.layers - 1};
+      const PointAt at{p, w.layers.empty() ? 0 : w.layers[0]};
       const size_t n =
-          static_cast<size_t>(point_width(c, p, 0) / (w.heads.empty() ? 1 : point_heads(c, p))) *
+          static_cast<size_t>(point_width(c, at, 0) / (w.heads.empty() ? 1 : point_heads(c, at))) *
           (op == Op::clamp ? 2 : 1);
       std::vector<float> v(n);
       for (size_t i = 0; i < n; ++i) v[i] = 0.01f * static_cast<float>(i % 11) - 0.05f;
@@ -465,7 +466,7 @@ TEST_P(Points, ChangesThatChangeNothingChangeNoBit) {
   Captured all = capture(plain, ids);
   for (const PointAt& at : points_of(c)) {
     if (!point_info(at.point).changes) continue;
-    const auto width = static_cast<size_t>(point_width(c, at.point, 0));
+    const auto width = static_cast<size_t>(point_width(c, at, 0));
     Intervention nothing, itself, once;
     for (Intervention* w : {&nothing, &itself, &once}) {
       w->point = at.point;
@@ -663,7 +664,7 @@ TEST_P(Points, TracesGiveTheSameBits) {
       w.begin = some.size() % 3 == 0 ? 0 : 20 + static_cast<int64_t>(some.size() * 7 % 90);
       w.end = some.size() % 4 == 0 ? -1 : w.begin + 21;
       w.values = std::make_shared<const std::vector<float>>(
-          static_cast<size_t>(point_width(c, at.point, 0)), 0.125f);
+          static_cast<size_t>(point_width(c, at, 0)), 0.125f);
       some.push_back(std::move(w));
     }
     some.push_back(changes()[0]);  // all layers

@@ -75,7 +75,8 @@ class GoldenBits : public testing::TestWithParam<Subject> {};
 TEST_P(GoldenBits, Reproduced) { reproduce(GetParam(), GetParam().name, KvType::f32); }
 
 TEST(GoldenBitsOfQ8, Reproduced) {
-  for (const char* name : {"gemma3-tiny", "llama31-tiny", "gpt2-tiny", "gemma2-tiny"}) {
+  for (const char* name :
+       {"gemma3-tiny", "llama31-tiny", "gpt2-tiny", "gemma2-tiny", "gemma4-small-tiny"}) {
     const Subject subject{name, data_path(std::string("models/") + name)};
     reproduce(subject, std::string(name) + "+q8", KvType::q8);
   }

@@ -17,7 +17,7 @@ import time
 import numpy as np
 
 from contract_digests import digest_text
-from contract_model import Model
+from contract_gemma4 import load_model
 
 
 def lines(path):
@@ -69,7 +69,7 @@ def against_command(root, stet):
     failed, draw = 0, random.Random(41)
     for name, contract, kv, *pruned in COMBINATIONS + PRUNED:
         directory = os.path.join(root, "tests/data/models", name)
-        model = Model(directory, contract)
+        model = load_model(directory, contract)
         ids = [draw.randrange(model.c.vocab_size) for _ in range(min(130, model.c.max_positions))]
         logits, cache = model.forward(ids, kv)
         how = ["-m", directory, "--ids", ",".join(map(str, ids)), "--compute", contract, "--kv", kv]
@@ -100,7 +100,7 @@ def main():
     for name in names:
         directory, kind, kv, ids = every[name]
         begin = time.process_time()
-        logits, cache = Model(os.path.join(root, directory), kind).forward(ids, kv)
+        logits, cache = load_model(os.path.join(root, directory), kind).forward(ids, kv)
         got = {"logits": digest_text(np.ascontiguousarray(logits).tobytes()), "kv": digest_text(cache.bytes())}
         for what, digest in got.items():
             if digest != expected[name, what]:

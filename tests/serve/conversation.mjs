@@ -189,7 +189,7 @@ await key("u");
 await at(edited.parent);
 await key("?");
 await page.waitForSelector("dialog[open]");
-for (const words of ["Ctrl K", "search in the tree", "take a deletion back", "verify", "Each row is a state"]) assert.ok((await text("dialog")).includes(words), words);
+for (const words of ["Ctrl K", "search in the tree", "undo a deletion", "verify", "Each row is a state"]) assert.ok((await text("dialog")).includes(words), words);
 await picture("help");
 await page.keyboard.press("Escape");
 await key("/");

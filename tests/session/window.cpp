@@ -36,8 +36,8 @@ testing::AssertionResult same(Session& a, Session& b) {
     const KvBlock &p = a.kv().block_info(block), &q = b.kv().block_info(block);
     for (int64_t l = 0; l < shape.layers; ++l) {
       if (!p.holds(l) || !q.holds(l)) continue;
-      const size_t at = static_cast<size_t>(l) * shape.layer_bytes();
-      if (std::memcmp(p.data() + at, q.data() + at, shape.layer_bytes()) != 0)
+      const size_t at = static_cast<size_t>(l) * shape.layer_bytes(0);
+      if (std::memcmp(p.data() + at, q.data() + at, shape.layer_bytes(0)) != 0)
         return testing::AssertionFailure() << "block " << block << ", layer " << l;
     }
   }

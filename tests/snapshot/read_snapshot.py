@@ -88,7 +88,8 @@ class Sections:
         self.data = data
         expect("magic", MAGIC, data[:8])
         version, size, required, _, file_size, count, _, table = struct.unpack_from("<IIQQQIIQ", data, 8)
-        expect("format version", 3, version)
+        expect("format version", True, version in (3, 4))
+        self.version = version
         expect("header", digest_text(data[176:192]), digest_text(xxh3_128(data[:176])))
         expect("header size", HEADER, size)
         expect("required features", 0, required & ~(ELSEWHERE | COMPRESSED | EDITED | WINDOWED | WEIGHS_TOKENS))
@@ -175,13 +176,16 @@ class Snapshot:
         expect("REMOVED: ids of no prune", [], removed)
         self.contents = [get("CONTENT")[i:i + 32] for i in range(0, len(get("CONTENT")), 32)]
         kv = self.meta["kv"]
-        self.kv_type, self.layers, self.heads, self.head_dim = (kv[k] for k in ("type", "layers", "heads", "head_dim"))
+        self.kv_type, self.layers = kv["type"], kv["layers"]
+        expect("format version", 4 if "table" in kv else 3, self.sections.version)
         self.element = {"f32": 4, "q8": 1}.get(self.kv_type, 2)
-        self.scales = self.head_dim * POSITIONS * self.element  # q8 only: 64 float32 after the elements
-        self.head_bytes = self.scales + (4 * POSITIONS if self.kv_type == "q8" else 0)
-        self.layer_bytes = self.heads * 2 * self.head_bytes
-        self.block_bytes = -(-self.layers * self.layer_bytes // PAGE) * PAGE
-        self.held = [l for l, window in enumerate(self.meta["config"]["window"]) if window == 0]
+        self.table = self.table_of(kv)
+        sizes = [self.layer_size(l) for l in range(self.layers)]
+        self.offsets = [sum(sizes[:l]) for l in range(self.layers + 1)]
+        self.block_bytes = -(-self.offsets[-1] // PAGE) * PAGE
+        self.last = max(l for l, size in enumerate(sizes) if size)  # its digest covers the padding
+        readers = [l for l, row in enumerate(self.table) if row["window"] == 0]
+        self.held = sorted({self.table[l]["owner"] for l in readers})
         self.fingerprint = self.meta["fingerprints"][-1]["digest"]
         expect("positions", self.meta["positions"], len(self.tokens))
         for position in range(len(self.tokens), POSITIONS * len(self.visible)):
@@ -190,6 +194,27 @@ class Snapshot:
         expect("BLOCKS: bytes", len(self.visible) * self.layers * 16, len(get("BLOCKS")))
         self.places = self.find_blocks()
         self.check()
+
+    def table_of(self, kv):
+        """Returns the row of each layer."""
+        if "table" in kv:
+            return kv["table"]
+        return [{"owner": l, "heads": kv["heads"], "key_dim": kv["head_dim"], "value_dim": kv["head_dim"], "window": window}
+                for l, window in enumerate(self.meta["config"]["window"])]
+
+    def part_size(self, dim):
+        """Returns the bytes of K or V of one head."""
+        return dim * POSITIONS * self.element + (4 * POSITIONS if self.kv_type == "q8" else 0)
+
+    def head_size(self, layer):
+        return self.part_size(self.table[layer]["key_dim"]) + self.part_size(self.table[layer]["value_dim"])
+
+    def layer_size(self, layer):
+        return self.table[layer]["heads"] * self.head_size(layer) if self.table[layer]["owner"] == layer else 0
+
+    def part_of(self, layer):
+        """Returns the bytes of a block that a layer's digest covers."""
+        return self.offsets[layer], self.block_bytes if layer == self.last else self.offsets[layer + 1]
 
     def find_blocks(self):
         """Returns encoding, offset and bytes of each block in this file."""
@@ -225,20 +250,20 @@ class Snapshot:
         else:
             return None
         for layer, digest in enumerate(self.block_digests(number)):
-            if layer not in held:
+            if layer not in held and self.layer_size(layer):
                 continue
-            end = self.block_bytes if layer == self.layers - 1 else (layer + 1) * self.layer_bytes
-            found = xxh3_128(data[layer * self.layer_bytes:end])
+            begin, end = self.part_of(layer)
+            found = xxh3_128(data[begin:end])
             expect(f"block {number}, layer {layer}", digest_text(digest), digest_text(found))
         return data
 
     def spread(self, data):
         """Puts layers without a window at their places in a block."""
-        block = bytearray(self.block_bytes)
-        for i, layer in enumerate(self.held):
-            block[layer * self.layer_bytes : (layer + 1) * self.layer_bytes] = data[
-                i * self.layer_bytes : (i + 1) * self.layer_bytes
-            ]
+        block, at = bytearray(self.block_bytes), 0
+        for layer in self.held:
+            size = self.layer_size(layer)
+            block[self.offsets[layer]:self.offsets[layer] + size] = data[at:at + size]
+            at += size
         return bytes(block)
 
     def stored(self, encoding, offset, length):
@@ -246,7 +271,7 @@ class Snapshot:
         if encoding in (0, 2):
             return data
         expect("KVINDEX: encoding", True, encoding in (1, 3))
-        whole = self.block_bytes if encoding == 1 else -(-len(self.held) * self.layer_bytes // PAGE) * PAGE
+        whole = self.block_bytes if encoding == 1 else -(-sum(map(self.layer_size, self.held)) // PAGE) * PAGE
         size, at = whole // self.element, 4 * self.element
         block = bytearray(whole)
         for i, stored in enumerate(struct.unpack_from(f"<{self.element}I", data)):
@@ -261,14 +286,16 @@ class Snapshot:
         block = self.block(position // POSITIONS, parent)
         if block is None:
             return None
-        t, at = position % POSITIONS, (layer * self.heads + head) * 2 * self.head_bytes
+        row, t = self.table[layer], position % POSITIONS
+        at, dim = self.offsets[layer] + head * self.head_size(layer), row["key_dim" if what == "key" else "value_dim"]
         if what != "key":
-            at += self.head_bytes
-        scale = struct.unpack_from("<f", block, at + self.scales + 4 * t)[0] if self.kv_type == "q8" else None
+            at += self.part_size(row["key_dim"])
+        scales = at + dim * POSITIONS * self.element  # q8 only: 64 float32 after the elements
+        scale = struct.unpack_from("<f", block, scales + 4 * t)[0] if self.kv_type == "q8" else None
         if what == "key":
-            offsets = [at + (d * POSITIONS + t) * self.element for d in range(self.head_dim)]
+            offsets = [at + (d * POSITIONS + t) * self.element for d in range(dim)]
         else:
-            offsets = [at + (t * self.head_dim + d) * self.element for d in range(self.head_dim)]
+            offsets = [at + (t * dim + d) * self.element for d in range(dim)]
         # The product of an int8 and a float32 has 32 bits, so it is rounded once.
         if scale is not None:
             return [
@@ -369,8 +396,12 @@ class Snapshot:
         return hash_of(*parts)
 
     def content_of(self, block):
-        return hash_of(b"stet block content 1\n", text(self.kv_type), u64(self.layers), u64(self.heads),
-                       u64(self.head_dim), block[:self.layers * self.layer_bytes])
+        kv, content = self.meta["kv"], block[:self.offsets[-1]]
+        if "table" not in kv:
+            return hash_of(b"stet block content 1\n", text(self.kv_type), u64(self.layers), u64(kv["heads"]),
+                           u64(kv["head_dim"]), content)
+        rows = [u64(row[name]) for row in self.table for name in ("owner", "heads", "key_dim", "value_dim", "window")]
+        return hash_of(b"stet block content 2\n", text(self.kv_type), u64(self.layers), *rows, content)
 
     def check(self):
         expect("state", digest_text(self.sections.state), digest_text(self.state_digest()))
@@ -386,7 +417,7 @@ class Snapshot:
     def as_json(self):
         get = self.sections.get
         return {
-            "format_version": 3, "form": self.meta["form"], "positions": len(self.tokens), "tokens": self.tokens,
+            "format_version": self.sections.version, "form": self.meta["form"], "positions": len(self.tokens), "tokens": self.tokens,
             "capacity": self.meta["capacity"], "config": self.meta["config"],
             "contract": f"{self.meta['contract']} version {self.meta['contract_version']}",
             "kv": {**self.meta["kv"], "block_bytes": self.block_bytes},
@@ -411,7 +442,7 @@ def read(path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Reads a snapshot of format version 3, as docs/formats.md says.")
+    parser = argparse.ArgumentParser(description="Reads a snapshot of format version 3 or 4, as docs/formats.md says.")
     parser.add_argument("file")
     parser.add_argument("--parent", help="of a delta")
     for what in ("key", "value"):

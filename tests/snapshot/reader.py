@@ -41,15 +41,15 @@ def compare(stet, path):
 def with_element(snapshot, what, layer, head, position, element, bits):
     """Returns the file with one element replaced and all digests corrected."""
     data, b = bytearray(snapshot.sections.data), position // 64
-    at, t = (layer * snapshot.heads + head) * 2 * snapshot.head_bytes, position % 64
-    index = element * 64 + t if what == "key" else 64 * snapshot.head_dim + t * snapshot.head_dim + element
+    at, t, dim = snapshot.offsets[layer] + head * snapshot.head_size(layer), position % 64, snapshot.table[layer]["key_dim"]
+    index = element * 64 + t if what == "key" else 64 * dim + t * dim + element
     _, offset, _ = snapshot.places[b]
     struct.pack_into("<H", data, offset + at + index * 2, bits)
     block = data[offset:offset + snapshot.block_bytes]
     digests, size = snapshot.sections.table["BLOCKS"]
-    end = snapshot.block_bytes if layer == snapshot.layers - 1 else (layer + 1) * snapshot.layer_bytes
+    begin, end = snapshot.part_of(layer)
     place = digests + (b * snapshot.layers + layer) * 16
-    data[place:place + 16] = xxh3_128(block[layer * snapshot.layer_bytes:end])
+    data[place:place + 16] = xxh3_128(block[begin:end])
     count, = struct.unpack_from("<I", data, 40)
     for entry in range(HEADER, HEADER + ENTRY * count, ENTRY):
         if data[entry:entry + 8].rstrip(b"\0") in (b"BLOCKS", b"KV"):

@@ -378,10 +378,13 @@ TEST_F(SnapshotTest, SplicedFilesAreRefused) {
 
 TEST_F(SnapshotTest, FilesOfOtherVersions) {
   EXPECT_EQ(changed([](SnapshotImage&) {}), "no error");
-  for (const uint64_t version : {0, 1, 2, 4}) {
-    EXPECT_EQ(changed([&](SnapshotImage& i) { i.version = version; }),
-              "unsupported: FILE: format version: expected 3, found " + std::to_string(version));
+  for (const uint64_t version : {0, 1, 2, 5}) {
+    EXPECT_EQ(
+        changed([&](SnapshotImage& i) { i.version = version; }),
+        "unsupported: FILE: format version: expected 3 or 4, found " + std::to_string(version));
   }
+  EXPECT_EQ(changed([](SnapshotImage& i) { i.version = 4; }),
+            "format: FILE: format version: expected 3, found 4");
   EXPECT_EQ(changed([](SnapshotImage& i) { i.required = 65; }),
             "unsupported: FILE: required features: expected bits 1, 2, 4, 8, 16 and 32 at most, "
             "found 65");

@@ -192,7 +192,7 @@ TEST_F(SnapshotForms, AMappedBlockIsCheckedBeforeItsFirstUse) {
   Session s = session(200);
   Snapshot::save(s, file);
   const std::string good = read_text(file);
-  const size_t block = s.kv().shape().block_bytes(), part = s.kv().shape().layer_bytes();
+  const size_t block = s.kv().shape().block_bytes(), part = s.kv().shape().layer_bytes(0);
   std::mt19937 random(5);
   for (int i = 0; i < 40; ++i) {
     std::string bad = good;
@@ -287,8 +287,9 @@ TEST_F(SnapshotForms, APrunedSessionEqualsOneWithTheSameVisibility) {
       for (int64_t p = std::max(begin, b * 64); p < std::min(end, (b + 1) * 64); ++p) {
         visible &= ~(uint64_t{1} << p % 64);
         for (int64_t i = 0; i < kv.shape().layers * kv.shape().kv_heads; ++i) {
-          float* k = values + static_cast<size_t>(i) * 2 * kv.shape().head_bytes() / 4;
-          float* v = k + kv.shape().head_bytes() / 4;
+          float* k =
+              values + static_cast<size_t>(i) * 2 * kv.shape().part_bytes(kv.shape().head_dim) / 4;
+          float* v = k + kv.shape().part_bytes(kv.shape().head_dim) / 4;
           for (int64_t d = 0; d < kv.shape().head_dim; ++d) {
             k[d * 64 + p % 64] = v[p % 64 * kv.shape().head_dim + d] =
                 std::numeric_limits<float>::quiet_NaN();
@@ -398,7 +399,7 @@ TEST_F(SnapshotForms, ShiftedKeysOfQ8) {
   ASSERT_EQ(s.size(), 130);
   const KvShape& shape = s.kv().shape();
   const ModelConfig& c = m->config();
-  std::vector<std::byte> part(shape.head_bytes());
+  std::vector<std::byte> part(shape.part_bytes(shape.head_dim));
   for (int64_t p = 0; p < s.size(); ++p) {
     const int64_t from = p < 10 ? p : p + 70;
     for (int64_t layer = 0; layer < shape.layers; ++layer) {

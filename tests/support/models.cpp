@@ -91,12 +91,13 @@ void PrintTo(const Subject& s, std::ostream* out) { *out << s.name; }
 std::vector<Subject> subjects() {
   std::vector<Subject> all;
   for (const char* name :
-       {"gemma3-tiny",       "gemma3-tiny-bf16", "gemma3-vision-tiny", "llama31-tiny",
-        "llama32-tiny-bf16", "llama2-tiny-f16",  "gpt2-tiny",          "gemma-tiny",
-        "gemma2-tiny",       "mistral-tiny",     "qwen2-tiny",         "qwen3-tiny",
-        "granite-tiny",      "olmo2-tiny",       "olmo3-tiny",         "smollm3-tiny",
-        "pythia-tiny",       "phi3-tiny",        "phi4-tiny",          "qwen3moe-tiny",
-        "mixtral-tiny",      "olmoe-tiny",       "gptoss-tiny",        "gptoss-mxfp4-tiny"}) {
+       {"gemma3-tiny",       "gemma3-tiny-bf16",  "gemma3-vision-tiny", "llama31-tiny",
+        "llama32-tiny-bf16", "llama2-tiny-f16",   "gpt2-tiny",          "gemma-tiny",
+        "gemma2-tiny",       "mistral-tiny",      "qwen2-tiny",         "qwen3-tiny",
+        "granite-tiny",      "olmo2-tiny",        "olmo3-tiny",         "smollm3-tiny",
+        "pythia-tiny",       "phi3-tiny",         "phi4-tiny",          "qwen3moe-tiny",
+        "mixtral-tiny",      "olmoe-tiny",        "gptoss-tiny",        "gptoss-mxfp4-tiny",
+        "gemma4-dense-tiny", "gemma4-small-tiny", "gemma4-vl-tiny",     "gemma3n-tiny"}) {
     all.push_back({name, data_path(std::string("models/") + name)});
   }
   for (const char* name : {"pocket-gemma3", "pocket-llama3"})
@@ -108,10 +109,10 @@ std::vector<Subject> subjects_and_contracts() {
   const std::vector<std::pair<Contract, std::vector<std::string>>> others = {
       {Contract::bf16,
        {"gemma3-tiny-bf16", "llama32-tiny-bf16", "qwen2-tiny", "olmo3-tiny", "mixtral-tiny",
-        "pocket-gemma3", "pocket-llama3"}},
+        "gemma4-dense-tiny", "pocket-gemma3", "pocket-llama3"}},
       {Contract::q8,
        {"gemma3-tiny", "llama2-tiny-f16", "gpt2-tiny", "granite-tiny", "pythia-tiny",
-        "qwen3moe-tiny", "pocket-gemma3", "pocket-llama3"}},
+        "qwen3moe-tiny", "gemma4-small-tiny", "pocket-gemma3", "pocket-llama3"}},
       {Contract::q4,
        {"gemma3-vision-tiny", "llama31-tiny", "gpt2-tiny", "olmoe-tiny", "pocket-gemma3",
         "pocket-llama3"}},

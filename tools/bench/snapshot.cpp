@@ -25,7 +25,7 @@ namespace {
 Session made_up(const std::shared_ptr<const Model>& model, const SessionOptions& options,
                 int64_t n) {
   const ModelConfig& c = model->config();
-  const KvShape shape{c.layers, c.kv_heads, c.head_dim, options.kv_type};
+  const KvShape shape = detail::kv_shape(c, options.kv_type);
   State state;
   state.origin = origin_of(*model, options.compute.contract);
   state.kv = KvCache(shape, n + 64);

@@ -308,13 +308,13 @@ bool ChatShell::converse(const std::optional<std::string>& user, Then then) {
 void ChatShell::report_end() {
   if (!quiet && options_.stats) note(fmt::format("({})", last_->text()));
   if (!quiet && last_->reply.stop == StopReason::interrupted && ChatSignals::ending() == 0)
-    note("(stopped; /continue continues)");
+    note("(stopped; /continue resumes the reply)");
   if (!quiet && last_->reply.stop == StopReason::length) {
     const Session& session = current().session();
     note(session.size() == session.capacity()
              ? fmt::format("(the context of {} tokens is full; /prune or /rewind makes room)",
                            session.capacity())
-             : fmt::format("(the limit of {} tokens is reached; /continue continues)",
+             : fmt::format("(the limit of {} tokens is reached; /continue resumes the reply)",
                            options_.generate.max_tokens));
   }
   if (options_.autosave) save_to(options_.save);
@@ -444,7 +444,7 @@ void ChatShell::help(const std::string& about) {
     out(fmt::format("  {:<32} {}\n", fmt::format("{} {}", c.name, c.arguments), c.help));
   }
   if (!about.empty()) return;
-  out("Ctrl-C stops a reply, and /continue continues it.\n"
+  out("Ctrl-C stops a reply, and /continue resumes it.\n"
       "A line that ends in \\ continues in the next. \"\"\" begins and ends a message of several "
       "lines.\n"
       "A pasted block is one message. // begins a message that starts with a slash.\n");

@@ -9,14 +9,35 @@
 
 namespace stet::tool {
 
+namespace {
+
+// "2 kv heads of 16"; of layers that differ "1 .. 2 kv heads of 16 .. 32 in 4 of 6 layers".
+std::string kv_heads_text(const KvShape& kv) {
+  if (kv.is_uniform()) return fmt::format("{} kv heads of {}", kv.kv_heads, kv.head_dim);
+  std::vector<int64_t> heads, dims;
+  for (int64_t l = 0; l < kv.layers; ++l) {
+    if (!kv.owns(l)) continue;
+    heads.push_back(kv.layer(l).kv_heads);
+    dims.push_back(kv.layer(l).key_dim);
+  }
+  const auto range = [](const std::vector<int64_t>& all) {
+    const auto [least, most] = std::minmax_element(all.begin(), all.end());
+    return *least == *most ? std::to_string(*least) : fmt::format("{} .. {}", *least, *most);
+  };
+  return fmt::format("{} kv heads of {} in {} of {} layers", range(heads), range(dims),
+                     heads.size(), kv.layers);
+}
+
+}  // namespace
+
 std::string state_text(Session& session, const ModelOptions& model) {
   const ModelConfig& config = session.model().config();
   const KvShape& kv = session.kv().shape();
   std::string text =
-      fmt::format("model        {}: {}, {} layers, {} kv heads of {}\n",
+      fmt::format("model        {}: {}, {} layers, {}\n",
                   printable(model.checkpoint.named ? model.checkpoint.directory
                                                    : checkpoint_name(session.model().directory())),
-                  config.architecture, kv.layers, kv.kv_heads, kv.head_dim);
+                  config.architecture, kv.layers, kv_heads_text(kv));
   text += fmt::format("tokens       {} of {}, {} messages\n", session.size(), session.capacity(),
                       session.chat().messages.size());
   text += fmt::format("cache        {} in {}, {} of {} positions visible\n", kv_type_name(kv.type),

@@ -6,6 +6,7 @@
 
 #include "stet/base/error.hpp"
 #include "stet/base/json_reader.hpp"
+#include "tools/checkpoint/gemma4_shapes.hpp"
 
 namespace stet_tools {
 namespace {
@@ -396,12 +397,14 @@ std::vector<Weight> gpt2_weights(const stet::JsonReader& config, const Family& f
 std::vector<std::string> shape_names() {
   std::vector<std::string> names;
   for (const Shape& shape : kShapes) names.push_back(shape.name);
+  const std::vector<std::string> gemma4 = gemma4_names();
+  names.insert(names.end(), gemma4.begin(), gemma4.end());
   return names;
 }
 
 Json named_config(const std::string& name) {
   const Shape* shape = find_shape(name);
-  return shape == nullptr ? Json(nullptr) : shape->config(*shape);
+  return shape == nullptr ? gemma4_named_config(name) : shape->config(*shape);
 }
 
 Json generation_config(const std::string& name, const Json& config) {
@@ -410,6 +413,8 @@ Json generation_config(const std::string& name, const Json& config) {
     if (config.contains(key)) result[key] = config[key];
   }
   const Shape* shape = find_shape(name);
+  if (name.starts_with("gemma4-"))
+    result.update({{"do_sample", true}, {"temperature", 1.0}, {"top_k", 64}, {"top_p", 0.95}});
   if (shape == nullptr) return result;
   if (shape->config == gemma3_config) {
     result.update(
@@ -424,6 +429,7 @@ Json generation_config(const std::string& name, const Json& config) {
 
 void set_layers(Json* config, int64_t layers, const std::string& file) {
   Json& text = text_part(*config);
+  const int64_t before = text.value("num_hidden_layers", layers);
   text[text.contains("n_layer") ? "n_layer" : "num_hidden_layers"] = layers;
   const auto types = text.find("layer_types");
   if (types == text.end() || !types->is_array()) return;
@@ -432,6 +438,7 @@ void set_layers(Json* config, int64_t layers, const std::string& file) {
                       std::to_string(layers) + " layers", std::to_string(types->size()));
   }
   types->erase(types->begin() + layers, types->end());
+  if (text.value("model_type", "") == "gemma4_text") fit_gemma4_layers(&text, before);
 }
 
 stet::DType weight_dtype(const Json& config, const std::string& file) {
@@ -494,6 +501,7 @@ void add_gpt_oss_experts(WeightList& list, const stet::JsonReader& config, const
 }  // namespace
 
 std::vector<Weight> weights_of(const Json& whole, const std::string& file) {
+  if (whole.value("model_type", "") == "gemma4_text") return gemma4_weights(whole, file);
   const stet::JsonReader top = reader_of(whole, file);
   const Family& family = family_of(top);
   const stet::JsonReader config = top.object("text_config").value_or(top);

@@ -24,11 +24,12 @@ void list_points(const ModelConfig& c) {
   for (int i = 0; i < kPoints; ++i) {
     const auto p = static_cast<Point>(i);
     if (!has_point(c, p)) continue;
-    const int64_t heads = point_heads(c, p);
+    const PointAt at{p, 0};  // of layers that differ, the first
+    const int64_t heads = point_heads(c, at);
     out(fmt::format("{}{}  [{}]{}\n", point_info(p).of_layer ? "blocks.N." : "", point_info(p).name,
                     p == Point::scores || p == Point::pattern ? fmt::format("{}, positions", heads)
-                    : heads > 0 ? fmt::format("{}, {}", heads, point_width(c, p, 0) / heads)
-                                : std::to_string(point_width(c, p, 0)),
+                    : heads > 0 ? fmt::format("{}, {}", heads, point_width(c, at, 0) / heads)
+                                : std::to_string(point_width(c, at, 0)),
                     point_info(p).changes ? "" : "  to look at alone"));
   }
 }
@@ -47,7 +48,7 @@ Selection selection_of(const CaptureCommand& o, const ModelConfig& c, int64_t fi
   if (s.heads.empty()) usage_error("--heads", "at least one head", o.heads);
   const int64_t most = *std::max_element(s.heads.begin(), s.heads.end());
   for (const PointAt& at : s.points) {
-    const int64_t heads = point_heads(c, at.point);
+    const int64_t heads = point_heads(c, at);
     if (heads == 0)
       usage_error("--heads is for points with heads, and " + point_name(at) + " has none");
     if (most >= heads)
@@ -68,7 +69,7 @@ class Capture {
     std::vector<NamedShape> shapes;
     for (const PointAt& at : selection.points) {
       std::vector<int64_t> shape = {count};
-      if (point_heads(c, at.point) > 0) shape.push_back(static_cast<int64_t>(heads_of(at)));
+      if (point_heads(c, at) > 0) shape.push_back(static_cast<int64_t>(heads_of(at)));
       shape.push_back(static_cast<int64_t>(width_of(at)));
       shapes.push_back({point_name(at), DType::f32, shape});
     }
@@ -89,7 +90,7 @@ class Capture {
     buffer_.assign(static_cast<size_t>(end - begin) * row,
                    at.point == Point::scores ? -std::numeric_limits<float>::infinity() : 0.0f);
     const size_t from =
-        rows.width / std::max<size_t>(1, static_cast<size_t>(point_heads(config_, at.point)));
+        rows.width / std::max<size_t>(1, static_cast<size_t>(point_heads(config_, at)));
     float* to = buffer_.data();
     for (auto p = begin; p != end; ++p) {
       const float* const x = rows.row(static_cast<size_t>(*p - first));
@@ -111,11 +112,11 @@ class Capture {
  private:
   size_t heads_of(const PointAt& at) const {
     if (!selection_.heads.empty()) return selection_.heads.size();
-    return std::max<size_t>(1, static_cast<size_t>(point_heads(config_, at.point)));
+    return std::max<size_t>(1, static_cast<size_t>(point_heads(config_, at)));
   }
   size_t width_of(const PointAt& at) const {
-    const int64_t heads = std::max<int64_t>(1, point_heads(config_, at.point));
-    return static_cast<size_t>(point_width(config_, at.point, end_) / heads);
+    const int64_t heads = std::max<int64_t>(1, point_heads(config_, at));
+    return static_cast<size_t>(point_width(config_, at, end_) / heads);
   }
 
   const ModelConfig& config_;

@@ -33,17 +33,24 @@ std::string tensor_name(int64_t layer, bool key) {
 // Returns the values of a layer, or its keys after norm and rotation:
 // [positions][kv_heads][head_dim].
 std::vector<float> layer_of(const State& state, int64_t layer, bool key) {
-  const KvShape& shape = state.kv.shape();
+  const int64_t heads = state.kv.shape().layer(layer).kv_heads;
   std::vector<float> all;
-  all.reserve(static_cast<size_t>(state.size() * shape.kv_heads * shape.head_dim));
   for (int64_t p = 0; p < state.size(); ++p) {
-    for (int64_t h = 0; h < shape.kv_heads; ++h) {
+    for (int64_t h = 0; h < heads; ++h) {
       const std::vector<float> x =
           key ? read_key(state, layer, h, p) : read_value(state, layer, h, p);
       all.insert(all.end(), x.begin(), x.end());
     }
   }
   return all;
+}
+
+// The tensor of a layer's keys or values; layers that read another's have none.
+NamedShape shape_of_layer(const State& state, int64_t layer, bool key) {
+  const KvLayer l = state.kv.shape().layer(layer);
+  return {tensor_name(layer, key),
+          DType::f32,
+          {state.size(), l.kv_heads, key ? l.key_dim : l.value_dim}};
 }
 
 std::vector<int32_t> visibility_of(const State& state) {
@@ -62,9 +69,9 @@ void run_export(ExportCommand& o) {
                                     {"visible", DType::i32, {state.size()}},
                                     {"logits", DType::f32, {static_cast<int64_t>(logits)}}};
   for (int64_t l = 0; l < shape.layers; ++l) {
-    for (const bool key : {true, false})
-      shapes.push_back(
-          {tensor_name(l, key), DType::f32, {state.size(), shape.kv_heads, shape.head_dim}});
+    for (const bool key : {true, false}) {
+      if (shape.owns(l)) shapes.push_back(shape_of_layer(state, l, key));
+    }
   }
   const auto file = make_tensor_file(o.output, shapes,
                                      {{"contract", state.origin.contract},
@@ -76,10 +83,12 @@ void run_export(ExportCommand& o) {
   file->write(0, 0, std::as_bytes(std::span(state.tokens)));
   file->write(1, 0, std::as_bytes(std::span(visible)));
   if (logits > 0) file->write(2, 0, std::as_bytes(std::span(*state.logits)));
+  size_t tensor = 3;
   for (int64_t l = 0; l < shape.layers; ++l) {
     for (const bool key : {true, false}) {
+      if (!shape.owns(l)) continue;
       const std::vector<float> x = layer_of(state, l, key);
-      file->write(static_cast<size_t>(3 + 2 * l + (key ? 0 : 1)), 0, std::as_bytes(std::span(x)));
+      file->write(tensor++, 0, std::as_bytes(std::span(x)));
     }
   }
   file->commit();
@@ -91,16 +100,18 @@ size_t set_layer(State& state, const TensorSource& from, int64_t layer, bool key
   const KvShape& shape = state.kv.shape();
   const std::string name = tensor_name(layer, key);
   if (from.tensors().find(name) == nullptr) return 0;
+  check_owns(shape, from.path() + ": " + name, layer);
   const LoadedTensor t = from.load(name);
-  const std::vector<int64_t> expected = {state.size(), shape.kv_heads, shape.head_dim};
+  const std::vector<int64_t> expected = shape_of_layer(state, layer, key).shape;
   if (t.shape != expected)
     throw Error(ErrorKind::format, from.path(), name, shape_text(expected), shape_text(t.shape));
   size_t changed = 0;
-  const auto n = static_cast<size_t>(shape.head_dim);
+  const int64_t heads = expected[1];
+  const auto n = static_cast<size_t>(expected[2]);
   for (int64_t p = 0; p < state.size(); ++p) {
-    for (int64_t h = 0; h < shape.kv_heads; ++h) {
+    for (int64_t h = 0; h < heads; ++h) {
       const std::span<const float> x =
-          std::span(t.values).subspan(static_cast<size_t>(p * shape.kv_heads + h) * n, n);
+          std::span(t.values).subspan(static_cast<size_t>(p * heads + h) * n, n);
       const std::vector<float> before =
           key ? read_key(state, layer, h, p) : read_value(state, layer, h, p);
       if (std::memcmp(before.data(), x.data(), n * sizeof(float)) == 0) continue;

@@ -118,7 +118,7 @@ Captured capture_clean(Session& session, const Sweep& s) {
 Intervention patch_of(const Sweep& s, const ModelConfig& c, int64_t layer,
                       const std::vector<float>& clean, int64_t begin, int64_t end, int64_t head,
                       int64_t first) {
-  const auto width = static_cast<size_t>(point_width(c, s.point, 0));
+  const auto width = static_cast<size_t>(point_width(c, {s.point, layer}, 0));
   const size_t each = head < 0 ? width : width / s.heads;
   Intervention w;
   w.point = s.point;
@@ -177,7 +177,7 @@ Point point_of(const PatchCommand& o, const ModelConfig& config) {
   const auto point = parse_point(name);
   if (!point || !has_point(config, *point) || !point_info(*point).changes)
     usage_error("--point", "a point that can be changed, without its layer", name);
-  if (o.heads && point_heads(config, *point) == 0)
+  if (o.heads && point_heads(config, {*point, 0}) == 0)
     usage_error("--heads is for points with heads, and " + name + " has none");
   return *point;
 }
@@ -198,7 +198,7 @@ Sweep sweep_of(const PatchCommand& o, const Question& q, const LabWork& work) {
   s.wrong = token_of(q, q.wrong, "wrong", tokenizer, config.vocab_size);
   s.positions =
       parse_positions(o.positions, "--positions", 0, static_cast<int64_t>(s.clean.size()));
-  if (o.heads) s.heads = static_cast<size_t>(point_heads(config, s.point));
+  if (o.heads) s.heads = static_cast<size_t>(point_heads(config, {s.point, 0}));
   return s;
 }
 

@@ -180,9 +180,9 @@ void check(const ScoreCommand& o) {
     usage_error("--jsonl takes its texts from standard input; leave the prompt out");
   if (o.jsonl && o.continuation) usage_error("--continuation cannot be used with --jsonl");
   if (!o.jsonl && !o.lab.prompt.given() && o.lab.from.empty())
-    required_error("a prompt, or --jsonl");
+    usage_error("score needs a prompt or --jsonl");
   if (!o.jsonl && !o.lab.prompt.given() && !o.continuation)
-    required_error("a prompt or --continuation, with --from");
+    usage_error("score --from needs a prompt or --continuation");
 }
 
 void run(ScoreCommand& o) {

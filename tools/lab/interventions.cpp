@@ -58,10 +58,11 @@ void read_operation(const JsonReader& json, const std::string& path, const Model
                     Intervention& w) {
   using Op = Intervention::Op;
   const std::string op = json.string("op");
-  const int64_t heads = point_heads(config, w.point);
+  const PointAt at = detail::first_point(config, w);
+  const int64_t heads = point_heads(config, at);
   const auto width = is_attention(w.point)
                          ? 1
-                         : static_cast<size_t>(point_width(config, w.point, 0) /
+                         : static_cast<size_t>(point_width(config, at, 0) /
                                                (w.heads.empty() ? 1 : std::max<int64_t>(heads, 1)));
   const auto values = [&] {
     return std::make_shared<const std::vector<float>>(read_values(json, "values", path));

@@ -71,12 +71,13 @@ std::vector<HeatMap> measure_norms(const State& state, const Tokenizer* tokenize
               "norm"};
     for (const int32_t id : state.tokens) m.columns.push_back(token_text(tokenizer, id));
     for (int64_t l = 0; l < shape.layers; ++l) {
-      m.rows.push_back(std::to_string(l));
+      const int64_t owner = shape.owner(l);  // whose keys and values the layer reads
+      m.rows.push_back(owner == l ? std::to_string(l) : fmt::format("{} ({})", l, owner));
       std::vector<double> row;
       for (int64_t p = 0; p < state.size(); ++p) {
         double sum = 0;
-        for (int64_t h = 0; h < shape.kv_heads; ++h) {
-          for (const float x : key ? read_key(state, l, h, p) : read_value(state, l, h, p))
+        for (int64_t h = 0; h < shape.layer(owner).kv_heads; ++h) {
+          for (const float x : key ? read_key(state, owner, h, p) : read_value(state, owner, h, p))
             sum += double{x} * x;
         }
         row.push_back(std::sqrt(sum));

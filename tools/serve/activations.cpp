@@ -26,7 +26,7 @@ class CapturedRows {
  public:
   CapturedRows(const ModelConfig& config, std::vector<PointAt> points, int64_t first, size_t count)
       : first_(first), count_(count) {
-    const auto width = static_cast<size_t>(point_width(config, points.at(0).point, 0));
+    const auto width = static_cast<size_t>(point_width(config, points.at(0), 0));
     const size_t stride = detail::round_up(width, kLanes);
     memory_ = Memory(points.size() * count * stride * sizeof(float));
     rows_ = {memory_.as<float>(), stride, width, points.size() * count};
@@ -201,8 +201,9 @@ Response state_norms(Service& service, const Request& request, const Parts& part
       rows.push_back(Json::array());
       for (int64_t p = 0; p < state.size(); p += step) {
         double sum = 0;
-        for (int64_t h = 0; h < shape.kv_heads; ++h) {
-          for (const float x : keys ? read_key(state, l, h, p) : read_value(state, l, h, p))
+        const int64_t owner = shape.owner(l);
+        for (int64_t h = 0; h < shape.layer(owner).kv_heads; ++h) {
+          for (const float x : keys ? read_key(state, owner, h, p) : read_value(state, owner, h, p))
             sum += double{x} * x;
         }
         rows.back().push_back(std::sqrt(sum));

@@ -174,13 +174,16 @@ Response state_kv(Service& service, const Request& request, const Parts& parts) 
   const KvCache& kv = session.state().kv;
   const KvShape& shape = kv.shape();
   const int64_t layer = query_integer(request, "layer", 0, 0, shape.layers - 1),
-                head = query_integer(request, "head", 0, 0, shape.kv_heads - 1);
+                head = query_integer(request, "head", 0, 0, shape.layer(layer).kv_heads - 1);
   const std::string what = request.query_or("what", "k");
   if (what != "k" && what != "v") refuse("?what", "k or v", printable(what, 40));
   const bool keys = what == "k";
+  if (!shape.owns(layer))
+    refuse("?layer", "a layer with keys and values of its own",
+           fmt::format("{}, which reads those of layer {}", layer, shape.owner(layer)));
   const int64_t step = std::max<int64_t>(1, (kv.size() + kMostRows - 1) / kMostRows);
   Json values = Json::array(), shared = Json::array();
-  std::vector<float> row(static_cast<size_t>(shape.head_dim));
+  std::vector<float> row(detail::row_dim(shape, keys, layer));
   for (int64_t at = 0; at < kv.size(); at += step) {
     read_row(shape, keys, kv.block(at / kBlockPositions) + shape.offset(keys, layer, head),
              at % kBlockPositions, row);
@@ -193,9 +196,9 @@ Response state_kv(Service& service, const Request& request, const Parts& parts) 
     shared.push_back(before && b < before->kv().blocks() &&
                      before->kv().block_info(b).data() == kv.block_info(b).data());
   return json_response({{"layers", shape.layers},
-                        {"heads", shape.kv_heads},
+                        {"heads", shape.layer(layer).kv_heads},
                         {"positions", kv.size()},
-                        {"head_dim", shape.head_dim},
+                        {"head_dim", row.size()},
                         {"step", step},
                         {"values", values},
                         {"shared", shared}});

@@ -10,7 +10,7 @@ namespace stet::serve {
 
 uint64_t States::block_bytes() const {
   const ModelConfig& c = model_->config();
-  return KvShape{c.layers, c.kv_heads, c.head_dim, session_.kv_type}.block_bytes();
+  return detail::kv_shape(c, session_.kv_type).block_bytes();
 }
 
 void States::hold(const KvCache& kv) {

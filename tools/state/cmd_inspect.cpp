@@ -11,6 +11,7 @@
 #include "stet/base/error.hpp"
 #include "stet/checkpoint/checkpoint.hpp"
 #include "stet/checkpoint/packed.hpp"
+#include "stet/model/weight_loader.hpp"
 #include "tools/command/command.hpp"
 #include "tools/prompt/tokenizer_choice.hpp"
 #include "tools/store/store.hpp"
@@ -287,9 +288,18 @@ Json describe(const Snapshot& s, const Present& present) {
   j["positions"] = s.tokens().size();
   j["capacity"] = s.meta().capacity;
   const KvShape& kv = s.meta().kv;
-  j["kv"] = {{"type", kv_type_name(kv.type)}, {"version", kKvVersion},
-             {"layers", kv.layers},           {"heads", kv.kv_heads},
-             {"head_dim", kv.head_dim},       {"block_bytes", kv.block_bytes()}};
+  j["kv"] = {{"type", kv_type_name(kv.type)}, {"version", kKvVersion}, {"layers", kv.layers}};
+  if (kv.is_uniform()) {
+    j["kv"]["heads"] = kv.kv_heads;
+    j["kv"]["head_dim"] = kv.head_dim;
+  }
+  j["kv"]["block_bytes"] = kv.block_bytes();
+  for (const KvLayer& l : kv.table)
+    j["kv"]["table"].push_back({{"owner", l.owner},
+                                {"heads", l.kv_heads},
+                                {"key_dim", l.key_dim},
+                                {"value_dim", l.value_dim},
+                                {"window", l.window}});
   const SamplingSettings& p = s.generation().sampling;
   j["sampling"] = {{"greedy", p.greedy},
                    {"temperature", p.temperature},
@@ -384,6 +394,16 @@ Json tokenizer_json(const Tokenizer& tokenizer, const FileSource& source) {
   return j;
 }
 
+// The tensors of a checkpoint's files that the model does not read: towers of other kinds of input,
+// heads of drafts, keys of layers that read another's.
+std::vector<std::string> passed_over(const FileSource& source) {
+  const Checkpoint checkpoint = Checkpoint::open(source);
+  std::vector<std::string> names = checkpoint.names();
+  if (checkpoint.packed()) return {};
+  for (const WeightSpec& need : Model::weights_of(source, checkpoint)) std::erase(names, need.name);
+  return names;
+}
+
 Json describe(const Model& model, const std::shared_ptr<const Tokenizer>& tokenizer,
               const FileSource& source) {
   Json j;
@@ -394,6 +414,7 @@ Json describe(const Model& model, const std::shared_ptr<const Tokenizer>& tokeni
   j["weights"] = model.source().has(kPackedName) ? "packed in the file, used in place"
                                                  : "packed while loading";
   j["packed_weight_bytes"] = model.weight_bytes();
+  if (const auto names = passed_over(source); !names.empty()) j["passed_over"] = names;
   j["stop_ids"] = model.generation().eos_ids;
   const GenerationConfig& g = model.generation();
   j["generation"] = {{"do_sample", g.sample},

@@ -1,9 +1,9 @@
 // Defines a block of the KV cache: keys and values of 64 consecutive positions in every layer.
 //
-// A block is one page-aligned run of bytes. For each layer and each KV head it stores K as
-// [head_dim][64], then V as [64][head_dim]. In q8, [64] float32 scales follow each K and each V.
-// Slots of pruned or absent positions are always zero. The bytes of a block therefore depend only
-// on its contents, not on its history.
+// A block is one page-aligned run of bytes. For each layer that has its own keys and values, and for
+// each KV head, it stores K as [key_dim][64], then V as [64][value_dim]. In q8, [64] float32 scales
+// follow each K and each V. Slots of pruned or absent positions are always zero. The bytes of a
+// block therefore depend only on its contents, not on its history.
 #pragma once
 
 #include <algorithm>
@@ -47,36 +47,108 @@ STET_API void write_elements(KvType type, std::span<const float> x, std::byte* t
 
 constexpr int64_t kBlockPositions = 64;
 
-// The shape of a KV cache, and the offsets in a block that follow from it.
+// Keys and values of one layer.
+struct KvLayer {
+  int64_t owner = 0;  // the layer whose keys and values are read: this one or an earlier one
+  int64_t kv_heads = 0, key_dim = 0, value_dim = 0;
+  int64_t window = 0;  // a query sees itself and the window - 1 positions before it; 0: all
+  // Sums over the layers before this one that have their own keys and values: numbers per position,
+  // and K and V parts.
+  int64_t numbers_before = 0, parts_before = 0;
+
+  bool operator==(const KvLayer&) const = default;
+};
+
+// The layout of a block. If all layers have their own keys and values, of one shape, the shape is
+// uniform: `table` is empty and kv_heads and head_dim hold for every layer. Otherwise `table` has a
+// row per layer, and kv_heads and head_dim are those of the first.
 struct KvShape {
   int64_t layers = 0, kv_heads = 0, head_dim = 0;
   KvType type = KvType::f32;
+  std::vector<KvLayer> table = {};
+
+  // Returns the shape of these layers, with numbers_before and parts_before filled in.
+  static KvShape of(std::vector<KvLayer> layers, KvType type);
+  bool is_uniform() const { return table.empty(); }
+  // Returns a layer's row. The window of a uniform shape is 0.
+  KvLayer layer(int64_t index) const {
+    return is_uniform() ? KvLayer{index, kv_heads, head_dim, head_dim, 0}
+                        : table[static_cast<size_t>(index)];
+  }
+  int64_t owner(int64_t index) const { return is_uniform() ? index : layer(index).owner; }
+  bool owns(int64_t index) const { return owner(index) == index; }
 
   size_t element_size() const { return type == KvType::f32 ? 4 : type == KvType::q8 ? 1 : 2; }
-  // Size in bytes of one head's K (or V), without its scales. In q8 the scales follow the elements.
-  size_t elements_bytes() const {
-    return static_cast<size_t>(head_dim * kBlockPositions) * element_size();
+  // Size in bytes of one head's K or V with `dim` elements per position, without and with its
+  // scales. In q8 the scales follow the elements.
+  size_t elements_bytes(int64_t dim) const {
+    return static_cast<size_t>(dim * kBlockPositions) * element_size();
   }
-  size_t head_bytes() const {
-    return elements_bytes() + (type == KvType::q8 ? kBlockPositions * sizeof(float) : 0);
+  size_t part_bytes(int64_t dim) const {
+    return elements_bytes(dim) + (type == KvType::q8 ? kBlockPositions * sizeof(float) : 0);
   }
-  size_t layer_bytes() const { return static_cast<size_t>(kv_heads) * 2 * head_bytes(); }
-  size_t k_offset(int64_t layer, int64_t head) const {
-    return static_cast<size_t>(layer * kv_heads + head) * 2 * head_bytes();
+  // Size of K and V of one head of a layer.
+  size_t head_bytes(int64_t index) const {
+    const KvLayer l = layer(index);
+    return part_bytes(l.key_dim) + part_bytes(l.value_dim);
   }
-  size_t v_offset(int64_t layer, int64_t head) const {
-    return k_offset(layer, head) + head_bytes();
+  // Size of a layer's part of a block: 0 if the layer reads another's keys and values.
+  size_t layer_bytes(int64_t index) const {
+    return owns(index) ? static_cast<size_t>(layer(index).kv_heads) * head_bytes(index) : 0;
   }
-  size_t offset(bool key, int64_t layer, int64_t head) const {
-    return key ? k_offset(layer, head) : v_offset(layer, head);
+  // Offset of a layer's part.
+  size_t layer_offset(int64_t index) const {
+    if (is_uniform()) return static_cast<size_t>(index) * layer_bytes(0);
+    if (index == layers) return layer_offset(layers - 1) + layer_bytes(layers - 1);
+    const KvLayer& l = table[static_cast<size_t>(index)];
+    return static_cast<size_t>(l.parts_before) * part_bytes(0) + elements_bytes(l.numbers_before);
   }
-  size_t content_bytes() const { return static_cast<size_t>(layers) * layer_bytes(); }
+  // End of a layer's part. The last part that is not empty includes the block's padding.
+  size_t part_end(int64_t index) const {
+    const size_t end = layer_offset(index) + layer_bytes(index);
+    return layer_bytes(index) > 0 && end == content_bytes() ? block_bytes() : end;
+  }
+  // Offsets of K and V of one head. A layer without its own has those of the layer that it reads.
+  size_t k_offset(int64_t index, int64_t head) const {
+    const int64_t own = owner(index);
+    return layer_offset(own) + static_cast<size_t>(head) * head_bytes(own);
+  }
+  size_t v_offset(int64_t index, int64_t head) const {
+    return k_offset(index, head) + part_bytes(layer(index).key_dim);
+  }
+  size_t offset(bool key, int64_t index, int64_t head) const {
+    return key ? k_offset(index, head) : v_offset(index, head);
+  }
+  size_t content_bytes() const { return layer_offset(layers); }
   size_t block_bytes() const { return (content_bytes() + 4095) / 4096 * 4096; }  // whole pages
   bool operator==(const KvShape&) const = default;
 };
 
-// Reads or writes the key (or value) of one position of one KV head, in any element type. x is
-// [head_dim]; `part` points to the head's K (or V).
+inline KvShape KvShape::of(std::vector<KvLayer> layers, KvType type) {
+  const auto own = [&](size_t i) { return layers[i].owner == static_cast<int64_t>(i); };
+  bool uniform = true;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const KvLayer &l = layers[i], &first = layers[0];
+    uniform = uniform && own(i) && l.kv_heads == first.kv_heads && l.key_dim == first.key_dim &&
+              l.value_dim == first.key_dim;
+    if (i + 1 == layers.size()) break;
+    const int64_t heads = own(i) ? l.kv_heads : 0;
+    layers[i + 1].numbers_before = l.numbers_before + heads * (l.key_dim + l.value_dim);
+    layers[i + 1].parts_before = l.parts_before + 2 * heads;
+  }
+  KvShape shape{static_cast<int64_t>(layers.size()), 0, 0, type};
+  if (layers.empty()) return shape;
+  shape.kv_heads = layers[0].kv_heads, shape.head_dim = layers[0].key_dim;
+  if (!uniform) shape.table = std::move(layers);
+  return shape;
+}
+
+// Throws an argument Error for a layer without its own keys and values. The error names the layer
+// that it reads.
+void check_owns(const KvShape& shape, const std::string& field, int64_t layer);
+
+// Reads or writes the key (or value) of one position of one KV head, in any element type. x has as
+// many elements as the head; `part` points to the head's K (or V).
 //
 // Writing rounds once. For q8, let a be the largest magnitude in x:
 //   scale = a / 127,  q = x * (127 / a)
@@ -88,7 +160,8 @@ STET_API void read_row(const KvShape& shape, bool key, const std::byte* part, in
 STET_API void write_row(const KvShape& shape, bool key, std::span<const float> x, std::byte* part,
                         int64_t slot);
 
-// Returns one digest per layer of a block. The last layer's digest also covers the block's padding.
+// Returns one digest per layer of a block. The last part's digest also covers the block's padding.
+// A layer without its own keys and values has the digest of no bytes.
 std::vector<Digest> layer_digests(const KvShape& shape, const std::byte* block);
 
 // Returns the SHA-256 of type, shape and bytes. It identifies a block whose bytes cannot be derived
@@ -106,7 +179,8 @@ class DamagedBlock : public Error {
 };
 
 // One flag per layer: true if a block holds that layer. With window-only caches, old blocks lack
-// the layers whose attention window has moved past them (window.hpp).
+// the layers whose attention window has moved past them (window.hpp). A layer without its own keys
+// and values counts as held.
 using HeldLayers = std::vector<bool>;
 
 // Origin and expected digests of a block that was saved.
@@ -206,11 +280,18 @@ inline std::optional<KvType> parse_kv_type(const std::string& name) {
   return std::nullopt;
 }
 
+inline void check_owns(const KvShape& shape, const std::string& field, int64_t layer) {
+  if (shape.owns(layer)) return;
+  throw Error(
+      ErrorKind::argument, "", field, "a layer with keys and values of its own",
+      std::to_string(layer) + ", which reads those of layer " + std::to_string(shape.owner(layer)));
+}
+
 inline std::vector<Digest> layer_digests(const KvShape& shape, const std::byte* block) {
-  std::vector<Digest> digests(static_cast<size_t>(shape.layers));
-  const size_t part = shape.layer_bytes(), rest = shape.block_bytes() - shape.content_bytes();
-  for (size_t i = 0; i < digests.size(); ++i) {
-    digests[i] = digest_of({block + i * part, part + (i + 1 == digests.size() ? rest : 0)});
+  std::vector<Digest> digests;
+  for (int64_t i = 0; i < shape.layers; ++i) {
+    const size_t from = shape.layer_offset(i);
+    digests.push_back(digest_of({block + from, shape.part_end(i) - from}));
   }
   return digests;
 }
@@ -240,11 +321,9 @@ inline uint8_t KvBlock::look(const KvShape& shape, size_t layer) const {
     check_results_[layer].store(kBad, std::memory_order_release);
     return kBad;
   }
-  const size_t from = layer * shape.layer_bytes();
-  const size_t to =
-      layer + 1 == saved_->digests.size() ? shape.block_bytes() : from + shape.layer_bytes();
-  const uint8_t found =
-      digest_of({data_ + from, to - from}) == saved_->digests[layer] ? kGood : kBad;
+  const auto index = static_cast<int64_t>(layer);
+  const size_t from = shape.layer_offset(index), size = shape.part_end(index) - from;
+  const uint8_t found = digest_of({data_ + from, size}) == saved_->digests[layer] ? kGood : kBad;
   check_results_[layer].store(found, std::memory_order_release);
   return found;
 }
@@ -299,10 +378,10 @@ inline void KvBlock::drop(const KvShape& shape, std::shared_ptr<const HeldLayers
     looked[i].store((*held)[i] ? kGood : kUnknown, std::memory_order_relaxed);
   saved_.reset(new SavedBlock(std::move(saved)));
   check_results_ = std::move(looked);
-  const size_t part = shape.layer_bytes();
+  const auto offset = [&](size_t layer) { return shape.layer_offset(static_cast<int64_t>(layer)); };
   for (size_t from = 0, to = 0; from < held->size(); from = to) {
     for (to = from + 1; to < held->size() && (*held)[to] == (*held)[from];) ++to;
-    if (!(*held)[from]) release_pages(data_ + from * part, (to - from) * part);
+    if (!(*held)[from]) release_pages(data_ + offset(from), offset(to) - offset(from));
   }
 }
 

@@ -67,7 +67,7 @@ class KvCache {
   // case, even while another thread is still checking. Its result counts only if pass_is_valid()
   // then returns true.
   void check(int64_t index, int64_t layer) const {
-    if (block_info(index).saved() != nullptr) check_saved(index, layer);
+    if (block_info(index).saved() != nullptr) check_saved(index, shape_.owner(layer));
   }
   // Returns true if every check() of the pass succeeded and no mapped file has changed since its
   // blocks were checked.
@@ -178,20 +178,26 @@ inline void KvCache::drop_blocks(int64_t kept) {
 }
 
 inline void KvCache::zero_slots(int64_t index, size_t from, size_t to) {
+  std::byte* const data = blocks_[static_cast<size_t>(index)]->data_;
   const size_t element = shape_.element_size(),
-               row = static_cast<size_t>(shape_.head_dim) * element,
-               scale = (shape_.head_bytes() - shape_.elements_bytes()) / kBlockPositions;
-  for (int64_t i = 0; i < shape_.layers * shape_.kv_heads; ++i) {
-    std::byte* k = blocks_[static_cast<size_t>(index)]->data_ +
-                   static_cast<size_t>(i) * 2 * shape_.head_bytes();
-    for (int64_t d = 0; d < shape_.head_dim; ++d) {
-      std::memset(k + (static_cast<size_t>(d) * kBlockPositions + from) * element, 0,
-                  (to - from) * element);
+               scale = shape_.type == KvType::q8 ? sizeof(float) : 0;
+  const auto zero_scales = [&](std::byte* part, int64_t dim) {
+    std::memset(part + shape_.elements_bytes(dim) + from * scale, 0, (to - from) * scale);
+  };
+  for (int64_t layer = 0; layer < shape_.layers; ++layer) {
+    const KvLayer l = shape_.layer(layer);
+    const size_t row = static_cast<size_t>(l.value_dim) * element;
+    for (int64_t head = 0; shape_.owns(layer) && head < l.kv_heads; ++head) {
+      std::byte *const k = data + shape_.k_offset(layer, head), *const v = data + shape_.v_offset(
+                                                                                      layer, head);
+      for (int64_t d = 0; d < l.key_dim; ++d) {
+        std::memset(k + (static_cast<size_t>(d) * kBlockPositions + from) * element, 0,
+                    (to - from) * element);
+      }
+      std::memset(v + from * row, 0, (to - from) * row);
+      zero_scales(k, l.key_dim);
+      zero_scales(v, l.value_dim);
     }
-    std::byte* const v = k + shape_.head_bytes();
-    std::memset(v + from * row, 0, (to - from) * row);
-    for (std::byte* const part : {k, v})
-      std::memset(part + shape_.elements_bytes() + from * scale, 0, (to - from) * scale);
   }
 }
 

@@ -120,9 +120,10 @@ inline void KvWriter::drop(int64_t index, const std::shared_ptr<const HeldLayers
   if (kv_.check_failed_ == nullptr) kv_.check_failed_ = std::make_shared<std::atomic<bool>>(false);
   if (!block->shared()) return block->drop(kv_.shape_, held);
   std::shared_ptr<KvBlock> copy = kv_.fresh_block();
-  const size_t part = kv_.shape_.layer_bytes();
-  for (size_t layer = 0; layer < held->size(); ++layer) {
-    if ((*held)[layer]) std::memcpy(copy->data_ + layer * part, block->data_ + layer * part, part);
+  for (int64_t layer = 0; layer < kv_.shape_.layers; ++layer) {
+    const size_t at = kv_.shape_.layer_offset(layer);
+    if ((*held)[static_cast<size_t>(layer)])
+      std::memcpy(copy->data_ + at, block->data_ + at, kv_.shape_.layer_bytes(layer));
   }
   copy->digests_ = block->digests(kv_.shape_);
   copy->drop(kv_.shape_, held);

@@ -35,7 +35,6 @@ STET_API bool fits_f16(std::span<const float> x);
 inline void check_overflow(const KvCache& kv, int64_t first, int64_t count) {
   const KvShape& shape = kv.shape();
   if (shape.type != KvType::f16) return;
-  const auto dims = static_cast<size_t>(shape.head_dim);
   for (int64_t at = first; at < first + count;) {
     const int64_t block = at / kBlockPositions,
                   end = std::min(first + count, (block + 1) * kBlockPositions);
@@ -43,10 +42,13 @@ inline void check_overflow(const KvCache& kv, int64_t first, int64_t count) {
                slots = static_cast<size_t>(end - at);
     const std::byte* const base = kv.unchecked_block(block);
     for (int64_t layer = 0; layer < shape.layers; ++layer) {
-      for (int64_t head = 0; head < shape.kv_heads; ++head) {
+      const KvLayer l = shape.layer(layer);
+      const auto dims = static_cast<size_t>(l.value_dim);
+      for (int64_t head = 0; shape.owns(layer) && head < l.kv_heads; ++head) {
         const std::byte* const keys = base + shape.k_offset(layer, head) + slot * 2;
         const std::byte* const values = base + shape.v_offset(layer, head) + slot * dims * 2;
-        if (!all_finite_f16(keys, dims, static_cast<size_t>(kBlockPositions), slots) ||
+        if (!all_finite_f16(keys, static_cast<size_t>(l.key_dim),
+                            static_cast<size_t>(kBlockPositions), slots) ||
             !all_finite_f16(values, 1, 0, slots * dims))
           throw KvOverflow(at, layer);
       }

@@ -12,27 +12,28 @@
 
 namespace stet {
 
-// Writes k and v ([kv_heads][head_dim]) of every row to the row's slot in the cache.
+// Writes k ([kv_heads][key_dim]) and v ([kv_heads][value_dim]) of every row to the row's slot in the
+// cache.
 void store_kv(Team t, const Pass& p, int64_t layer, Rows k, Rows v);
 
 // The shape of one layer's attention.
 struct AttentionShape {
   int64_t layer;
-  size_t heads, kv_heads, head_dim;
+  size_t heads, kv_heads, key_dim, value_dim;
   int64_t window;  // 0: all earlier positions
   double scale, softcap;
   // [heads], or null: a further score of each head, which takes its part of the softmax and has no
   // value. It is neither scaled nor capped.
   const float* sinks = nullptr;
 };
-// Computes y[heads][head_dim] = softmax(scale q·k over the visible positions) v. Head h reads KV
+// Computes y[heads][value_dim] = softmax(scale q·k over the visible positions) v. Head h reads KV
 // head h / (heads / kv_heads).
 void attention(Team t, const Pass& p, const AttentionShape& a, Rows q, Rows y);
 
 // Return the scratch memory that attention needs, in floats: per thread (local), and per block of a
 // cache, shared by all threads (partial).
-size_t attention_local_floats(size_t head_dim);
-size_t attention_partial_floats(size_t heads, size_t kv_heads, size_t head_dim);
+size_t attention_local_floats(size_t key_dim, size_t value_dim);
+size_t attention_partial_floats(size_t heads, size_t kv_heads, size_t value_dim);
 
 namespace detail {
 
@@ -58,25 +59,25 @@ inline unsigned seen_of(const float* at) {
 
 // The scratch memory that one thread uses for attention.
 struct Local {
-  float* q;      // [tiles][head_dim][kTileRows]
+  float* q;      // [tiles][key_dim][kTileRows]
   float* sums;   // [tiles], over all blocks so far
   float* block;  // [tiles], of the current block
-  float* k;      // a padded block as float32: [head_dim][64], then [64][ldv]
+  float* k;      // a padded block as float32: [key_dim][64], then [64][ldv]
   float* v;
 };
 
 // Returns the offset of each part of Local, in floats. The last entry is the total size.
-inline std::array<size_t, 6> offsets(size_t head_dim) {
-  const size_t ldv = padded(head_dim), tile = tile_floats(kTileRows, ldv);
-  const size_t sizes[] = {padded(kTaskRows * head_dim), kTilesPerTask * tile, kTilesPerTask * tile,
-                          head_dim * kPanel, kPanel * ldv};
+inline std::array<size_t, 6> offsets(size_t key_dim, size_t value_dim) {
+  const size_t ldv = padded(value_dim), tile = tile_floats(kTileRows, ldv);
+  const size_t sizes[] = {padded(kTaskRows * key_dim), kTilesPerTask * tile, kTilesPerTask * tile,
+                          key_dim * kPanel, kPanel * ldv};
   std::array<size_t, 6> at{};
   for (size_t i = 0; i < 5; ++i) at[i + 1] = at[i] + sizes[i];
   return at;
 }
 
-inline Local layout(float* base, size_t head_dim) {
-  const auto at = offsets(head_dim);
+inline Local layout(float* base, const AttentionShape& a) {
+  const auto at = offsets(a.key_dim, a.value_dim);
   return {base + at[0], base + at[1], base + at[2], base + at[3], base + at[4]};
 }
 
@@ -93,10 +94,8 @@ struct Queries {
   size_t count() const { return span.count * group(); }
   int64_t position(size_t i) const { return span.first + static_cast<int64_t>(i / group()); }
   size_t head(size_t i) const { return kv_head * group() + i % group(); }
-  const float* query(size_t i) const {
-    return q.row(span.row + i / group()) + head(i) * a.head_dim;
-  }
-  float* output(size_t i) const { return y.row(span.row + i / group()) + head(i) * a.head_dim; }
+  const float* query(size_t i) const { return q.row(span.row + i / group()) + head(i) * a.key_dim; }
+  float* output(size_t i) const { return y.row(span.row + i / group()) + head(i) * a.value_dim; }
   int64_t lowest(int64_t position) const {
     return a.window == 0 ? 0 : std::max<int64_t>(0, position - a.window + 1);
   }
@@ -129,7 +128,7 @@ inline void reset_sums(const Queries& s, size_t first, size_t rows, const Softma
 inline void pack_queries(const Queries& s, size_t first, size_t rows, float* packed) {
   for (size_t r = 0; r < rows; ++r) {
     const float* const query = s.query(first + r);
-    for (size_t d = 0; d < s.a.head_dim; ++d) packed[d * kTileRows + r] = query[d];
+    for (size_t d = 0; d < s.a.key_dim; ++d) packed[d * kTileRows + r] = query[d];
   }
 }
 
@@ -138,23 +137,23 @@ inline Fetch keys_and_values(const Queries& s, int64_t index) {
   const KvShape& shape = s.span.kv->shape();
   return {s.span.kv->unchecked_block(index) +
               shape.k_offset(s.a.layer, static_cast<int64_t>(s.kv_head)),
-          2 * shape.head_bytes()};
+          shape.head_bytes(s.a.layer)};
 }
 
 // The keys and values of one head in one block, as attend() reads them.
 struct BlockView {
-  const void* k;  // [head_dim][64]
+  const void* k;  // [key_dim][64]
   const void* v;  // [64][ldv]
   KvType type;
   const float *k_scale, *v_scale;  // [64], or null
 };
 
-// Copies int8 values of a block to `memory`, padding each row from head_dim to ldv: [64][ldv].
-inline const void* padded_int8(const std::byte* v, size_t head_dim, size_t ldv, float* memory) {
+// Copies int8 values of a block to `memory`, padding each row from value_dim to ldv: [64][ldv].
+inline const void* padded_int8(const std::byte* v, size_t value_dim, size_t ldv, float* memory) {
   auto* const rows = reinterpret_cast<std::byte*>(memory);
   for (size_t t = 0; t < kPanel; ++t) {
-    std::memcpy(rows + t * ldv, v + t * head_dim, head_dim);
-    std::memset(rows + t * ldv + head_dim, 0, ldv - head_dim);
+    std::memcpy(rows + t * ldv, v + t * value_dim, value_dim);
+    std::memset(rows + t * ldv + value_dim, 0, ldv - value_dim);
   }
   return rows;
 }
@@ -168,19 +167,19 @@ inline BlockView view_block(const Queries& s, int64_t index, const Local& local)
   const int64_t head = static_cast<int64_t>(s.kv_head);
   const std::byte* k = block + shape.k_offset(s.a.layer, head);
   const std::byte* v = block + shape.v_offset(s.a.layer, head);
-  const size_t head_dim = s.a.head_dim, ldv = padded(head_dim);
+  const size_t key_dim = s.a.key_dim, value_dim = s.a.value_dim, ldv = padded(value_dim);
   if (shape.type == KvType::q8) {
-    const auto scales = [&](const std::byte* part) {
-      return reinterpret_cast<const float*>(part + shape.elements_bytes());
+    const auto scales = [&](const std::byte* part, size_t dim) {
+      return reinterpret_cast<const float*>(part + shape.elements_bytes(static_cast<int64_t>(dim)));
     };
-    const void* const rows = ldv == head_dim ? v : padded_int8(v, head_dim, ldv, local.v);
-    return {k, rows, shape.type, scales(k), scales(v)};
+    const void* const rows = ldv == value_dim ? v : padded_int8(v, value_dim, ldv, local.v);
+    return {k, rows, shape.type, scales(k, key_dim), scales(v, value_dim)};
   }
-  if (ldv == head_dim) return {k, v, shape.type, nullptr, nullptr};
+  if (ldv == value_dim) return {k, v, shape.type, nullptr, nullptr};
   const auto widen = s.p.kernels->widen[static_cast<int>(shape.type)];
-  widen(k, local.k, head_dim * kPanel);
+  widen(k, local.k, key_dim * kPanel);
   for (size_t t = 0; t < kPanel; ++t) {
-    widen(v + t * head_dim * shape.element_size(), local.v + t * ldv, head_dim);
+    widen(v + t * value_dim * shape.element_size(), local.v + t * ldv, value_dim);
   }
   return {local.k, local.v, KvType::f32, nullptr, nullptr};
 }
@@ -207,10 +206,10 @@ class MaskedTiles {
   void attend(const BlockView& view, const Fetch& next) const {
     if (count_ == 0) return;
     const AttentionShape& a = s_.a;
-    const size_t ldv = padded(a.head_dim);
+    const size_t ldv = padded(a.value_dim);
     const AttendBlock block = {view.k,
                                view.v,
-                               a.head_dim,
+                               a.key_dim,
                                ldv,
                                static_cast<float>(a.scale),
                                static_cast<float>(a.softcap),
@@ -236,20 +235,20 @@ inline std::pair<int64_t, int64_t> block_range(const Queries& s, size_t first, s
 
 // Writes the output of queries first .. first + rows - 1: the weighted values divided by the sums.
 inline void finish(const Queries& s, size_t first, size_t rows, const SoftmaxSums& sums) {
-  const size_t ldv = padded(s.a.head_dim);
+  const size_t ldv = padded(s.a.value_dim);
   for (size_t r = 0; r < rows; ++r)
-    s.p.kernels->divide(sums.o + r * ldv, sums.l[r], s.output(first + r), s.a.head_dim);
+    s.p.kernels->divide(sums.o + r * ldv, sums.l[r], s.output(first + r), s.a.value_dim);
 }
 
 // Runs queries [first, first + count) over all blocks in order. count is at most kTaskRows.
 inline void attend_queries(const Queries& s, size_t first, size_t count, const Local& local) {
-  const size_t head_dim = s.a.head_dim, ldv = padded(head_dim);
+  const size_t key_dim = s.a.key_dim, ldv = padded(s.a.value_dim);
   const auto rows = [count](size_t i) { return std::min(size_t{kTileRows}, count - i); };
   const auto part = [&](float* tiles, size_t i) {
     return tile_at(tiles + i / kTileRows * tile_floats(kTileRows, ldv));
   };
   for (size_t i = 0; i < count; i += kTileRows) {
-    pack_queries(s, first + i, rows(i), local.q + i * head_dim);
+    pack_queries(s, first + i, rows(i), local.q + i * key_dim);
     reset_sums(s, first + i, rows(i), part(local.sums, i), ldv);
   }
   const auto [from, to] = block_range(s, first, count);
@@ -259,7 +258,7 @@ inline void attend_queries(const Queries& s, size_t first, size_t count, const L
     unsigned seen[kTilesPerTask];
     for (size_t i = 0; i < count; i += kTileRows) {
       seen[i / kTileRows] =
-          masked.add(first + i, rows(i), local.q + i * head_dim, part(local.block, i));
+          masked.add(first + i, rows(i), local.q + i * key_dim, part(local.block, i));
     }
     masked.attend(view_block(s, b, local), b + 1 < to ? keys_and_values(s, b + 1) : Fetch{});
     for (size_t i = 0; i < count; i += kTileRows)
@@ -282,7 +281,7 @@ class DecodeAttention {
         spans_(spans),
         local_(local),
         tiles_(a),
-        ldv_(padded(a.head_dim)) {}
+        ldv_(padded(a.value_dim)) {}
 
   // Splits the queries of a KV head's group into tiles of nearly equal size, `rows` each.
   struct Tiles {
@@ -293,15 +292,15 @@ class DecodeAttention {
           rows((queries + count - 1) / count) {}
     explicit Tiles(const AttentionShape& a) : Tiles(a.heads / a.kv_heads) {}
     // Returns the floats of `partial` that one block needs.
-    size_t floats(size_t kv_heads, size_t head_dim) const {
-      return kv_heads * count * tile_floats(rows, padded(head_dim));
+    size_t floats(size_t kv_heads, size_t value_dim) const {
+      return kv_heads * count * tile_floats(rows, padded(value_dim));
     }
   };
 
   // Returns how many leading spans are handled at once.
   static size_t fit(const Pass& p, const AttentionShape& a, std::span<const Span> spans) {
     const size_t room =
-        p.scratch->partial.size() / sizeof(float) / Tiles(a).floats(a.kv_heads, a.head_dim);
+        p.scratch->partial.size() / sizeof(float) / Tiles(a).floats(a.kv_heads, a.value_dim);
     size_t n = 0;
     for (size_t blocks = 0; n < spans.size() && spans[n].count == 1; ++n) {
       const auto [begin, end] = range({p, a, spans[n], 0, {}, {}});
@@ -316,7 +315,7 @@ class DecodeAttention {
     size_t blocks = 0;
     for (const Span& span : spans_) blocks += count(span);
     const size_t least =
-        std::max<size_t>(1, kPieceBytes / (2 * spans_[0].kv->shape().head_bytes()));
+        std::max<size_t>(1, kPieceBytes / spans_[0].kv->shape().head_bytes(a_.layer));
     const size_t heads = blocks * a_.kv_heads, pieces = t.parts_of(heads, least);
     t.each(pieces, [&](size_t piece) {
       const Range some = part_of(heads, pieces, piece);
@@ -426,14 +425,16 @@ class DecodeAttention {
 
 }  // namespace detail
 
-inline size_t attention_local_floats(size_t head_dim) { return detail::offsets(head_dim).back(); }
-inline size_t attention_partial_floats(size_t heads, size_t kv_heads, size_t head_dim) {
-  return detail::DecodeAttention::Tiles(heads / kv_heads).floats(kv_heads, head_dim);
+inline size_t attention_local_floats(size_t key_dim, size_t value_dim) {
+  return detail::offsets(key_dim, value_dim).back();
+}
+inline size_t attention_partial_floats(size_t heads, size_t kv_heads, size_t value_dim) {
+  return detail::DecodeAttention::Tiles(heads / kv_heads).floats(kv_heads, value_dim);
 }
 
 inline void attention(Team t, const Pass& p, const AttentionShape& a, Rows q, Rows y) {
   const detail::Local local =
-      detail::layout(p.scratch->local[static_cast<size_t>(t.rank)].as<float>(), a.head_dim);
+      detail::layout(p.scratch->local[static_cast<size_t>(t.rank)].as<float>(), a);
   for (std::span<const Span> spans = p.spans; !spans.empty();) {
     if (const size_t decoding = detail::DecodeAttention::fit(p, a, spans); decoding > 0) {
       detail::DecodeAttention(p, a, q, y, spans.first(decoding), local).run(t);
@@ -458,7 +459,8 @@ namespace detail {
 inline void store_block(const Span& span, size_t head, int64_t layer, Rows k, Rows v,
                         size_t block) {
   const KvShape& shape = span.kv->shape();
-  const size_t head_dim = static_cast<size_t>(shape.head_dim);
+  const KvLayer l = shape.layer(layer);
+  const auto key_dim = static_cast<size_t>(l.key_dim), value_dim = static_cast<size_t>(l.value_dim);
   std::byte* const base = KvWriter(*span.kv).writable(static_cast<int64_t>(block));
   std::byte* const keys = base + shape.k_offset(layer, static_cast<int64_t>(head));
   std::byte* const values = base + shape.v_offset(layer, static_cast<int64_t>(head));
@@ -468,8 +470,8 @@ inline void store_block(const Span& span, size_t head, int64_t layer, Rows k, Ro
                               span.first + static_cast<int64_t>(span.count));
   for (int64_t position = from; position < to; ++position) {
     const size_t row = span.row + static_cast<size_t>(position - span.first);
-    write_row(shape, true, {k.row(row) + head * head_dim, head_dim}, keys, position - begin);
-    write_row(shape, false, {v.row(row) + head * head_dim, head_dim}, values, position - begin);
+    write_row(shape, true, {k.row(row) + head * key_dim, key_dim}, keys, position - begin);
+    write_row(shape, false, {v.row(row) + head * value_dim, value_dim}, values, position - begin);
   }
 }
 
@@ -477,7 +479,7 @@ inline void store_block(const Span& span, size_t head, int64_t layer, Rows k, Ro
 
 // A task is one head of a whole block, so that no two threads write the same cache line.
 inline void store_kv(Team t, const Pass& p, int64_t layer, Rows k, Rows v) {
-  const size_t heads = static_cast<size_t>(p.spans[0].kv->shape().kv_heads);
+  const auto heads = static_cast<size_t>(p.spans[0].kv->shape().layer(layer).kv_heads);
   const auto blocks = [](const Span& span) {
     const int64_t last = span.first + static_cast<int64_t>(span.count) - 1;
     return Range{static_cast<size_t>(span.first / kBlockPositions),

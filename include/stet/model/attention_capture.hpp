@@ -51,7 +51,7 @@ inline void pattern_of(const Queries& s, size_t query, size_t positions, std::ve
     const AttendTile tile = {packed, 1, &mask, {&block_m, &block_l, o}};
     AttendBlock block = {keys.data(),
                          ones.floats.data(),
-                         s.a.head_dim,
+                         s.a.key_dim,
                          kPanel,
                          static_cast<float>(s.a.scale),
                          static_cast<float>(s.a.softcap)};
@@ -85,8 +85,8 @@ inline void capture_attention(Team t, const Pass& p, const AttentionShape& a, Ro
           std::find_if(p.spans.begin(), p.spans.end(), [&](const Span& s) { return s.row == row; });
       const size_t positions = to.width / a.heads, group = a.heads / a.kv_heads;
       t.each_range(to.count * a.heads, 1, [&](Range some) {
-        std::vector<float> keys(a.head_dim * kPanel);
-        std::vector<float> packed(a.head_dim * kTileRows);
+        std::vector<float> keys(a.key_dim * kPanel);
+        std::vector<float> packed(a.key_dim * kTileRows);
         for (size_t i = some.begin; i < some.end; ++i) {
           const size_t r = i / a.heads, head = i % a.heads;
           const detail::Queries s{p, a, *span, head / group, q, {}};
@@ -114,7 +114,8 @@ inline void result_point(Team t, const Pass& p, const ModelConfig& c, size_t ind
                          const Matrix& output) {
   if (p.hooks == nullptr || !p.hooks->wants(Point::result, index)) return;
   const Rows z = p.attention, kept = p.qkv.columns(0, z.width);
-  const size_t dim = static_cast<size_t>(c.head_dim), bytes = z.width * sizeof(float);
+  const auto dim = static_cast<size_t>(c.layer(static_cast<int64_t>(index)).value_dim);
+  const size_t bytes = z.width * sizeof(float);
   detail::each_row(t, z.count, [&](size_t r) {
     std::memcpy(kept.row(r), z.row(r), bytes);
     std::memset(z.row(r), 0, bytes);

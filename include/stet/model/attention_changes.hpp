@@ -20,12 +20,12 @@ void change_attention(Team t, const Pass& p, const AttentionShape& a, Rows q, Ro
 
 namespace detail {
 
-// Widens one head's keys of a block to float32, [head_dim][64]. Scales of q8 are not applied.
+// Widens one head's keys of a block to float32, [key_dim][64]. Scales of q8 are not applied.
 inline void widened_keys(const Queries& s, int64_t block, std::vector<float>& keys) {
   const KvShape& shape = s.span.kv->shape();
   const std::byte* const k = s.span.kv->unchecked_block(block) +
                              shape.k_offset(s.a.layer, static_cast<int64_t>(s.kv_head));
-  s.p.kernels->widen[static_cast<int>(shape.type)](k, keys.data(), s.a.head_dim * kPanel);
+  s.p.kernels->widen[static_cast<int>(shape.type)](k, keys.data(), s.a.key_dim * kPanel);
 }
 
 // Returns the 64 scales of one head's keys in a block, or null if the type has none.
@@ -34,7 +34,7 @@ inline const float* key_scales(const Queries& s, int64_t block) {
   if (shape.type != KvType::q8) return nullptr;
   return reinterpret_cast<const float*>(s.span.kv->unchecked_block(block) +
                                         shape.k_offset(s.a.layer, static_cast<int64_t>(s.kv_head)) +
-                                        shape.elements_bytes());
+                                        shape.elements_bytes(static_cast<int64_t>(s.a.key_dim)));
 }
 
 // Computes one query's scores, [positions]. Positions that it does not see get -inf.
@@ -49,7 +49,7 @@ inline void scores_of(const Queries& s, size_t query, size_t positions, std::vec
     if (mask == 0) continue;
     widened_keys(s, b, keys);
     alignas(64) float x[kPanel];
-    k.tile(packed, keys.data(), s.a.head_dim, {nullptr, kPanel, x, kPanel, 1, kPanel / kLanes, {}});
+    k.tile(packed, keys.data(), s.a.key_dim, {nullptr, kPanel, x, kPanel, 1, kPanel / kLanes, {}});
     if (const float* const scales = key_scales(s, b)) stet::multiply(x, {scales, kPanel});
     k.scale(x, static_cast<float>(s.a.scale), kPanel);
     if (s.a.softcap != 0) {
@@ -94,7 +94,7 @@ class ChangedQuery {
         scores_((positions + kPanel - 1) / kPanel * kPanel),
         factor_(positions, 1.0f),
         term_(positions) {
-    std::vector<float> keys(s.a.head_dim * kPanel), packed(s.a.head_dim * kTileRows);
+    std::vector<float> keys(s.a.key_dim * kPanel), packed(s.a.key_dim * kTileRows);
     scores_of(s, query, positions, keys, packed.data(), scores_.data());
     each(Point::scores, [&](const Intervention& w, size_t at, const float* value) {
       change(w, scores_.data() + at, value);
@@ -132,10 +132,10 @@ class ChangedQuery {
       if (term_[i] != 0) steer_add(to + i, &one, term_[i], 1);
     }
   }
-  // Writes the output, [head_dim]. Values are multiplied by the factors of their weights. Terms
+  // Writes the output, [value_dim]. Values are multiplied by the factors of their weights. Terms
   // that were set or added come last, in a chain over ascending positions.
   void output(float* to) const {
-    const size_t ldv = padded(s_.a.head_dim);
+    const size_t ldv = padded(s_.a.value_dim);
     std::vector<float> o(ldv), block_o(ldv), values(kPanel * ldv), scales(kPanel);
     float m = 0, l = 0;
     const SoftmaxSums sums = {&m, &l, o.data()};
@@ -143,12 +143,12 @@ class ChangedQuery {
     attend_blocks(
         ldv, block_o.data(), [&](int64_t b) { return values_of(b, values, scales); },
         [&](int64_t, const SoftmaxSums& block) { s_.p.kernels->merge(sums, block, ldv, 1); });
-    std::fill_n(to, s_.a.head_dim, 0.0f);  // if the query sees nothing
-    if (l != 0) s_.p.kernels->divide(o.data(), l, to, s_.a.head_dim);
+    std::fill_n(to, s_.a.value_dim, 0.0f);  // if the query sees nothing
+    if (l != 0) s_.p.kernels->divide(o.data(), l, to, s_.a.value_dim);
     for (size_t i = 0; i < positions_; ++i) {
       if (term_[i] == 0) continue;
       value_row(i, values.data());
-      steer_add(to, values.data(), term_[i], s_.a.head_dim);
+      steer_add(to, values.data(), term_[i], s_.a.value_dim);
     }
   }
 
@@ -238,23 +238,27 @@ class ChangedQuery {
     return s_.span.kv->unchecked_block(block) +
            shape.v_offset(s_.a.layer, static_cast<int64_t>(s_.kv_head));
   }
+  // Returns the scales of q8 values.
+  const float* scales_of(const KvShape& shape, const std::byte* values) const {
+    return reinterpret_cast<const float*>(
+        values + shape.elements_bytes(static_cast<int64_t>(s_.a.value_dim)));
+  }
   // Returns the values of a block as attention reads them, multiplied by the factors of their
   // weights.
   BlockView values_of(int64_t block, std::vector<float>& values, std::vector<float>& scales) const {
     const KvShape& shape = s_.span.kv->shape();
-    const size_t head_dim = s_.a.head_dim, ldv = padded(head_dim),
+    const size_t value_dim = s_.a.value_dim, ldv = padded(value_dim),
                  first = static_cast<size_t>(block) * kPanel;
     const std::byte* const v = stored_values(block);
     const auto factor = [&](size_t t) {
       return first + t < positions_ ? factor_[first + t] : 1.0f;
     };
     if (shape.type == KvType::q8) {
-      std::copy_n(reinterpret_cast<const float*>(v + shape.elements_bytes()), kPanel,
-                  scales.data());
+      std::copy_n(scales_of(shape, v), kPanel, scales.data());
       for (size_t t = 0; t < kPanel; ++t) {
         if (factor(t) != 1) steer_scale(&scales[t], factor(t), 1);
       }
-      return {nullptr, padded_int8(v, head_dim, ldv, values.data()), shape.type, nullptr,
+      return {nullptr, padded_int8(v, value_dim, ldv, values.data()), shape.type, nullptr,
               scales.data()};
     }
     const auto widen = s_.p.kernels->widen[static_cast<int>(shape.type)];
@@ -262,8 +266,8 @@ class ChangedQuery {
       float* const row = values.data() + t * ldv;
       std::fill_n(row, ldv, 0.0f);
       if (factor(t) == 0) continue;
-      widen(v + t * head_dim * shape.element_size(), row, head_dim);
-      if (factor(t) != 1) steer_scale(row, factor(t), head_dim);
+      widen(v + t * value_dim * shape.element_size(), row, value_dim);
+      if (factor(t) != 1) steer_scale(row, factor(t), value_dim);
     }
     return {nullptr, values.data(), KvType::f32, nullptr, nullptr};
   }
@@ -271,10 +275,9 @@ class ChangedQuery {
     const KvShape& shape = s_.span.kv->shape();
     const std::byte* const v = stored_values(static_cast<int64_t>(at / kPanel));
     const size_t t = at % kPanel;
-    s_.p.kernels->widen[static_cast<int>(shape.type)](v + t * s_.a.head_dim * shape.element_size(),
-                                                      to, s_.a.head_dim);
-    if (shape.type == KvType::q8)
-      steer_scale(to, reinterpret_cast<const float*>(v + shape.elements_bytes())[t], s_.a.head_dim);
+    s_.p.kernels->widen[static_cast<int>(shape.type)](v + t * s_.a.value_dim * shape.element_size(),
+                                                      to, s_.a.value_dim);
+    if (shape.type == KvType::q8) steer_scale(to, scales_of(shape, v)[t], s_.a.value_dim);
   }
 
   const Queries& s_;

@@ -14,7 +14,7 @@ namespace stet {
 // Rotary position embedding (Su et al., arXiv 2104.09864), with the published ways to extend its
 // context.
 struct Rope {
-  enum class Scaling { none, linear, llama3, yarn, longrope };
+  enum class Scaling { none, linear, llama3, yarn, longrope, proportional };
 
   double theta = 10000;
   Scaling scaling = Scaling::none;
@@ -31,13 +31,17 @@ struct Rope {
   // longer ones. is_long selects the second, for models whose max_positions is larger.
   std::vector<double> short_factors = {}, long_factors = {};
   bool is_long = false;
+  // Rotated dimensions of each head; 0: ModelConfig::rotated(). proportional: of their pairs, the
+  // first `part` rotates, at the frequencies that it has among all pairs; the others stand still.
+  int64_t dim = 0;
+  double part = 1;
 
   bool operator==(const Rope&) const = default;
 };
 
 // Returns the angle per position of each pair of `dim` rotated dimensions: dim / 2 values. They are
 // rounded to float32 at the same places as in transformers' modeling_rope_utils.py (default,
-// linear, llama3, yarn, longrope), so that angles agree with the reference.
+// linear, llama3, yarn, longrope, proportional), so that angles agree with the reference.
 STET_API std::vector<float> inverse_frequencies(const Rope& rope, int64_t dim);
 // Returns the factor of all cosines and sines: that of the config, otherwise 1. Defaults differ for
 // two methods:
@@ -62,7 +66,16 @@ struct LayerShape {
   int64_t key_dim, value_dim;  // per head
   int64_t window;              // a query sees itself and the window - 1 positions before it; 0: all
   int rope;                    // index into ropes; -1: no rotation
-  int64_t owner;  // the layer whose keys and values are read: this one or an earlier one
+  int64_t owner;         // the layer whose keys and values are read: this one or an earlier one
+  bool own;              // owner is this layer
+  int64_t intermediate;  // width of the MLP
+  bool values_are_keys;  // no matrix for values: they begin as what the one for keys gives
+
+  // Columns of all heads. Keys and values have 0 if the layer has none of its own.
+  int64_t queries() const { return heads * key_dim; }
+  int64_t keys() const { return own ? kv_heads * key_dim : 0; }
+  int64_t values() const { return own ? kv_heads * value_dim : 0; }
+  int64_t output() const { return heads * value_dim; }
 };
 
 // The shape and constants of a model.
@@ -88,26 +101,53 @@ struct STET_API ModelConfig {
   ExpertShape experts;
   // Per layer: a query sees itself and the window - 1 positions before it; 0 means all.
   std::vector<int64_t> window;
-  std::vector<int> rope_of;      // per layer: index into ropes; -1: no rotation
-  std::vector<Rope> ropes;       // both empty if positions are learned
+  std::vector<int> rope_of;  // per layer: index into ropes; -1: no rotation
+  std::vector<Rope> ropes;   // both empty if positions are learned
+  // Per layer, if layers differ. Empty: every layer has kv_heads, head_dim and intermediate_size,
+  // and its own keys and values.
+  std::vector<int64_t> kv_heads_of, head_dim_of, owner_of, intermediate_of;
+  std::vector<int64_t> values_are_keys;  // per layer: 1 if LayerShape says so; empty: 0
+  // Gemma 3n and 4: width of the input that each layer has for a token beside the residual stream,
+  // and the number of tokens with such inputs. 0: none.
+  int64_t layer_inputs = 0, layer_input_tokens = 0;
+  // Gemma 3n: residual streams (0: one), the one that layers read, and the rank of the layers'
+  // linear path. scaled_streams: the corrected stream is scaled before it gates the layer's input.
+  int64_t streams = 0, active_stream = 0, laurel_rank = 0;
+  bool scaled_streams = false;
+  // Gemma 3n, per layer: MLP gates below this many standard deviations above their row's mean are
+  // dropped. 0: none.
+  std::vector<double> gate_floor;
   std::vector<int32_t> eos_ids;  // from config.json; generation_config.json overrides
 
   int64_t rotated() const { return rotary_dim > 0 ? rotary_dim : head_dim; }
+  int64_t rotated(const Rope& rope) const { return rope.dim > 0 ? rope.dim : rotated(); }
   // Returns whether a layer has experts.
   bool has_experts(int64_t index) const {
     return experts.count > 0 && !std::ranges::binary_search(experts.dense, index);
   }
-  // Returns the shape of one layer. In the supported families, layers differ only in window and
-  // rotation.
+  // Returns the shape of one layer.
   LayerShape layer(int64_t index) const {
-    const auto i = static_cast<size_t>(index);
+    const auto of = [index](const auto& each, auto otherwise) {
+      return each.empty() ? otherwise : each[static_cast<size_t>(index)];
+    };
+    const int64_t dim = of(head_dim_of, head_dim), owner = of(owner_of, index);
     return {heads,
-            kv_heads,
-            head_dim,
-            head_dim,
-            window.empty() ? 0 : window[i],
-            rope_of.empty() ? -1 : rope_of[i],
-            index};
+            of(kv_heads_of, kv_heads),
+            dim,
+            dim,
+            of(window, int64_t{0}),
+            of(rope_of, -1),
+            owner,
+            owner == index,
+            of(intermediate_of, intermediate_size),
+            of(values_are_keys, int64_t{0}) != 0};
+  }
+  // Returns the largest f(layer) of all layers.
+  template <class F>
+  int64_t widest(F f) const {
+    int64_t most = 0;
+    for (int64_t i = 0; i < layers; ++i) most = std::max<int64_t>(most, f(layer(i)));
+    return most;
   }
 
   // Returns all of the above as one line of JSON with sorted keys. Fingerprints and snapshots

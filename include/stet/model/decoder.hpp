@@ -27,6 +27,13 @@ class Decoder : public Model {
   virtual void layer(const LayerPass& at) const = 0;
   // Sets p.x to the embeddings of p.ids times the config's embedding_scale.
   virtual void embed_tokens(Team t, const Pass& p) const;
+  // Called before the first layer of the pass: prepares what layers read beside p.x, if anything.
+  virtual void enter_layers(Team, const Pass&) const {}
+  // Returns the embeddings of p.ids, with what interventions make of them: p.x where the pass begins
+  // with them, else computed into p.out.
+  Rows embedding_rows(Team t, const Pass& p) const;
+  // Called after the last layer: p.x becomes what the final norm reads.
+  virtual void leave_layers(Team, const Pass&) const {}
 
   // Calls f("layers.0."), f("layers.1."), ... for every layer.
   template <class F>
@@ -51,13 +58,18 @@ struct Biases {
 struct AttentionLayers {
   AttentionLayers(WeightLoader& w, const ModelConfig& c, const std::string& at, Biases biases = {},
                   bool fused = false);
+  // The same for one layer of a model whose layers differ. It may have no keys or values.
+  AttentionLayers(WeightLoader& w, int64_t hidden, const LayerShape& s, const std::string& at,
+                  Biases biases = {}, bool fused = false);
 
-  Linear qkv;  // [(heads + 2 kv_heads) head_dim][hidden]
-  Linear o;    // [hidden][heads head_dim]
+  Linear qkv;  // [queries + keys + values][hidden]
+  Linear o;    // [hidden][output]
 };
 struct MlpLayers {
   MlpLayers(WeightLoader& w, const ModelConfig& c, const std::string& at, Biases biases = {},
             bool fused = false);
+  MlpLayers(WeightLoader& w, int64_t hidden, const LayerShape& s, const std::string& at,
+            Biases biases = {}, bool fused = false);
 
   Linear gate_up;  // [2 intermediate][hidden]
   Linear down;     // [hidden][intermediate]
@@ -68,15 +80,48 @@ struct LinearLayers : AttentionLayers, MlpLayers {
       : AttentionLayers(w, c, at, biases, fused), MlpLayers(w, c, at, biases, fused) {}
 };
 
+namespace detail {
+
+// Returns x in the width that a layer has. Zeroes the padding that linear layers read, where a
+// wider layer may have left numbers.
+inline Rows narrowed(Team t, Rows x, int64_t width) {
+  const Rows y = x.columns(0, static_cast<size_t>(width));
+  const size_t padding = round_up(y.width, kQuantStrip) - y.width;
+  if (y.width < x.width && padding > 0)
+    each_row(t, y.count,
+             [&](size_t r) { std::memset(y.row(r) + y.width, 0, padding * sizeof(float)); });
+  return y;
+}
+
+// Returns the pass with the widths of one layer.
+inline Pass pass_of_layer(Team t, const Pass& p, const LayerShape& s) {
+  Pass own = p;
+  own.attention = narrowed(t, p.attention, s.output());
+  own.mlp = narrowed(t, p.mlp, s.intermediate);
+  own.gate_up = p.gate_up.columns(0, static_cast<size_t>(2 * s.intermediate));
+  return own;
+}
+
+}  // namespace detail
+
 inline void Decoder::forward(Team t, const Pass& p) const {
   rope_tables(t, p, frequencies_);
   if (p.first_layer == 0) embed_tokens(t, p);
+  enter_layers(t, p);
   for (size_t i = p.first_layer; i < static_cast<size_t>(config_.layers); ++i) {
     point(t, p, Point::resid_pre, i, p.x);
-    layer({t, p, config_, i});
+    layer({t, detail::pass_of_layer(t, p, config_.layer(static_cast<int64_t>(i))), config_, i});
   }
+  leave_layers(t, p);
   norm(t, p, final_norm_, p.x, p.out);
   norm_point(t, p, Point::ln_final, 0, final_norm_, p.x, p.out);
+}
+
+inline Rows Decoder::embedding_rows(Team t, const Pass& p) const {
+  if (p.first_layer == 0) return p.x;
+  embed(t, p, embedding_, static_cast<float>(config_.embedding_scale), p.out);
+  if (p.hooks != nullptr) p.hooks->visit_changes(t, Point::embed, 0, p.out, 0);
+  return p.out;
 }
 
 inline void Decoder::embed_tokens(Team t, const Pass& p) const {
@@ -86,7 +131,8 @@ inline void Decoder::embed_tokens(Team t, const Pass& p) const {
 
 inline Decoder::Decoder(ModelConfig config) : Model(std::move(config)) {
   for (const Rope& rope : config_.ropes)
-    frequencies_.push_back({inverse_frequencies(rope, config_.rotated()), rope_magnitude(rope)});
+    frequencies_.push_back(
+        {inverse_frequencies(rope, config_.rotated(rope)), rope_magnitude(rope)});
 }
 
 inline Decoder::Decoder(ModelConfig config, WeightLoader& w, float norm_offset)
@@ -111,27 +157,35 @@ inline Norm Decoder::load_layer_norm(WeightLoader& w, const std::string& name,
 }
 
 inline AttentionLayers::AttentionLayers(WeightLoader& w, const ModelConfig& c,
+                                        const std::string& at, Biases biases, bool fused)
+    : AttentionLayers(w, c.hidden_size, c.layer(0), at, biases, fused) {}
+
+inline AttentionLayers::AttentionLayers(WeightLoader& w, int64_t hidden, const LayerShape& s,
                                         const std::string& at, Biases biases, bool fused) {
-  const int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
   const std::string self = at + "self_attn.";
   using Parts = std::vector<WeightLoader::Part>;
-  qkv = w.linear("attention",
-                 fused ? Parts{{self + "qkv_proj", q + 2 * kv}}
-                       : Parts{{self + "q_proj", q}, {self + "k_proj", kv}, {self + "v_proj", kv}},
-                 c.hidden_size, biases.qkv);
-  o = w.linear("attention", {{self + "o_proj", c.hidden_size}}, q, biases.o);
+  Parts parts = {{self + "q_proj", s.queries()}};
+  if (s.own) parts.push_back({self + "k_proj", s.keys()});
+  if (s.own && !s.values_are_keys) parts.push_back({self + "v_proj", s.values()});
+  if (fused) parts = {{self + "qkv_proj", s.queries() + s.keys() + s.values()}};
+  qkv = w.linear("attention", parts, hidden, biases.qkv);
+  o = w.linear("attention", {{self + "o_proj", hidden}}, s.output(), biases.o);
 }
 
 inline MlpLayers::MlpLayers(WeightLoader& w, const ModelConfig& c, const std::string& at,
-                            Biases biases, bool fused) {
-  const int64_t inter = c.intermediate_size;
+                            Biases biases, bool fused)
+    : MlpLayers(w, c.hidden_size, c.layer(0), at, biases, fused) {}
+
+inline MlpLayers::MlpLayers(WeightLoader& w, int64_t hidden, const LayerShape& s,
+                            const std::string& at, Biases biases, bool fused) {
+  const int64_t inter = s.intermediate;
   const std::string mlp = at + "mlp.";
   using Parts = std::vector<WeightLoader::Part>;
   gate_up = w.linear("mlp",
                      fused ? Parts{{mlp + "gate_up_proj", 2 * inter}}
                            : Parts{{mlp + "gate_proj", inter}, {mlp + "up_proj", inter}},
-                     c.hidden_size, biases.mlp);
-  down = w.linear("mlp", {{mlp + "down_proj", c.hidden_size}}, inter, biases.mlp);
+                     hidden, biases.mlp);
+  down = w.linear("mlp", {{mlp + "down_proj", hidden}}, inter, biases.mlp);
 }
 
 }  // namespace stet

@@ -53,6 +53,7 @@ struct Defaults {
           kv_heads = 0, head_dim = 0;
   int64_t max_positions = 2048;
   bool tied_head = false;
+  bool widths = false;  // intermediate_size may be a list, which the family reads
 };
 // Reads the fields that all families after GPT-2 share, and rejects absurd values. Sets full
 // attention in every layer and scores scaled by 1 / sqrt(head_dim). Families override these and

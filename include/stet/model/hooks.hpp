@@ -145,7 +145,7 @@ class Hooks {
   }
   // Runs the interventions only.
   void visit_changes(Team t, Point point, size_t layer, Rows x, size_t begin) const {
-    const int64_t heads = point_heads(*config_, point);
+    const int64_t heads = point_heads(*config_, {point, static_cast<int64_t>(layer)});
     for (const Change& c : slots_[layer * kPoints + static_cast<size_t>(point)].changes) {
       each_common(t, c.row, c.count, x, begin, [&](size_t i, float* row) {
         apply(c, c.first + static_cast<int64_t>(i), heads, row, x.width);
@@ -229,7 +229,9 @@ class Hooks {
       return Rows{memory.as<float>(), stride, n, kHeadInputRows};
     };
     head_inputs_ = make(head_memory_[0], c.heads * c.hidden_size);
-    head_products_ = make(head_memory_[1], (c.heads + 2 * c.kv_heads) * c.head_dim);
+    head_products_ =
+        make(head_memory_[1],
+             c.widest([](const LayerShape& l) { return l.queries() + l.keys() + l.values(); }));
   }
   // No exception may leave a pass, so the first one is kept until the pass is over.
   void run(const Call& c, int64_t first, Rows rows) const {

@@ -24,7 +24,7 @@ struct LayerPass {
 struct Qkv {
   Qkv(const LayerShape& shape, Rows qkv);
 
-  Rows q, k, v;  // q [heads head_dim]; k and v [kv_heads head_dim]
+  Rows q, k, v;  // q [heads key_dim]; k [kv_heads key_dim]; v [kv_heads value_dim]
 };
 
 // Computes y = norm(x). With a point (ln1 or ln2 of the layer), also runs its hooks.
@@ -54,11 +54,13 @@ void plain_mlp(const LayerPass& at, const Linear& up, const Linear& down,
                void (*f)(Team t, const Pass& p, Rows x, Rows y), Rows x);
 // Adds the MLP output in p.out to the residual stream.
 void add_mlp(const LayerPass& at);
+// Do the same in two steps, for layers that change the stream once more in between.
+void add_mlp_output(const LayerPass& at);
+void leave_layer(const LayerPass& at);
 
 inline Qkv::Qkv(const LayerShape& s, Rows qkv) {
-  const size_t queries = static_cast<size_t>(s.heads * s.key_dim),
-               keys = static_cast<size_t>(s.kv_heads * s.key_dim),
-               values = static_cast<size_t>(s.kv_heads * s.value_dim);
+  const auto queries = static_cast<size_t>(s.queries()), keys = static_cast<size_t>(s.keys()),
+             values = static_cast<size_t>(s.values());
   q = qkv.columns(0, queries);
   k = qkv.columns(queries, keys);
   v = qkv.columns(queries + keys, values);
@@ -83,11 +85,14 @@ inline void recompute_changed_heads(const LayerPass& at, Point point, const Norm
                                     const Linear& qkv, Rows inputs, size_t begin, Rows to) {
   const Team t = at.t;
   const Pass& p = at.p;
-  const size_t width = p.x.width, dim = static_cast<size_t>(at.config.head_dim),
-               count = inputs.count;
+  const LayerShape shape = at.shape();
+  const auto dim = static_cast<size_t>(point == Point::v_input ? shape.value_dim : shape.key_dim);
+  const size_t width = p.x.width, count = inputs.count;
   const Rows alone = p.out.rows(begin, count), products = p.hooks->head_products().rows(0, count);
   // first column of `to` in the product
-  const auto first = static_cast<size_t>(to.data - p.qkv.data);
+  const bool of_keys = point == Point::v_input && shape.values_are_keys;
+  const auto first =
+      of_keys ? static_cast<size_t>(shape.queries()) : static_cast<size_t>(to.data - p.qkv.data);
   for (size_t h = 0; h < inputs.width / width; ++h) {
     if (!p.hooks->may_change(point, at.index, static_cast<int64_t>(h))) continue;
     each_row(t, count, [&](size_t r) {
@@ -107,12 +112,16 @@ inline void recompute_changed_heads(const LayerPass& at, Point point, const Norm
   }
 }
 
+inline size_t inputs_of(const LayerPass& at, Point point) {
+  return static_cast<size_t>(point_heads(at.config, {point, static_cast<int64_t>(at.index)}));
+}
+
 inline void head_input_point(const LayerPass& at, Point point, const Norm* n, const Linear& qkv,
                              Rows to) {
   const Team t = at.t;
   const Pass& p = at.p;
   if (!p.hooks->wants(point, at.index)) return;
-  const size_t width = p.x.width, heads = static_cast<size_t>(point_heads(at.config, point));
+  const size_t width = p.x.width, heads = inputs_of(at, point);
   for (size_t begin = 0; begin < p.x.count; begin += Hooks::kHeadInputRows) {
     const size_t count = std::min(Hooks::kHeadInputRows, p.x.count - begin);
     const Rows inputs = p.hooks->head_inputs().columns(0, heads * width).rows(0, count);
@@ -130,7 +139,11 @@ inline Qkv attention_input(const LayerPass& at, const Norm* n, const Linear& qkv
   const auto& [t, p, c, index] = at;
   if (n != nullptr) norm(at, Point::ln1, *n, p.x, p.normed);
   linear(t, p, qkv, n != nullptr ? p.normed : p.x, p.qkv);
-  const Qkv x(at.shape(), p.qkv);
+  const LayerShape shape = at.shape();
+  const Qkv x(shape, p.qkv);
+  if (shape.values_are_keys)
+    each_row(t, x.v.count,
+             [&](size_t r) { std::memcpy(x.v.row(r), x.k.row(r), x.v.width * sizeof(float)); });
   if (p.hooks != nullptr) {
     head_input_point(at, Point::q_input, n, qkv, x.q);
     head_input_point(at, Point::k_input, n, qkv, x.k);
@@ -170,11 +183,12 @@ inline void attend(const LayerPass& at, const Qkv& x, const Vector& sinks) {
                                 static_cast<size_t>(layer.heads),
                                 static_cast<size_t>(layer.kv_heads),
                                 static_cast<size_t>(layer.key_dim),
+                                static_cast<size_t>(layer.value_dim),
                                 layer.window,
                                 c.attention_scale,
                                 c.attention_softcap,
                                 sinks.empty() ? nullptr : sinks.data()};
-  store_kv(t, p, shape.layer, x.k, x.v);
+  if (layer.own) store_kv(t, p, shape.layer, x.k, x.v);
   attention(t, p, shape, x.q, p.attention);
   if (p.hooks != nullptr) {
     change_attention(t, p, shape, x.q, p.attention);
@@ -219,6 +233,17 @@ inline void add_mlp(const LayerPass& at) {
     p.kernels->add(p.x.row(r), p.out.row(r), p.out.width);
     if (r == 0 && p.after_layer != nullptr) (*p.after_layer)();
   });
+  point(at.t, p, Point::resid_post, at.index, p.x);
+}
+
+inline void add_mlp_output(const LayerPass& at) {
+  point(at.t, at.p, Point::mlp_out, at.index, at.p.out);
+  add(at.t, at.p, at.p.x, at.p.out);
+}
+
+inline void leave_layer(const LayerPass& at) {
+  const Pass& p = at.p;
+  if (p.after_layer != nullptr) at.t.each(1, [&](size_t) { (*p.after_layer)(); });
   point(at.t, p, Point::resid_post, at.index, p.x);
 }
 

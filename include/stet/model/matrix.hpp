@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -41,8 +42,14 @@ class STET_API Matrix {
   static Matrix packed(WeightType type, size_t rows, size_t columns, const std::byte* bytes,
                        std::shared_ptr<const void> owner);
   static size_t packed_bytes(WeightType type, size_t rows, size_t columns);
-  // Stacks matrices of equal columns, which may have different types. All but the last must have a
-  // multiple of 16 rows.
+  // Wraps rows that are looked up where they are stored and never multiplied: f32, bf16, f16 or
+  // blocks of ggml, one row after another. The caller owns the bytes.
+  static Matrix in_place(DType dtype, size_t rows, size_t columns, const std::byte* bytes,
+                         std::shared_ptr<const void> owner);
+  // Returns the type of such rows; nothing for a packed matrix.
+  std::optional<DType> stored_rows() const { return stored_rows_; }
+  // Matrices of equal columns, one below the other, each of a type of its own. All but the last
+  // have a multiple of 16 rows.
   static Matrix stacked(std::vector<Matrix> parts);
   // Returns `count` matrices of one shape and type, one behind the other in one block of memory.
   // Each begins at a packed block: block i of matrix j is block j * blocks() / count + i. Any number
@@ -87,6 +94,7 @@ class STET_API Matrix {
   std::shared_ptr<const void> owner_;
   const std::byte* data_ = nullptr;
   std::vector<Matrix> parts_;
+  std::optional<DType> stored_rows_;
 };
 
 // A tensor as loaded: rows from `first_row` on of one of the model's matrices, or a vector, which

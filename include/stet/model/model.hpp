@@ -35,6 +35,7 @@ struct Workspace {
   std::vector<int32_t> ids;  // of the current pass
   std::vector<Span> spans;
   Rows x, normed, qkv, attention, gate_up, mlp, out, logits;  // `rows` rows each; fewer logits
+  std::vector<Rows> own;                                      // the family's (Model::own_widths)
   Rows last;  // for each session of a batch, its last row of `out`
   size_t rows = 0;
   int threads = 0;
@@ -107,6 +108,8 @@ class STET_API Model {
   // Computes p.out, the hidden states after the final norm, from p.ids. Stores keys and values in
   // the caches of p.spans. Begins at p.first_layer.
   virtual void forward(Team t, const Pass& p) const = 0;
+  // Returns whether layers depend on p.x alone, so that a pass can begin at any layer.
+  virtual bool begins_at_layers() const { return true; }
   // Computes logits [rows][vocab_size] from hidden states after the final norm, [rows].
   void head(Team t, const Pass& p, Rows hidden, Rows logits) const;
 
@@ -129,6 +132,9 @@ class STET_API Model {
 
  protected:
   explicit Model(ModelConfig config) : config_(std::move(config)) {}
+
+  // Returns the widths of the activations that only this family has (Pass::own).
+  virtual std::vector<int64_t> own_widths() const { return {}; }
 
   ModelConfig config_;
   Matrix embedding_;
@@ -215,11 +221,15 @@ inline std::unique_ptr<Workspace> Model::acquire_workspace(size_t rows, int thre
   w->scratch = make_scratch(c, rows, threads, c.max_positions);
   w->x = detail::make_rows(*w, rows, c.hidden_size);
   w->normed = detail::make_rows(*w, rows, c.hidden_size);
-  w->qkv = detail::make_rows(*w, rows, (c.heads + 2 * c.kv_heads) * c.head_dim);
-  w->attention = detail::make_rows(*w, rows, c.heads * c.head_dim);
-  w->gate_up = detail::make_rows(*w, rows, 2 * c.intermediate_size);
-  w->mlp = detail::make_rows(*w, rows, c.intermediate_size);
+  const int64_t mlp = c.widest([](const LayerShape& l) { return l.intermediate; });
+  w->qkv = detail::make_rows(
+      *w, rows, c.widest([](const LayerShape& l) { return l.queries() + l.keys() + l.values(); }));
+  w->attention =
+      detail::make_rows(*w, rows, c.widest([](const LayerShape& l) { return l.output(); }));
+  w->gate_up = detail::make_rows(*w, rows, 2 * mlp);
+  w->mlp = detail::make_rows(*w, rows, mlp);
   w->out = detail::make_rows(*w, rows, c.hidden_size);
+  for (const int64_t width : own_widths()) w->own.push_back(detail::make_rows(*w, rows, width));
   w->last = detail::make_rows(*w, rows, c.hidden_size);
   w->logits = detail::make_rows(*w, std::min(rows, detail::kHeadRows), c.vocab_size);
   return w;

@@ -344,9 +344,12 @@ inline void norm_point(Team t, const Pass& p, Point which, size_t index, const N
 inline Scratch make_scratch(const ModelConfig& config, size_t max_rows, int threads,
                             int64_t capacity) {
   Scratch s;
-  const size_t head_dim = static_cast<size_t>(config.head_dim);
-  const size_t widest = static_cast<size_t>(
-      std::max({config.hidden_size, config.intermediate_size, config.heads * config.head_dim}));
+  const auto most = [&](auto of) { return static_cast<size_t>(config.widest(of)); };
+  const size_t key_dim = most([](const LayerShape&l) { return l.key_dim; }),
+               value_dim = most([](const LayerShape&l) { return l.value_dim; });
+  const size_t widest =
+      std::max(static_cast<size_t>(config.hidden_size),
+               most([](const LayerShape& l) { return std::max(l.intermediate, l.output()); }));
   const size_t rows = detail::round_up(std::min(max_rows, size_t{kGemmRows}), kTileRows),
                depth = detail::round_up(widest, kQuantStrip);
   s.packed = Memory(rows * depth * sizeof(float));
@@ -355,16 +358,19 @@ inline Scratch make_scratch(const ModelConfig& config, size_t max_rows, int thre
       // rounded inputs
       std::max(depth / kQuantBlock * sizeof(SuperInput) / sizeof(float), depth / 2);
   for (int i = 0; i < threads; ++i) {
-    s.local.emplace_back(std::max({gemm_local_floats(), attention_local_floats(head_dim), inputs}) *
-                         sizeof(float));
+    s.local.emplace_back(
+        std::max({gemm_local_floats(), attention_local_floats(key_dim, value_dim), inputs}) *
+        sizeof(float));
   }
   const size_t blocks = static_cast<size_t>((capacity + kBlockPositions - 1) / kBlockPositions);
-  const size_t partial = attention_partial_floats(static_cast<size_t>(config.heads),
-                                                  static_cast<size_t>(config.kv_heads), head_dim);
+  const size_t partial = most([](const LayerShape& l) {
+    return attention_partial_floats(static_cast<size_t>(l.heads), static_cast<size_t>(l.kv_heads),
+                                    static_cast<size_t>(l.value_dim));
+  });
   s.partial = Memory(blocks * partial * sizeof(float), false);
-  const size_t pairs = static_cast<size_t>(config.rotated()) / 2,
-               stride = detail::round_up(pairs, kLanes);
-  for (size_t i = 0; i < config.ropes.size(); ++i) {
+  for (const Rope& rope : config.ropes) {
+    const size_t pairs = static_cast<size_t>(config.rotated(rope)) / 2,
+                 stride = detail::round_up(pairs, kLanes);
     for (std::vector<Rows>* table : {&s.cos, &s.sin}) {
       s.tables.emplace_back(max_rows * stride * sizeof(float));
       table->push_back({s.tables.back().as<float>(), stride, pairs, max_rows});

@@ -65,6 +65,8 @@ struct Pass {
 
   // Activations. q, k and v are columns of qkv; gate and up are columns of gate_up.
   Rows x, normed, qkv, attention, gate_up, mlp, out;
+  // The family's own activations (Model::own_widths). They may have more rows than the pass.
+  std::span<const Rows> own = {};
 
   // The first layer to run. If not 0, x already holds the residual stream before this layer, and
   // the caches hold the keys and values of the layers below.

@@ -144,22 +144,29 @@ struct PointAt {
   bool operator==(const PointAt&) const = default;
 };
 
+// Returns true if only layers with their own keys and values have this point.
+inline bool is_of_keys(Point p) {
+  return p == Point::k_input || p == Point::v_input || p == Point::k || p == Point::v ||
+         p == Point::rot_k;
+}
+
 // Returns true if the model has the point in this layer, which must be one of the model's.
 inline bool has_point(const ModelConfig& c, const PointAt& at) {
   if (!has_point(c, at.point)) return false;
+  if (is_of_keys(at.point)) return c.layer(at.layer).own;
   if (is_of_router(at.point)) return c.has_experts(at.layer);
   return !is_within_mlp(at.point) || !c.has_experts(at.layer);
 }
 
 // Returns the number of heads that the columns are divided into; 0: not by heads.
-inline int64_t point_heads(const ModelConfig& c, Point p) {
-  switch (p) {
+inline int64_t point_heads(const ModelConfig& c, const PointAt& at) {
+  switch (at.point) {
     case Point::k_input:
     case Point::v_input:
     case Point::k:
     case Point::v:
     case Point::rot_k:
-      return c.kv_heads;
+      return c.layer(at.layer).kv_heads;
     case Point::q_input:
     case Point::q:
     case Point::rot_q:
@@ -175,12 +182,15 @@ inline int64_t point_heads(const ModelConfig& c, Point p) {
 
 // Returns the columns of one position. For scores and patterns, `positions` is the number of key
 // positions.
-inline int64_t point_width(const ModelConfig& c, Point p, int64_t positions) {
-  if (is_attention(p)) return c.heads * positions;
-  if (p == Point::result || is_head_input(p)) return point_heads(c, p) * c.hidden_size;
+inline int64_t point_width(const ModelConfig& c, const PointAt& at, int64_t positions) {
+  const Point p = at.point;
+  const LayerShape layer = c.layer(at.layer);
+  if (is_attention(p)) return layer.heads * positions;
+  if (p == Point::result || is_head_input(p)) return point_heads(c, at) * c.hidden_size;
   if (is_norm_scale(p)) return 1;
-  if (const int64_t heads = point_heads(c, p)) return heads * c.head_dim;
-  if (is_within_mlp(p)) return c.intermediate_size;
+  if (const int64_t heads = point_heads(c, at))
+    return heads * (p == Point::v || p == Point::z ? layer.value_dim : layer.key_dim);
+  if (is_within_mlp(p)) return layer.intermediate;
   if (p == Point::expert_indices) return c.experts.chosen;
   if (is_of_router(p)) return c.experts.count;
   return c.hidden_size;

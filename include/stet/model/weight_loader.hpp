@@ -19,7 +19,7 @@ struct WeightSpec {
   std::string name;       // in the checkpoint
   std::string canonical;  // without the family's prefix
   int64_t rows, columns;  // a vector has one row
-  bool is_vector = false, transposed = false, looked_up = false;
+  bool is_vector = false, transposed = false, looked_up = false, in_place = false;
   int64_t heads = 0;   // not 0: the checkpoint stores q, k and v of each head together
   bool exact = false;  // multiplied in float32 under every contract
   // In a packed checkpoint: the matrix that contains the tensor, and the first row of the tensor in
@@ -48,6 +48,8 @@ class STET_API WeightLoader {
   Matrix matrix(const std::string& group, const std::vector<Part>& parts, int64_t columns);
   // Loads a lookup table, which is never multiplied. Its values are not rounded.
   Matrix table(const std::string& group, const Part& part, int64_t columns);
+  // The same for a table as large as a model. Its rows are read where the checkpoint stores them.
+  Matrix table_in_place(const std::string& group, const Part& part, int64_t columns);
   // Loads the head [vocab][hidden], lm_head.weight by default. The name stands outside the prefix's
   // last "model.".
   Matrix head(int64_t vocab, int64_t hidden, const char* name = "lm_head.weight");
@@ -91,6 +93,7 @@ class STET_API WeightLoader {
     bool looked_up = false;   // a lookup table: no contract rounds it
     bool transposed = false;  // the one tensor is [columns][rows]
     int64_t heads = 0;        // see WeightSpec
+    bool in_place = false;    // looked up where it is stored
     bool exact = false;       // see WeightSpec
     // If not empty, each tensor belongs to one expert and begins at a packed block. The name of the
     // whole matrix in packed files.

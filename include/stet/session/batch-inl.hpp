@@ -51,16 +51,26 @@ inline size_t watched_rows(const ModelConfig& c, const Watch& watch, int64_t pos
                            size_t most) {
   size_t row = 0;
   for (const PointAt& at : watch.points)
-    row += static_cast<size_t>(point_width(c, at.point, positions)) * sizeof(float);
+    row += static_cast<size_t>(point_width(c, at, positions)) * sizeof(float);
   return std::clamp<size_t>(row == 0 ? most : kWatchedBytes / row, 1, most);
+}
+
+// Throws an argument Error for a point of keys or values in a layer that reads another's.
+inline void refuse_shared_point(const ModelConfig& c, const std::string& field, const PointAt& at) {
+  const int64_t owner = c.layer(at.layer).owner;
+  if (!has_point(c, at.point) || owner == at.layer) return;
+  throw Error(ErrorKind::argument, "", field,
+              "a layer with keys and values of its own (" + point_name({at.point, owner}) +
+                  " is what this layer reads)",
+              point_name(at));
 }
 
 inline void check_watch(const ModelConfig& c, const Watch& watch) {
   for (size_t i = 0; i < watch.points.size(); ++i) {
     const PointAt& at = watch.points[i];
-    const bool there = at.layer >= 0 && at.layer < (point_info(at.point).of_layer ? c.layers : 1) &&
-                       has_point(c, at);
-    if (there) continue;
+    const bool layer = at.layer >= 0 && at.layer < (point_info(at.point).of_layer ? c.layers : 1);
+    if (layer && has_point(c, at)) continue;
+    if (layer) refuse_shared_point(c, "points[" + std::to_string(i) + "]", at);
     throw Error(ErrorKind::argument, "", "points[" + std::to_string(i) + "]",
                 "a point of family " + c.family + " with " + std::to_string(c.layers) + " layers",
                 point_name(at));
@@ -95,7 +105,8 @@ inline Pass make_pass(const ComputeOptions& compute, Workspace& w, const Hooks* 
           cut(w.attention),
           cut(w.gate_up),
           cut(w.mlp),
-          cut(w.out)};
+          cut(w.out),
+          w.own};
 }
 
 // Runs `step` for one entry of a batch. Adds the entry's name to an Error.
@@ -321,8 +332,8 @@ inline std::unique_ptr<Hooks> BatchAppend::hooks_of(
     }
     if (e.watch == nullptr) continue;
     for (const PointAt& at : e.watch->points) {
-      const auto width = static_cast<size_t>(
-          point_width(c, at.point, span.first + static_cast<int64_t>(span.count)));
+      const auto width =
+          static_cast<size_t>(point_width(c, at, span.first + static_cast<int64_t>(span.count)));
       const size_t stride = detail::round_up(width, kLanes);
       watched.push_back({e.watch, at, span.first, Memory(span.count * stride * sizeof(float)), {}});
       watched.back().rows = {watched.back().memory.as<float>(), stride, width, span.count};

@@ -20,17 +20,19 @@ namespace stet {
 // Removes edits of positions from `size` on, as a rewind does.
 void discard_edits(State& state, int64_t size);
 
-// Replaces the key or the value of one position by `x`, [head_dim]. Keys are given as stored, after
-// norm and rotation. `x` is rounded once to the cache's type (write_row()). Shared blocks are
-// copied before the write. Logits remain those computed for the last token.
+// Replaces the key or the value of one position by `x`, as many numbers as a head of the layer has.
+// Keys are given as stored, after norm and rotation. `x` is rounded once to the cache's type
+// (write_row()). Shared blocks are copied before the write. Logits remain those computed for the
+// last token.
 //
-// Throws an argument Error for a position, layer or head that does not exist and for a pruned
-// position. Also throws one for a wrong number of elements, and for numbers that are not finite.
+// Throws an argument Error for a position, layer or head that does not exist, a layer that reads
+// another's keys and values, and a pruned position. Also throws one for a wrong number of elements,
+// and for numbers that are not finite.
 void set_key(State& state, int64_t layer, int64_t head, int64_t position, std::span<const float> x);
 void set_value(State& state, int64_t layer, int64_t head, int64_t position,
                std::span<const float> x);
-// Returns a key or value as float32, [head_dim]; widening is exact. Throws an argument Error if it
-// does not exist, and a format Error if its block is damaged.
+// Returns a key or value as float32; widening is exact. Throws an argument Error if it does not
+// exist, and a format Error if its block is damaged.
 std::vector<float> read_key(const State& state, int64_t layer, int64_t head, int64_t position);
 std::vector<float> read_value(const State& state, int64_t layer, int64_t head, int64_t position);
 // Returns the state with keys and values converted to another type. Each is rounded once, to
@@ -67,6 +69,20 @@ inline void check_index(const char* field, int64_t i, int64_t count) {
   throw Error(ErrorKind::argument, "", field, "0.." + std::to_string(count - 1), std::to_string(i));
 }
 
+// Throws an argument Error for a layer or head that does not exist, or a layer without its own keys
+// and values.
+inline void check_head(const KvShape& shape, int64_t layer, int64_t head) {
+  check_index("layer", layer, shape.layers);
+  check_owns(shape, "layer", layer);
+  check_index("head", head, shape.layer(layer).kv_heads);
+}
+
+// Returns the number of elements of a key or value.
+inline size_t row_dim(const KvShape& shape, bool key, int64_t layer) {
+  const KvLayer l = shape.layer(layer);
+  return static_cast<size_t>(key ? l.key_dim : l.value_dim);
+}
+
 // Throws an argument Error for numbers that the cache's type would turn into infinities.
 inline void check_fits(const KvShape& shape, KvEdit::What what, std::span<const float> x) {
   if (shape.type != KvType::f16) return;
@@ -79,16 +95,16 @@ inline void check_fits(const KvShape& shape, KvEdit::What what, std::span<const 
 
 inline void check_edit(const State& state, const KvEdit& e, std::span<const float> x) {
   const KvShape& shape = state.kv.shape();
-  check_index("layer", e.layer, shape.layers);
-  check_index("head", e.head, shape.kv_heads);
+  check_head(shape, e.layer, e.head);
   check_index("position", e.position, state.size());
   if ((state.kv.visible(e.position / kBlockPositions) >> (e.position % kBlockPositions) & 1) == 0) {
     throw Error(ErrorKind::argument, "", "position", "one that is visible",
                 std::to_string(e.position) + ", which was pruned");
   }
-  if (x.size() != static_cast<size_t>(shape.head_dim)) {
-    throw Error(ErrorKind::argument, "", kv_edit_name(e.what),
-                std::to_string(shape.head_dim) + " numbers", std::to_string(x.size()));
+  const size_t dim = row_dim(shape, e.what == KvEdit::What::key, e.layer);
+  if (x.size() != dim) {
+    throw Error(ErrorKind::argument, "", kv_edit_name(e.what), std::to_string(dim) + " numbers",
+                std::to_string(x.size()));
   }
   if (const std::optional<size_t> bad = find_not_finite(x)) {
     throw Error(ErrorKind::argument, "", kv_edit_name(e.what), "finite numbers",
@@ -143,10 +159,9 @@ namespace detail {
 inline std::vector<float> read_kv(const State& state, bool key, int64_t layer, int64_t head,
                                   int64_t position) {
   const KvShape& shape = state.kv.shape();
-  check_index("layer", layer, shape.layers);
-  check_index("head", head, shape.kv_heads);
+  check_head(shape, layer, head);
   check_index("position", position, state.size());
-  std::vector<float> x(static_cast<size_t>(shape.head_dim));
+  std::vector<float> x(row_dim(shape, key, layer));
   read_row(shape, key, state.kv.block(position / kBlockPositions) + shape.offset(key, layer, head),
            position % kBlockPositions, x);
   return x;
@@ -165,6 +180,23 @@ inline std::vector<float> read_value(const State& state, int64_t layer, int64_t 
 }
 
 namespace detail {
+
+// Converts the keys and values of a block to another type.
+inline void convert_block(const KvShape& from, const std::byte* in, const KvShape& to,
+                          std::byte* out) {
+  for (int64_t layer = 0; layer < from.layers; ++layer) {
+    if (!from.owns(layer)) continue;
+    for (int64_t head = 0; head < from.layer(layer).kv_heads; ++head) {
+      for (const bool key : {true, false}) {
+        std::vector<float> x(row_dim(from, key, layer));
+        for (int64_t slot = 0; slot < kBlockPositions; ++slot) {
+          read_row(from, key, in + from.offset(key, layer, head), slot, x);
+          write_row(to, key, x, out + to.offset(key, layer, head), slot);
+        }
+      }
+    }
+  }
+}
 
 // Returns the keys and values of all layers, recomputing dropped ones.
 inline KvCache whole_kv(const State& state) {
@@ -197,16 +229,7 @@ inline State with_kv_type(const State& state, KvType type, int64_t capacity) {
   writer.prepare(state.kv.size());
   for (int64_t b = 0; b < state.kv.blocks(); ++b) {
     KvWriter(source).load(b);
-    const std::byte* const in = source.block(b);
-    std::byte* const out = writer.writable(b);
-    std::vector<float> x(static_cast<size_t>(from.head_dim));
-    for (size_t i = 0; i < from.content_bytes() / from.head_bytes(); ++i) {
-      for (int64_t slot = 0; slot < kBlockPositions; ++slot) {
-        const bool key = i % 2 == 0;
-        read_row(from, key, in + i * from.head_bytes(), slot, x);
-        write_row(to, key, x, out + i * to.head_bytes(), slot);
-      }
-    }
+    detail::convert_block(from, source.block(b), to, writer.writable(b));
     writer.set_visible(b, state.kv.visible(b));
   }
   check_overflow(changed.kv, 0, state.kv.size());

@@ -70,15 +70,46 @@ inline void check_indices(const char* field, const std::vector<int64_t>& all, in
   }
 }
 
+// Returns the intervention's point in its first layer that has it.
+inline PointAt first_point(const ModelConfig& c, const Intervention& w) {
+  PointAt at{w.point, w.layers.empty() ? 0 : w.layers.front()};
+  while (w.layers.empty() && !has_point(c, at)) ++at.layer;
+  return at;
+}
+
+// Throws unless all of the intervention's layers have its point, in one width.
+inline void check_layers(const ModelConfig& c, const Intervention& w) {
+  check_indices("layers", w.layers, c.layers);
+  if (!point_info(w.point).of_layer) return;
+  const PointAt first = first_point(c, w);
+  for (int64_t l = 0; l < c.layers; ++l) {
+    const PointAt at{w.point, l};
+    const bool named = std::ranges::find(w.layers, l) != w.layers.end();
+    if (named && !has_point(c, at))
+      refuse_intervention(
+          "layers", "layers with keys and values of their own",
+          std::to_string(l) + ", which reads those of layer " + std::to_string(c.layer(l).owner));
+    if ((!named && !w.layers.empty()) || !has_point(c, at)) continue;
+    if (w.op == Intervention::Op::scale && w.heads.empty()) continue;
+    if (point_width(c, at, 1) != point_width(c, first, 1) ||
+        point_heads(c, at) != point_heads(c, first))
+      refuse_intervention(
+          "layers",
+          "layers of one width, as " + std::to_string(point_width(c, first, 1)) +
+              " numbers of layer " + std::to_string(first.layer),
+          "layer " + std::to_string(l) + " of " + std::to_string(point_width(c, at, 1)));
+  }
+}
+
 // Returns the number of values that an intervention needs.
 inline size_t values_of(const ModelConfig& c, const Intervention& w, size_t found) {
   if (is_attention(w.point)) {
     const auto keys = static_cast<size_t>(std::max<int64_t>(0, w.key_end - w.key_begin));
     return w.op == Intervention::Op::scale ? 0 : found == keys ? std::max<size_t>(1, keys) : 1;
   }
-  const int64_t heads = point_heads(c, w.point);
-  const auto width = static_cast<size_t>(w.heads.empty() ? point_width(c, w.point, 0)
-                                                         : point_width(c, w.point, 0) / heads);
+  const PointAt at = first_point(c, w);
+  const auto width =
+      static_cast<size_t>(point_width(c, at, 0) / (w.heads.empty() ? 1 : point_heads(c, at)));
   if (w.op == Intervention::Op::scale) return 0;
   if (w.op == Intervention::Op::clamp) return 2 * width;
   const bool open = w.end < 0 || w.ended >= 0;
@@ -113,8 +144,8 @@ inline void check_intervention(const ModelConfig& config, const Intervention& w)
     refuse_intervention("point", "one of family " + config.family, info.name);
   if (!info.of_layer && !w.layers.empty())
     refuse_intervention("layers", "none: the point has no layer", std::to_string(w.layers.front()));
-  detail::check_indices("layers", w.layers, config.layers);
-  const int64_t heads = point_heads(config, w.point);
+  detail::check_layers(config, w);
+  const int64_t heads = point_heads(config, detail::first_point(config, w));
   if (heads == 0 && !w.heads.empty())
     refuse_intervention("heads", "none: the point has no heads", std::to_string(w.heads.front()));
   detail::check_indices("heads", w.heads, heads);

@@ -16,18 +16,20 @@ namespace stet {
 
 // A range of keys and values. Pruned positions in it are skipped.
 struct KvRange {
-  std::vector<int64_t> layers, heads;  // of KV heads; empty: all
-  int64_t begin = 0, end = -1;         // positions begin .. end-1; end -1: to the last
+  // Of keys and values. Empty: all layers with their own keys and values; all their KV heads.
+  std::vector<int64_t> layers, heads;
+  int64_t begin = 0, end = -1;  // positions begin .. end-1; end -1: to the last
   bool keys = true, values = true;
 };
 
 // Each function leaves the logits as computed for the last token. All throw an argument Error, and
-// change nothing, for layers, heads or positions that are out of range or repeated. The same holds
-// for a range without keys, values or positions, and for results that are not finite.
+// change nothing, for layers, heads or positions that are out of range or repeated, and for layers
+// that read another's keys and values. The same holds for a range without keys, values or positions,
+// and for results that are not finite.
 void zero_kv(State& state, const KvRange& range);
 void scale_kv(State& state, const KvRange& range, float factor);
 // Sets each key or value to x. x is [head_dim], used for all of them, or
-// [positions][heads][head_dim], used for each layer.
+// [positions][heads][head_dim], used for each layer. The layers' heads must have one shape.
 void set_kv(State& state, const KvRange& range, std::span<const float> x);
 // Copies from positions from_position .. of `from`. Types of keys and values may differ. If
 // positions move, keys are rotated to their new positions (prune.hpp).
@@ -53,8 +55,16 @@ inline std::vector<int64_t> check_some(const char* field, const std::vector<int6
 
 inline KvRange checked_range(const State& state, KvRange r) {
   const KvShape& shape = state.kv.shape();
-  r.layers = check_some("layers", r.layers, shape.layers);
-  r.heads = check_some("heads", r.heads, shape.kv_heads);
+  if (r.layers.empty()) {
+    for (int64_t l = 0; l < shape.layers; ++l) {
+      if (shape.owns(l)) r.layers.push_back(l);
+    }
+  }
+  check_some("layers", r.layers, shape.layers);
+  for (const int64_t l : r.layers) {
+    check_owns(shape, "layers", l);
+    check_some("heads", r.heads, shape.layer(l).kv_heads);
+  }
   if (r.end == -1) r.end = state.size();
   if (r.begin < 0 || r.end <= r.begin || r.end > state.size())
     throw Error(ErrorKind::argument, "", "positions", some_positions(state.size()),
@@ -62,6 +72,11 @@ inline KvRange checked_range(const State& state, KvRange r) {
   if (!r.keys && !r.values)
     throw Error(ErrorKind::argument, "", "range", "keys, values or both", "neither");
   return r;
+}
+
+// Returns the heads of a range in one layer.
+inline std::vector<int64_t> heads_of(const KvShape& shape, const KvRange& r, int64_t layer) {
+  return check_some("heads", r.heads, shape.layer(layer).kv_heads);
 }
 
 // Calls change(entry, x) for each vector of the range, where x holds its current value. Logs as few
@@ -83,7 +98,7 @@ void change_range(State& state, const KvRange& given, const KvEdit& log, Change 
       const int64_t b = e.position / kBlockPositions;
       if ((changed.kv.visible(b) >> (e.position % kBlockPositions) & 1) == 0) continue;
       for (const int64_t l : r.layers) {
-        for (const int64_t h : r.heads) {
+        for (const int64_t h : heads_of(shape, r, l)) {
           e.layer = l, e.head = h;
           std::vector<float> x = read_kv(changed, what == KvEdit::What::key, l, h, e.position);
           change(e, x);
@@ -100,7 +115,7 @@ void change_range(State& state, const KvRange& given, const KvEdit& log, Change 
     e.position = r.begin, e.end = r.end;
     const std::vector<int64_t> all = {-1};
     for (const int64_t l : given.layers.empty() ? all : r.layers) {
-      for (const int64_t h : given.heads.empty() ? all : r.heads) {
+      for (const int64_t h : given.heads.empty() ? all : given.heads) {
         e.layer = l, e.head = h;
         changed.edits.push_back(e);
       }
@@ -112,8 +127,9 @@ void change_range(State& state, const KvRange& given, const KvEdit& log, Change 
 }  // namespace detail
 
 inline void zero_kv(State& state, const KvRange& range) {
-  const std::vector<float> zeros(static_cast<size_t>(state.kv.shape().head_dim));
-  set_kv(state, range, zeros);
+  detail::change_range(
+      state, range, detail::entry(state, KvEdit::What::key),
+      [](const KvEdit&, std::vector<float>& x) { std::fill(x.begin(), x.end(), 0.0f); });
 }
 
 inline void scale_kv(State& state, const KvRange& range, float factor) {
@@ -128,8 +144,19 @@ inline void scale_kv(State& state, const KvRange& range, float factor) {
 
 inline void set_kv(State& state, const KvRange& range, std::span<const float> x) {
   const KvRange r = detail::checked_range(state, range);
-  const auto dim = static_cast<size_t>(state.kv.shape().head_dim),
-             all = static_cast<size_t>(r.end - r.begin) * r.heads.size() * dim;
+  const KvShape& shape = state.kv.shape();
+  const std::vector<int64_t> heads = detail::heads_of(shape, r, r.layers[0]);
+  const size_t dim = detail::row_dim(shape, r.keys, r.layers[0]),
+               all = static_cast<size_t>(r.end - r.begin) * heads.size() * dim;
+  for (const int64_t l : r.layers) {
+    const bool same = (!r.keys || detail::row_dim(shape, true, l) == dim) &&
+                      (!r.values || detail::row_dim(shape, false, l) == dim) &&
+                      detail::heads_of(shape, r, l) == heads;
+    if (!same)
+      throw Error(ErrorKind::argument, "", "layers",
+                  "layers with heads of one shape, as layer " + std::to_string(r.layers[0]),
+                  std::to_string(l));
+  }
   if (x.size() != dim && x.size() != all)
     throw Error(ErrorKind::argument, "", "values",
                 std::to_string(dim) + " numbers, or " + std::to_string(all),
@@ -137,10 +164,10 @@ inline void set_kv(State& state, const KvRange& range, std::span<const float> x)
   detail::change_range(
       state, range, detail::entry(state, KvEdit::What::key),
       [&](const KvEdit& e, std::vector<float>& to) {
-        const auto head = std::find(r.heads.begin(), r.heads.end(), e.head) - r.heads.begin();
+        const auto head = std::find(heads.begin(), heads.end(), e.head) - heads.begin();
         const size_t row = x.size() == dim
                                ? 0
-                               : static_cast<size_t>(e.position - r.begin) * r.heads.size() +
+                               : static_cast<size_t>(e.position - r.begin) * heads.size() +
                                      static_cast<size_t>(head);
         std::copy_n(x.begin() + static_cast<std::ptrdiff_t>(row * dim), dim, to.begin());
       });
@@ -176,7 +203,7 @@ inline void copy_kv(State& state, const ModelConfig& config, const KvRange& rang
                 "0.." + std::to_string(from.size() - (r.end - r.begin)),
                 std::to_string(from_position));
   std::vector<detail::Rotation> rotations;
-  for (const Rope& rope : config.ropes) rotations.emplace_back(rope, config.rotated(), away);
+  for (const Rope& rope : config.ropes) rotations.emplace_back(rope, config.rotated(rope), away);
   KvEdit log = detail::entry(state, KvEdit::What::key);
   log.how = KvEdit::How::copy;
   log.source = sha256_text(state_id(from));

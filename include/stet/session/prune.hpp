@@ -66,26 +66,30 @@ struct Rotation {
   }
 };
 
-// Copies one position of one head. If `r` is not null, rotates the key, using `key` [head_dim] as
+// Copies one position of one head of a layer. If `r` is not null, rotates the key, using `key` as
 // scratch. Values are copied with their scales.
-inline void move_position(const KvShape& shape, const Rotation* r, const std::byte* from,
-                          size_t slot, std::byte* to, size_t to_slot, std::vector<float>& key) {
-  const size_t row = static_cast<size_t>(shape.head_dim) * shape.element_size(),
-               scale = (shape.head_bytes() - shape.elements_bytes()) / kBlockPositions;
-  const auto copy_column = [&](size_t at, size_t bytes) {  // both are [64]
+inline void move_position(const KvShape& shape, int64_t layer, const Rotation* r,
+                          const std::byte* from, size_t slot, std::byte* to, size_t to_slot,
+                          std::vector<float>& key) {
+  const KvLayer l = shape.layer(layer);
+  const size_t row = static_cast<size_t>(l.value_dim) * shape.element_size(),
+               scale = shape.type == KvType::q8 ? sizeof(float) : 0,
+               keys = shape.part_bytes(l.key_dim);
+  const auto copy_column = [&](size_t at, size_t bytes) {  // of [64] at both ends
     std::memcpy(to + at + to_slot * bytes, from + at + slot * bytes, bytes);
   };
   if (r != nullptr) {
+    key.resize(static_cast<size_t>(l.key_dim));
     read_row(shape, true, from, static_cast<int64_t>(slot), key);
     best_kernels().rope(key.data(), r->cos.data(), r->sin.data(), r->cos.size());
     write_row(shape, true, key, to, static_cast<int64_t>(to_slot));
   } else {
-    for (size_t d = 0; d < static_cast<size_t>(shape.head_dim); ++d)
+    for (size_t d = 0; d < static_cast<size_t>(l.key_dim); ++d)
       copy_column(d * kBlockPositions * shape.element_size(), shape.element_size());
-    copy_column(shape.elements_bytes(), scale);
+    copy_column(shape.elements_bytes(l.key_dim), scale);
   }
-  copy_column(shape.head_bytes(), row);
-  copy_column(shape.head_bytes() + shape.elements_bytes(), scale);
+  copy_column(keys, row);
+  copy_column(keys + shape.elements_bytes(l.value_dim), scale);
 }
 
 // Appends positions begin .. end-1 of `old` to `kv`, and rotates their keys to the new positions.
@@ -95,8 +99,8 @@ inline void add_positions(const KvCache& old, int64_t begin, int64_t end, KvCach
   const int64_t first = kv.size(), moved = end - begin;
   std::vector<Rotation> rotations;
   for (const Rope& rope : config.ropes)
-    rotations.emplace_back(rope, config.rotated(), begin - first);
-  std::vector<float> key(static_cast<size_t>(shape.head_dim));
+    rotations.emplace_back(rope, config.rotated(rope), begin - first);
+  std::vector<float> key;
   KvWriter writer(kv);
   writer.prepare(moved);
   for (int64_t i = 0; i < moved; ++i) {
@@ -111,9 +115,10 @@ inline void add_positions(const KvCache& old, int64_t begin, int64_t end, KvCach
       const int rope = config.layer(layer).rope;
       const Rotation* const r =
           rope < 0 || begin == first ? nullptr : &rotations[static_cast<size_t>(rope)];
-      for (int64_t head = 0; head < shape.kv_heads; ++head) {
+      const int64_t heads = shape.owns(layer) ? shape.layer(layer).kv_heads : 0;
+      for (int64_t head = 0; head < heads; ++head) {
         const size_t offset = shape.k_offset(layer, head);
-        move_position(shape, r, old.unchecked_block(from_block) + offset, slot,
+        move_position(shape, layer, r, old.unchecked_block(from_block) + offset, slot,
                       writer.writable(to_block) + offset, to_slot, key);
       }
     }

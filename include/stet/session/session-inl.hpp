@@ -11,8 +11,14 @@ namespace stet {
 
 namespace detail {
 
+// The shape of the keys and values of a model.
 inline KvShape kv_shape(const ModelConfig& c, KvType type) {
-  return {c.layers, c.kv_heads, c.head_dim, type};
+  std::vector<KvLayer> layers;
+  for (int64_t i = 0; i < c.layers; ++i) {
+    const LayerShape l = c.layer(i);
+    layers.push_back({l.owner, l.kv_heads, l.key_dim, l.value_dim, l.window});
+  }
+  return KvShape::of(std::move(layers), type);
 }
 
 inline void check_ids(std::span<const int32_t> ids, int64_t vocab) {

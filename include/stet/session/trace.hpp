@@ -180,6 +180,7 @@ inline Trace::Job Trace::job_of(const TraceRun& run, const std::string& name) {
     job.first = std::min(job.first, std::max(run.changes[i].begin, first_));
   }
   job.first = std::min(job.first, job.positions.front());
+  if (!model().begins_at_layers()) job.layer = 0;
   job.changes = std::move(before.interventions);
   return job;
 }

@@ -58,6 +58,18 @@ inline int64_t widest_window(const ModelConfig& c) {
   return c.window.empty() ? 0 : *std::max_element(c.window.begin(), c.window.end());
 }
 
+// Returns the layers that old blocks hold: those whose keys and values a layer without a window
+// reads. Layers without keys and values count as held.
+inline HeldLayers held_layers(const ModelConfig& c) {
+  HeldLayers held(c.window.size());
+  for (size_t l = 0; l < held.size(); ++l) {
+    const auto owner = static_cast<size_t>(c.layer(static_cast<int64_t>(l)).owner);
+    if (owner != l) held[l] = true;
+    if (c.window[l] == 0) held[owner] = true;
+  }
+  return held;
+}
+
 }  // namespace detail
 
 // Throws an unsupported Error for a model without windows, and for a contract whose bits cannot be
@@ -65,10 +77,8 @@ inline int64_t widest_window(const ModelConfig& c) {
 inline std::shared_ptr<const WindowPlan> plan_window(const ModelConfig& c, Contract contract,
                                                      const WindowOptions& options) {
   WindowPlan plan;
-  auto held = std::make_shared<HeldLayers>();
-  for (const int64_t window : c.window) held->push_back(window == 0);
   plan.window = detail::widest_window(c);
-  plan.held = std::move(held);
+  plan.held = std::make_shared<const HeldLayers>(detail::held_layers(c));
   plan.every = options.checkpoint_every;
   plan.keep_from = options.keep_from;
   if (plan.window == 0) {
@@ -95,7 +105,10 @@ inline uint64_t window_only_bytes(const ModelConfig& c, const KvShape& shape, in
   WindowPlan plan;
   plan.window = detail::widest_window(c);
   plan.every = every;
-  const auto held = static_cast<uint64_t>(std::ranges::count(c.window, 0)) * shape.layer_bytes();
+  const HeldLayers all = detail::held_layers(c);
+  uint64_t held = 0;
+  for (int64_t l = 0; l < shape.layers; ++l)
+    held += all[static_cast<size_t>(l)] ? shape.layer_bytes(l) : 0;
   const int64_t blocks = (positions + kBlockPositions - 1) / kBlockPositions;
   uint64_t bytes = 0;
   for (int64_t b = 0; b < blocks; ++b)

@@ -19,7 +19,12 @@
 
 namespace stet {
 
-constexpr uint32_t kSnapshotVersion = 3;  // the version written and read
+// The versions read. A state is written in the first version that can hold it. Version 4 is for
+// models whose layers differ in the shape of their keys and values.
+constexpr uint32_t kSnapshotVersion = 3, kSnapshotVersionOfTables = 4;
+inline uint32_t snapshot_version(const KvShape& kv) {
+  return kv.is_uniform() ? kSnapshotVersion : kSnapshotVersionOfTables;
+}
 
 // Identify a state. The XXH3 digests detect damage quickly. The SHA-256 id names the state and is
 // the one to compare or store.

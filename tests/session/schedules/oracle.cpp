@@ -21,7 +21,7 @@ Intervention change_of(const Model& m, uint32_t which) {
   w.layers = {0};
   w.amount = 0.5f;
   if (w.op == Intervention::Op::scale) return w;
-  std::vector<float> values(static_cast<size_t>(point_width(m.config(), w.point, 0)));
+  std::vector<float> values(static_cast<size_t>(point_width(m.config(), {w.point, 0}, 0)));
   for (size_t i = 0; i < values.size(); ++i) values[i] = 0.125f * static_cast<float>(i % 5) - 0.25f;
   w.values = std::make_shared<const std::vector<float>>(std::move(values));
   return w;

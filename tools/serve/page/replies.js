@@ -43,7 +43,7 @@ export async function reply(body, said) {
   if (error && error.name !== "AbortError") throw error;
   if (!stayed) return;
   if (last) finished(last, before, body);
-  else if (error) say("stopped: Continue continues the reply");
+  else if (error) say("stopped: Continue resumes the reply");
 }
 
 // Used if the user has switched to another state while the reply was drawn, and stays there.

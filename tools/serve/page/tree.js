@@ -12,7 +12,7 @@ function facts(s) {
   const below = make("div", { className: "facts" }, make("span", { className: "operation" }, kOperations[s.operation.name] ?? s.operation.name));
   if (page.verified.has(s.id) || s.origin === "verified") below.append(badge("✓ same bits", "good", "computed again from its tokens: every bit is equal"));
   if (s.origin === "uploaded") below.append(badge("not verified", "warn", "from a file: Verify computes the state again"));
-  if (s.open) below.append(badge("unfinished", "", "the reply has not ended: Continue continues it"));
+  if (s.open) below.append(badge("unfinished", "", "the reply has not ended: Continue resumes it"));
   if (s.pinned) below.append(badge("pinned", "", "stays in memory"));
   if (!s.resident) below.append(badge("on disk", "", "evicted from memory; it is read again when needed"));
   below.append(make("span", { title: `${bytesText(s.bytes - s.shared_bytes)} of its own` }, counted(s.tokens, "token")),

@@ -1,0 +1,99 @@
+// Gemma 4's keys: those of layers that differ, in llama.cpp's form and in the published config's.
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+
+#include "src/gguf/names.hpp"
+#include "stet/base/limits.hpp"
+
+namespace stet {
+namespace {
+
+using GemmaJson = nlohmann::ordered_json;
+
+}  // namespace
+
+// Returns the key's value for each layer. The file has one number, or one per layer.
+std::vector<int64_t> GgufNames::of_layers(const char* name, int64_t min, int64_t max) const {
+  const auto layers = static_cast<size_t>(need("block_count", kMaxLayers));
+  if (!keys_.has(key(name))) keys_.fail(key(name), "an integer, or one per layer", "nothing");
+  const std::vector<double>* const list =
+      keys_.is_array(key(name)) ? keys_.numbers(key(name)) : nullptr;
+  if (list == nullptr) return std::vector<int64_t>(layers, *keys_.integer(key(name), min, max));
+  std::vector<int64_t> all;
+  for (const double x : *list) {
+    if (!(x >= static_cast<double>(min) && x <= static_cast<double>(max)))
+      keys_.fail(key(name), std::to_string(min) + ".." + std::to_string(max), std::to_string(x));
+    all.push_back(static_cast<int64_t>(x));
+  }
+  if (all.size() != layers)
+    keys_.fail(key(name), std::to_string(layers) + " values", std::to_string(all.size()));
+  return all;
+}
+
+// Returns the rotary parameters of both kinds of layers. llama.cpp stores which pairs rotate as
+// divisors: 1, or one so large that the pair stands still.
+nlohmann::ordered_json GgufNames::gemma4_ropes(int64_t full_dim) const {
+  GemmaJson full = {{"rope_type", "default"}, {"rope_theta", need_number("rope.freq_base")}};
+  if (const GgufTensor* const freqs = find("rope_freqs.weight")) {
+    const std::vector<float> divisors = pair_divisors(*freqs, full_dim / 2);
+    const auto rotated = std::ranges::count(divisors, 1.0f);
+    const auto still = std::ranges::count_if(divisors, [](float d) { return d >= 1e20f; });
+    const bool front = std::all_of(divisors.begin(), divisors.begin() + rotated,
+                                   [](float d) { return d == 1.0f; });
+    if (!front || rotated + still != std::ssize(divisors))
+      keys_.fail(freqs->name, "1 for the first pairs and 1e30 for the others", "other numbers");
+    full["rope_type"] = "proportional";
+    full["partial_rotary_factor"] =
+        static_cast<double>(rotated) / static_cast<double>(divisors.size());
+  }
+  return {{"full_attention", full},
+          {"sliding_attention",
+           {{"rope_type", "default"}, {"rope_theta", need_number("rope.freq_base_swa")}}}};
+}
+
+void GgufNames::add_gemma4(nlohmann::ordered_json& c) const {
+  add_layer_types(c);
+  const std::vector<double>& slides = *keys_.numbers(key("attention.sliding_window_pattern"));
+  const std::vector<int64_t> heads = of_layers("attention.head_count_kv", 1, heads_),
+                             widths = of_layers("feed_forward_length", 1, kMaxSize);
+  const int64_t full_dim = need("attention.key_length", kMaxHeadDim),
+                window_dim = keys_.integer(key("attention.key_length_swa"), 2, kMaxHeadDim)
+                                 .value_or(full_dim);
+  const auto of_kind = [&](bool slides_too) {
+    for (size_t i = 0; i < slides.size(); ++i) {
+      if ((slides[i] != 0) == slides_too) return static_cast<int64_t>(i);
+    }
+    return int64_t{0};
+  };
+  const auto window_layer = static_cast<size_t>(of_kind(true)),
+             full_layer = static_cast<size_t>(of_kind(false));
+  const std::string at = "blk." + std::to_string(full_layer) + ".";
+  const bool values_are_keys =
+      find(at + "attn_v.weight") == nullptr && find(at + "attn_k.weight") != nullptr;
+  c["head_dim"] = window_dim;
+  c["global_head_dim"] = full_dim;
+  c["num_key_value_heads"] = heads[window_layer];
+  c["num_global_key_value_heads"] =
+      values_are_keys ? GemmaJson(heads[full_layer]) : GemmaJson(nullptr);
+  c["attention_k_eq_v"] = values_are_keys;
+  c["num_kv_shared_layers"] =
+      keys_.integer(key("attention.shared_kv_layers"), 0, kMaxLayers).value_or(0);
+  const auto [least, most] = std::ranges::minmax(widths);
+  c["intermediate_size"] = least;
+  c["use_double_wide_mlp"] = most == 2 * least;
+  c["hidden_size_per_layer_input"] =
+      keys_.integer(key("embedding_length_per_layer_input"), 0, kMaxSize).value_or(0);
+  if (const GgufTensor* const table = find("per_layer_token_embd.weight"))
+    c["vocab_size_per_layer_input"] = table->shape.front();
+  c.erase("rope_theta");
+  c.erase("rope_scaling");
+  c["rope_parameters"] = gemma4_ropes(full_dim);
+  c["hidden_activation"] = "gelu_pytorch_tanh";
+  c.erase("hidden_act");
+  c["final_logit_softcapping"] = keys_.has(key("final_logit_softcapping"))
+                                     ? published_number("final_logit_softcapping")
+                                     : GemmaJson(nullptr);
+}
+
+}  // namespace stet
