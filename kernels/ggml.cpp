@@ -130,7 +130,7 @@ void iq4_nl(const uint8_t* b, float* y) {
 
 constexpr int kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-// Half of what the scale is, for twice the weights.
+// The integers are twice the codes' values, and d is half the scale.
 void mxfp4(const uint8_t* b, float* y) {
   const float d = std::ldexp(1.0f, b[0] - 128);
   for (int i = 0; i < 16; ++i) {

@@ -67,8 +67,8 @@ void copy_transposed(const StackedPart& p, std::byte* to) {
   }
 }
 
-// Inputs 2 j and 2 j + 1 of byte j go to bytes 2 j % 16 and the next one: into their low halves, or
-// into the high ones where j is 8 or more.
+// Copies blocks. Byte j holds inputs 2 j and 2 j + 1. In ggml's order the low half of byte i holds
+// input i, and the high half input i + 16.
 void copy_blocks(const StackedPart& p, std::byte* to) {
   const auto blocks = static_cast<size_t>(p.from.shape[2]);
   const std::byte *const codes = bytes_of_expert(p.from, p.expert), *const scales = bytes_of_expert(

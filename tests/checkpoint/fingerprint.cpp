@@ -33,11 +33,11 @@ struct Tensors {
   std::vector<One> all;
 
   explicit Tensors(const std::string& directory) {
-    const Checkpoint checkpoint = Checkpoint::open(directory);
-    for (const std::string& name : checkpoint.names()) {
-      const TensorView& view = *checkpoint.find(name);
-      all.push_back({{name, view.dtype, view.shape}, {view.bytes.begin(), view.bytes.end()}});
-    }
+    const auto file =
+        safetensors_source(directory_source(directory)->open("model.safetensors"), true);
+    for (const TensorView& view : file->tensors())
+      all.push_back({{view.name, view.dtype, view.shape}, {view.bytes.begin(), view.bytes.end()}});
+    std::ranges::sort(all, {}, [](const One& t) { return t.spec.name; });
   }
   One& of(const std::string& name) {
     return *std::find_if(all.begin(), all.end(), [&](const One& t) { return t.spec.name == name; });
