@@ -1,6 +1,6 @@
-// Gemma 3n, text: E2B and E4B. Several residual streams (AltUp, arXiv 2301.13310), of which layers
-// read and write one and predict and correct the others; a linear path beside attention (LAuReL,
-// arXiv 2411.07501); inputs for each layer; shared keys and values.
+// Gemma 3n, text: E2B and E4B. There are several residual streams (AltUp, arXiv 2301.13310). Layers
+// read and write one of them, and predict and correct the others. A linear path runs beside
+// attention (LAuReL, arXiv 2411.07501). Layers have inputs and share keys and values as in Gemma 4.
 // Source: transformers' modeling_gemma3n.py.
 #pragma once
 
@@ -61,7 +61,7 @@ class Gemma3n : public Decoder {
   std::vector<Layer> layers_;
 };
 
-// What configs leave out: the defaults of transformers' Gemma3nTextConfig.
+// The defaults of transformers' Gemma3nTextConfig, for fields that configs leave out.
 constexpr Defaults kDefaults = {.vocab_size = 262400,
                                 .hidden_size = 2048,
                                 .intermediate_size = 16384,
@@ -85,7 +85,7 @@ inline void read_widths(const JsonReader& json, ModelConfig& c) {
   if (!same) c.intermediate_of = widths;
 }
 
-// Of so many gates of a row a normal distribution would have above the floor as are to stay.
+// Sets each layer's floor of gates: the quantile of a normal distribution that drops the given part.
 inline void read_sparsity(const JsonReader& json, ModelConfig& c) {
   std::vector<double> parts = json.numbers("activation_sparsity_pattern");
   if (parts.empty() || std::ranges::count(parts, 0.0) == std::ssize(parts)) return;
@@ -229,7 +229,7 @@ inline void Gemma3n::predict(const LayerPass& at, const Layer& l) const {
   });
 }
 
-// Every stream becomes what was predicted, and a part of what the layer made of the active one.
+// Sets every stream to its prediction plus a part of the change that the layer made to the active one.
 inline void Gemma3n::correct(const LayerPass& at, const Layer& l) const {
   const Pass& p = at.p;
   const Rows weights = own_rows(p, kCoefficients).columns(0, streams());

@@ -1,5 +1,5 @@
-// Gemma 4, text: dense (12B, 31B), and small (E2B, E4B), whose layers have inputs of their own and
-// share keys and values; and the text part of the multimodal checkpoints.
+// Gemma 4, text, also of the multimodal checkpoints: dense (12B, 31B) and small (E2B, E4B). Layers of
+// the small ones have inputs of their own and share keys and values.
 // Source: transformers' modeling_gemma4.py.
 #pragma once
 
@@ -44,8 +44,8 @@ constexpr Defaults kDefaults = {.vocab_size = 262144,
                                 .max_positions = 131072,
                                 .tied_head = true};
 
-// The head dimension and the kv heads of every layer, in both spellings: those of full layers under
-// names of their own, or the exceptions by layer (per_layer_config).
+// Reads the head dimension and the KV heads of every layer. Configs name those of full layers, or
+// list exceptions by layer (per_layer_config).
 inline void read_heads(const JsonReader& json, ModelConfig& c) {
   const bool values_are_keys = json.boolean_or("attention_k_eq_v", false);
   const std::optional<JsonReader> exceptions = json.object("per_layer_config");

@@ -1,5 +1,5 @@
-// What each layer of Gemma 3n and of the small Gemma 4 is given for a token beside the residual
-// stream: a row of a table, and a projection of the token's embedding.
+// The inputs that layers of Gemma 3n and of the small Gemma 4 have beside the residual stream. For
+// each token they are a row of a table and a projection of the token's embedding.
 // Source: transformers' modeling_gemma3n.py (get_per_layer_inputs, project_per_layer_inputs).
 #pragma once
 
@@ -29,12 +29,12 @@ class LayerInputs {
   Norm norm_;          // [p]
 };
 
-// How one layer takes its input: norm(projection(gelu(gate x) * input)).
+// The part of a layer that takes its input: norm(projection(gelu(gate x) * input)).
 struct LayerInputGate {
   LayerInputGate() = default;
   LayerInputGate(WeightLoader& w, const ModelConfig& c, const std::string& at);
 
-  // p.out = what the layer adds to the stream, for its present values x.
+  // Computes into p.out the sum that the layer adds to the stream x.
   void operator()(const LayerPass& at, Rows x) const;
 
   Linear gate;        // [p][hidden]

@@ -309,7 +309,7 @@ int64_t checked_capacity(const ModelConfig& c, int64_t capacity) {
 
 namespace {
 
-// Whether weights are gpt-oss's own, in MXFP4.
+// Returns true for gpt-oss in its own MXFP4.
 bool is_of_mxfp4(const JsonReader& json, const JsonReader& how) {
   return json.string_or("model_type", "") == "gpt_oss" &&
          how.string_or("quant_method", "") == "mxfp4";

@@ -361,7 +361,7 @@ bool says_blocks(const FileSource& source) {
          metadata->at("blocks") == "ggml";
 }
 
-// Whether config.json says that weights may be in MXFP4.
+// Returns true if config.json says that weights may be in MXFP4.
 bool says_mxfp4(const FileSource& source) {
   if (!source.has("config.json")) return false;
   const nlohmann::json config =

@@ -51,7 +51,7 @@ OwnedTensor narrowed(OwnedTensor wide, int threads) {
   return to;
 }
 
-// Whether the kernels take the blocks of `type` as they are under this contract.
+// Returns true if the kernels take the blocks of `type` unchanged under this contract.
 bool is_kept(DType type, Contract contract) {
   return contract == Contract::ggml ||
          (type == DType::mxfp4 && (contract == Contract::f32 || contract == Contract::f32_blas));

@@ -43,7 +43,7 @@ const GgufArchitecture kArchitectures[] = {
 // Llama.
 bool is_mistral(const Gguf& keys) { return keys.text(kGgufModelType).value_or("") == "mistral"; }
 
-// Whether models of the architecture may have experts that stet knows.
+// Returns true if stet knows the experts of this architecture.
 bool may_have_experts(std::string_view architecture) {
   return architecture == "llama" || architecture == "qwen3moe" || architecture == "olmoe" ||
          architecture == "granitemoe" || architecture == "gpt-oss";
@@ -374,7 +374,7 @@ void GgufNames::add_own(nlohmann::ordered_json& c) const {
   }
 }
 
-// How many experts there are, and which layers have an MLP in their place.
+// Adds the number of experts, and the layers that have an MLP instead.
 void GgufNames::add_experts(nlohmann::ordered_json& c) const {
   const std::string name = architecture_.name;
   const int64_t count =

@@ -32,7 +32,7 @@ constexpr Rename kLlamaLayer[] = {{"attn_q", "self_attn.q_proj", Change::queries
 constexpr Rename kAfterAttention = {"ffn_norm", "post_attention_layernorm", Change::norm},
                  kBeforeMlp = {"ffn_norm", "pre_feedforward_layernorm", Change::norm};
 
-// What layers of Gemma 4 have beside those of Llama. `bare`: published without ".weight".
+// The names in layers of Gemma 4 that Llama does not have. `bare`: published without ".weight".
 constexpr Rename kGemma4Layer[] = {{"ffn_norm", "pre_feedforward_layernorm", Change::norm},
                                    {"inp_gate", "per_layer_input_gate"},
                                    {"proj", "per_layer_projection"},

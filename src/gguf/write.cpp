@@ -191,7 +191,7 @@ class Conversion {
     return need.columns % kSuperBlock == 0 ? type : DType::q8_0;
   }
 
-  // Those of one layer come one after another.
+  // Adds a tensor of an expert to the tensor of all experts. Experts of a layer follow one another.
   bool add_expert(const WeightSpec& need) {
     const auto expert = stored_expert(architecture_, need.canonical);
     if (!expert) return false;

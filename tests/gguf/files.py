@@ -167,7 +167,7 @@ class Gguf(unittest.TestCase):
             shutil.copy(os.path.join(model, "config.json"), same)
             gguf_writer.write_safetensors(os.path.join(same, "model.safetensors"), has)
             self.assertEqual(run("logits", "-m", same, *ids), run("logits", "-m", self.file, "--compute", "f32", *ids), name)
-            # What stet writes is the same model again.
+            # A file written by stet is the same model again.
             written = os.path.join(self.directory.name, "written.gguf")
             run("convert-model", "-m", model, "-o", written, "--tokenizer", "none")
             self.assertEqual(self.fingerprint(model), self.fingerprint(written), name)

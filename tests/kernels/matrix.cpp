@@ -484,8 +484,8 @@ std::vector<std::byte> mxfp4_blocks(size_t n, uint64_t seed) {
   return bytes;
 }
 
-// Whatever stands beside a row, in strips whole and half, and in one piece or several. Under f32
-// the bits are those of the same weights as float32.
+// Rows beside it do not matter, nor do half strips or the number of pieces. Under f32 the bits are
+// those of the same weights as float32.
 TEST_P(LinearOnEachIsa, Mxfp4GivesEachRowTheBitsOfARowAlone) {
   for (const size_t inputs : {32, 64, 160, 192, 1088, 2112}) {
     constexpr size_t kOutputs = 101;

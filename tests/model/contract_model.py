@@ -254,7 +254,7 @@ class Model:
                 self.linear([at + "mlp.down_proj"], "mlp", c.mlp_bias)]
 
     def experts(self, at, x):
-        """What the experts of a layer give together."""
+        """Returns the sum of the experts of a layer."""
         c, e = self.c, self.c.experts
         moe = at + ("mlp." if c.family in ("qwen3_moe", "olmoe", "gpt_oss") else "block_sparse_moe.")
         name = moe + {"granitemoe": "router.layer", "gpt_oss": "router"}.get(c.family, "gate")

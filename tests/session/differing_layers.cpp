@@ -39,8 +39,8 @@ INSTANTIATE_TEST_SUITE_P(Models, DifferingLayers,
                            return name;
                          });
 
-// Returns the angle per position of pair `pair` of a layer, in float64, from the definition: in
-// Gemma 4, full layers rotate the first quarter of their pairs.
+// Returns the angle per position of a pair of dimensions, in float64, by the definition. Full layers
+// of Gemma 4 rotate the first quarter of their pairs.
 double frequency(const ModelConfig& c, const LayerShape& layer, int64_t pair) {
   const Rope& rope = c.ropes[static_cast<size_t>(layer.rope)];
   const bool stands = c.family == "gemma4" && layer.window == 0 && pair >= layer.key_dim / 2 / 4;
@@ -84,7 +84,7 @@ TEST_P(DifferingLayers, ShiftedKeysTurnByTheFrequenciesOfTheirLayer) {
   }
 }
 
-// A splice of what a prune leaves has the same bytes.
+// Splicing the positions that a prune leaves gives the bytes of the prune.
 TEST_P(DifferingLayers, SplicedKeysAreThoseThatAShiftLeaves) {
   for (const KvType type : {KvType::f32, KvType::q8}) {
     const State whole = session(150, type).state();
@@ -118,7 +118,7 @@ TEST_P(DifferingLayers, AreSavedForkedAndComputedAgain) {
   }
 }
 
-// What stands in memory and in a file is the layers' own keys and values alone.
+// Memory and files hold only keys and values that layers own.
 TEST_P(DifferingLayers, KeepTheirOwnKeysAndValuesAlone) {
   Session s = session(70);
   size_t numbers = 0;

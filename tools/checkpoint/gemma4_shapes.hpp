@@ -10,14 +10,14 @@
 
 namespace stet_tools {
 
-// The names of the shapes.
+// Returns the names of the shapes.
 std::vector<std::string> gemma4_names();
-// config.json of a shape. Null for an unknown name.
+// Returns the config.json of a shape, or null for an unknown name.
 nlohmann::json gemma4_named_config(const std::string& name);
-// Makes the last layer see everything and shares keys and values of fewer layers, in proportion, so
-// that a config whose number of layers was changed from `before` stays one of Gemma 4.
+// Keeps a config one of Gemma 4 after its number of layers was changed from `before`. The last layer
+// sees everything, and the part of layers that share keys and values stays in proportion.
 void fit_gemma4_layers(nlohmann::json* text, int64_t before);
-// All weights that the config describes, in the order of its layers. Errors name `file`.
+// Returns all weights that the config describes, in the order of its layers. Errors name `file`.
 std::vector<Weight> gemma4_weights(const nlohmann::json& config, const std::string& file);
 
 }  // namespace stet_tools

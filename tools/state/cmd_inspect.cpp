@@ -394,8 +394,8 @@ Json tokenizer_json(const Tokenizer& tokenizer, const FileSource& source) {
   return j;
 }
 
-// The tensors of a checkpoint's files that the model does not read: towers of other kinds of input,
-// heads of drafts, keys of layers that read another's.
+// Returns the tensors of a checkpoint's files that the model does not read. Examples are vision
+// towers, heads for drafts, and keys of layers that read another's.
 std::vector<std::string> passed_over(const FileSource& source) {
   const Checkpoint checkpoint = Checkpoint::open(source);
   std::vector<std::string> names = checkpoint.names();

@@ -36,9 +36,9 @@ STET_API void quantize_ggml(uint32_t type, const float* from, size_t blocks, voi
 // Returns the magnitude from which on values cannot be represented in the type.
 STET_API float ggml_limit(uint32_t type);
 
-// Writes 32 weights that already have a scale as a block of Q8_0, Q4_0 or Q5_0. Weight i is (u[i] -
-// 128) d, (u[i] - 8) d or (u[i] - 16) d, where `scale` holds the float16 bits of d. For MXFP4, u[i]
-// is the weight's code and `scale` the exponent's byte.
+// Writes 32 weights that already have a scale as a block of Q8_0, Q4_0, Q5_0 or MXFP4. In MXFP4,
+// u[i] is the code of weight i and `scale` the byte of the exponent. In the others `scale` holds the
+// float16 bits of d, and weight i is (u[i] - 128) d, (u[i] - 8) d or (u[i] - 16) d.
 STET_API void store_ggml_block(uint32_t type, uint16_t scale, const uint8_t* u, void* to);
 
 }  // namespace stet

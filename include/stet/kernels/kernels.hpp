@@ -227,22 +227,24 @@ struct Kernels {
   // Converts q5 strips to q8 strips.
   void (*expand_q5)(const void* w, size_t strips, void* y);
 
-  // Linear layers of weights in mxfp4, of ggml's blocks and of published ones: a weight is v s with
-  // v = 0, 1, 2, 3, 4, 6, 8, 12 or the negative of one, by its four bits, and s = 2^(e - 128) for
-  // the byte e <= 252 of its block of 32. Inputs are rounded as for q8. Each output is one chain
-  // over the blocks: acc = fma(sum of v q over the block, s scale, acc), the sum exact, s scale
-  // rounded to float32. Packed weights: [n/16] rows of strips of 128 inputs: e as [4][16]; then
-  // [4][4][16][4] as q4's. Where k is an odd multiple of 64 the last strip has 64 inputs: e as
-  // [2][16], 32 zero bytes, [2][4][16][4].
+  // Linear layers of weights in mxfp4. A weight is v s. Four bits give v: 0, 1, 2, 3, 4, 6, 8, 12
+  // or the negative of one. s = 2^(e - 128) for the byte e <= 252 of its block of 32. Inputs are
+  // rounded as for q8. Each output is one chain over the blocks:
+  //   acc = fma(sum of v q over the block, s scale, acc)
+  // The sum is exact, and s scale is rounded to float32.
+  //
+  // Packed weights are [n/16] rows of strips of 128 inputs: e as [4][16], then [4][4][16][4] as
+  // q4's. If k is an odd multiple of 64, the last strip has 64 inputs. It is e as [2][16], 32 zero
+  // bytes and [2][4][16][4].
 
   // Like gemv_q8, k a multiple of 64.
   void (*gemv_mxfp4)(const void* w, size_t blocks, size_t k, const QuantBlock* x, size_t ldx,
                      float* y, size_t ldy, int rows);
-  // So many times 64 inputs, from the beginning of a strip on, with a byte for each v + 128: s as
-  // float32 [2][16], then [2][8][16][4]. And like tile_q8, of those.
+  // Expands `halves` times 64 inputs from the beginning of a strip. The form of 64 inputs is s as
+  // float32 [2][16], then bytes v + 128 as [2][8][16][4]. tile_mxfp4 multiplies them like tile_q8.
   void (*expand_mxfp4)(const void* w, size_t halves, void* y);
   void (*tile_mxfp4)(const QuantTile* packed, const void* w, size_t k, size_t kc, const Tile& sums);
-  // The same weights under the contract f32: like gemv and widen_panel (k0 a multiple of 128).
+  // These weights under the contract f32: like gemv and widen_panel (k0 a multiple of 128).
   void (*gemv_wide_mxfp4)(const void* w, size_t blocks, size_t k, const float* x, size_t ldx,
                           float* y, size_t ldy, int rows);
   void (*widen_panel_mxfp4)(const void* w, size_t blocks, size_t k, size_t k0, size_t kc,

@@ -17,8 +17,8 @@ STET_API void mix_streams(const float* x, const float* const* streams, const flo
 STET_API void correct_stream(const float* x, const float* active, float weight, float* y, size_t n);
 // y = the mean of streams, added in their order.
 STET_API void mean_of_streams(const float* const* streams, size_t count, float* y, size_t n);
-// x = max(x - (mean + deviations * standard deviation), 0), with mean and deviation of the row: sums
-// in 16 lanes and a tree, as layer_norm has them (kernels.hpp).
+// x = max(x - (mean + deviations * standard deviation), 0). Mean and standard deviation are those of
+// the row; its sums use 16 lanes and a tree, as in layer_norm (kernels.hpp).
 STET_API void drop_below(float* x, float deviations, size_t n);
 // Returns x with the probability p, 0 < p < 1, that a standard normal variable is below it
 // (Wichura, algorithm AS241).

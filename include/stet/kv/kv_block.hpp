@@ -59,9 +59,9 @@ struct KvLayer {
   bool operator==(const KvLayer&) const = default;
 };
 
-// The layout of a block. If all layers have their own keys and values, of one shape, the shape is
-// uniform: `table` is empty and kv_heads and head_dim hold for every layer. Otherwise `table` has a
-// row per layer, and kv_heads and head_dim are those of the first.
+// The layout of a block. In a uniform shape all layers have their own keys and values of one size.
+// Then `table` is empty, and kv_heads and head_dim hold for every layer. Otherwise `table` has a row
+// per layer, and kv_heads and head_dim are those of the first.
 struct KvShape {
   int64_t layers = 0, kv_heads = 0, head_dim = 0;
   KvType type = KvType::f32;

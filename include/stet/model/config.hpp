@@ -39,9 +39,9 @@ struct Rope {
   bool operator==(const Rope&) const = default;
 };
 
-// Returns the angle per position of each pair of `dim` rotated dimensions: dim / 2 values. They are
-// rounded to float32 at the same places as in transformers' modeling_rope_utils.py (default,
-// linear, llama3, yarn, longrope, proportional), so that angles agree with the reference.
+// Returns the angle per position of each pair of `dim` rotated dimensions: dim / 2 values. All
+// methods round to float32 at the same places as transformers' modeling_rope_utils.py, so that
+// angles agree with the reference.
 STET_API std::vector<float> inverse_frequencies(const Rope& rope, int64_t dim);
 // Returns the factor of all cosines and sines: that of the config, otherwise 1. Defaults differ for
 // two methods:
@@ -107,8 +107,8 @@ struct STET_API ModelConfig {
   // and its own keys and values.
   std::vector<int64_t> kv_heads_of, head_dim_of, owner_of, intermediate_of;
   std::vector<int64_t> values_are_keys;  // per layer: 1 if LayerShape says so; empty: 0
-  // Gemma 3n and 4: width of the input that each layer has for a token beside the residual stream,
-  // and the number of tokens with such inputs. 0: none.
+  // Gemma 3n and 4: each layer has an input for a token beside the residual stream. These are its
+  // width and the number of tokens with such inputs. 0: none.
   int64_t layer_inputs = 0, layer_input_tokens = 0;
   // Gemma 3n: residual streams (0: one), the one that layers read, and the rank of the layers'
   // linear path. scaled_streams: the corrected stream is scaled before it gates the layer's input.

@@ -29,8 +29,8 @@ class Decoder : public Model {
   virtual void embed_tokens(Team t, const Pass& p) const;
   // Called before the first layer of the pass: prepares what layers read beside p.x, if anything.
   virtual void enter_layers(Team, const Pass&) const {}
-  // Returns the embeddings of p.ids, with what interventions make of them: p.x where the pass begins
-  // with them, else computed into p.out.
+  // Returns the embeddings of p.ids after interventions. They are p.x if the pass begins with the
+  // first layer; otherwise they are computed into p.out.
   Rows embedding_rows(Team t, const Pass& p) const;
   // Called after the last layer: p.x becomes what the final norm reads.
   virtual void leave_layers(Team, const Pass&) const {}
@@ -58,7 +58,7 @@ struct Biases {
 struct AttentionLayers {
   AttentionLayers(WeightLoader& w, const ModelConfig& c, const std::string& at, Biases biases = {},
                   bool fused = false);
-  // The same for one layer of a model whose layers differ. It may have no keys or values.
+  // For a layer of shape `s`, in a model whose layers differ. It may have no keys or values.
   AttentionLayers(WeightLoader& w, int64_t hidden, const LayerShape& s, const std::string& at,
                   Biases biases = {}, bool fused = false);
 

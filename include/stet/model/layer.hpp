@@ -54,7 +54,7 @@ void plain_mlp(const LayerPass& at, const Linear& up, const Linear& down,
                void (*f)(Team t, const Pass& p, Rows x, Rows y), Rows x);
 // Adds the MLP output in p.out to the residual stream.
 void add_mlp(const LayerPass& at);
-// Do the same in two steps, for layers that change the stream once more in between.
+// The two steps of add_mlp(), for layers that change the stream in between.
 void add_mlp_output(const LayerPass& at);
 void leave_layer(const LayerPass& at);
 

@@ -48,12 +48,12 @@ class STET_API Matrix {
                          std::shared_ptr<const void> owner);
   // Returns the type of such rows; nothing for a packed matrix.
   std::optional<DType> stored_rows() const { return stored_rows_; }
-  // Matrices of equal columns, one below the other, each of a type of its own. All but the last
+  // Returns matrices of equal columns, one below the other. Each has its own type. All but the last
   // have a multiple of 16 rows.
   static Matrix stacked(std::vector<Matrix> parts);
-  // Returns `count` matrices of one shape and type, one behind the other in one block of memory.
-  // Each begins at a packed block: block i of matrix j is block j * blocks() / count + i. Any number
-  // of threads call make(j), which returns matrix j.
+  // Returns `count` matrices of one shape and type, one after another in one block of memory. Block
+  // i of matrix j is block j * blocks() / count + i. make(j) returns matrix j; any number of threads
+  // call it.
   static Matrix of_experts(size_t count, int threads, const std::function<Matrix(size_t)>& make);
   // Returns the weights rounded to q8 or q4 (kernels/quantize.hpp). Throws an unsupported Error for
   // weights that are not finite or too large for a float16 scale.

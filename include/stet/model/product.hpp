@@ -10,7 +10,7 @@
 
 namespace stet {
 
-// How a gated linear unit joins gate and up, element by element: f(gate) up, or, if clamped,
+// The function that joins gate and up, element by element: f(gate) up or, if clamped,
 // clamped_silu_mul of Kernels with `limit`.
 struct Gate {
   enum class Kind : uint8_t { silu, gelu_tanh, clamped };
@@ -376,7 +376,7 @@ void product(Team t, const Pass& p, const Output& out, Rows x) {
   }
 }
 
-// f(Arithmetic()) of what multiplies weights of this type.
+// Calls f with the arithmetic that multiplies weights of this type.
 template <class F>
 void with_arithmetic(const Pass& p, WeightType type, F f) {
   if (type == WeightType::q8)

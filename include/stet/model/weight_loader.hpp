@@ -48,7 +48,7 @@ class STET_API WeightLoader {
   Matrix matrix(const std::string& group, const std::vector<Part>& parts, int64_t columns);
   // Loads a lookup table, which is never multiplied. Its values are not rounded.
   Matrix table(const std::string& group, const Part& part, int64_t columns);
-  // The same for a table as large as a model. Its rows are read where the checkpoint stores them.
+  // Loads a table as large as a model: its rows are read where the checkpoint stores them.
   Matrix table_in_place(const std::string& group, const Part& part, int64_t columns);
   // Loads the head [vocab][hidden], lm_head.weight by default. The name stands outside the prefix's
   // last "model.".

@@ -25,9 +25,9 @@ void discard_edits(State& state, int64_t size);
 // (write_row()). Shared blocks are copied before the write. Logits remain those computed for the
 // last token.
 //
-// Throws an argument Error for a position, layer or head that does not exist, a layer that reads
-// another's keys and values, and a pruned position. Also throws one for a wrong number of elements,
-// and for numbers that are not finite.
+// Throws an argument Error for a position, layer or head that does not exist, and for a pruned
+// position. A layer that reads the keys and values of another is refused. A wrong number of
+// elements, and numbers that are not finite, are errors too.
 void set_key(State& state, int64_t layer, int64_t head, int64_t position, std::span<const float> x);
 void set_value(State& state, int64_t layer, int64_t head, int64_t position,
                std::span<const float> x);

@@ -16,16 +16,16 @@ namespace stet {
 
 // A range of keys and values. Pruned positions in it are skipped.
 struct KvRange {
-  // Of keys and values. Empty: all layers with their own keys and values; all their KV heads.
+  // The layers and KV heads. Empty: all layers with their own keys and values; all their heads.
   std::vector<int64_t> layers, heads;
   int64_t begin = 0, end = -1;  // positions begin .. end-1; end -1: to the last
   bool keys = true, values = true;
 };
 
-// Each function leaves the logits as computed for the last token. All throw an argument Error, and
-// change nothing, for layers, heads or positions that are out of range or repeated, and for layers
-// that read another's keys and values. The same holds for a range without keys, values or positions,
-// and for results that are not finite.
+// Each function leaves the logits as computed for the last token. All throw an argument Error and
+// change nothing if layers, heads or positions are out of range or repeated. Layers that read the
+// keys and values of another are refused, too. So are a range without keys, values or positions, and
+// results that are not finite.
 void zero_kv(State& state, const KvRange& range);
 void scale_kv(State& state, const KvRange& range, float factor);
 // Sets each key or value to x. x is [head_dim], used for all of them, or
