@@ -9,9 +9,10 @@
 
 namespace stet {
 
-// A block of 32 weights. In q8 and q4, `scale` holds the float16 bits of d, and weight i is
-// (u[i] - 128) d or (u[i] - 8) d.
-// In mxfp4, u[i] is a code and `scale` the byte of the exponent.
+// A block of 32 weights. Its form depends on the type:
+//   q8     weight i is (u[i] - 128) d; `scale` holds the float16 bits of d
+//   q4     weight i is (u[i] - 8) d; likewise
+//   mxfp4  u[i] is the code of weight i; `scale` is the byte of the exponent
 struct QuantizedBlock {
   uint16_t scale;
   uint8_t u[kQuantBlock];

@@ -123,8 +123,8 @@ void q5_0(Lanes from, size_t first, size_t half, uint8_t* strip) {
   for (size_t i = 0; i < 4; ++i) put(block + (1 + i) * kLine, first, words(from, 6 + 4 * i));
 }
 
-// Packs blocks of MXFP4: a byte of the exponent, then byte i with weights i and 16 + i.
-// `block` is the number of a block in its strip.
+// Packs blocks of MXFP4 at the number `block` of a strip. A block has a byte of the exponent, then
+// bytes i with weights i and 16 + i.
 void mxfp4(Lanes from, size_t first, size_t block, uint8_t* strip) {
   for (size_t i = 0; i < kFour; ++i) strip[block * kLanes + first + i] = from[i][0];
   uint8_t* const lines = strip + kLine + block * 4 * kLine;

@@ -233,9 +233,10 @@ struct Kernels {
   //   acc = fma(sum of v q over the block, s scale, acc)
   // The sum is exact, and s scale is rounded to float32.
   //
-  // Packed weights are [n/16] rows of strips of 128 inputs: e as [4][16], then [4][4][16][4] as
-  // q4's. If k is an odd multiple of 64, the last strip has 64 inputs. It is e as [2][16], 32 zero
-  // bytes and [2][4][16][4].
+  // Packed weights are [n/16] rows of strips of 128 inputs:
+  //   e as [4][16], then [4][4][16][4] as in q4.
+  // If k is an odd multiple of 64, the last strip has 64 inputs:
+  //   e as [2][16], 32 zero bytes, [2][4][16][4].
 
   // Like gemv_q8, k a multiple of 64.
   void (*gemv_mxfp4)(const void* w, size_t blocks, size_t k, const QuantBlock* x, size_t ldx,
