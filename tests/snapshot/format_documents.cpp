@@ -53,8 +53,8 @@ TEST(FormatDocument, EveryLineIsInTheSnapshot) {
 // A second implementation of that page.
 TEST(FormatDocument, TheStateDigestFollowsTheDocument) {
   using Json = nlohmann::json;
-  for (const char* name :
-       {"v3-full", "v3-recipe", "v3-conversation", "v3-shifted", "v3-kept", "v3-edited"}) {
+  for (const char* name : {"v3-full", "v3-recipe", "v3-conversation", "v3-shifted", "v3-kept",
+                           "v3-edited", "v4-full", "v4-shifted"}) {
     SnapshotImage image =
         SnapshotImage::parse(read_text(data_path(std::string("snapshots/") + name + ".stet")));
     const Json meta = Json::parse(image.section("META").content);

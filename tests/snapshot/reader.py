@@ -168,8 +168,8 @@ def refuses_damage(scratch):
 
 def main():
     stet = sys.argv[1]
-    files = sorted(glob.glob(f"{SNAPSHOTS}/v3-*.stet"))
-    assert len(files) >= 10, f"{SNAPSHOTS}: {len(files)} files"
+    files = sorted(glob.glob(f"{SNAPSHOTS}/v[34]-*.stet"))
+    assert len(files) >= 17, f"{SNAPSHOTS}: {len(files)} files"
     for path in files:
         compare(stet, path)
     delta, parent = read(f"{SNAPSHOTS}/v3-delta.stet"), read(f"{SNAPSHOTS}/v3-full.stet")
