@@ -1,10 +1,12 @@
-// Gemma 4, text, also of the multimodal checkpoints: dense (12B, 31B) and small (E2B, E4B). Layers of
-// the small ones have inputs of their own and share keys and values.
+// Gemma 4, text, also of the multimodal checkpoints: dense (12B, 31B), with experts beside the MLP
+// (26B-A4B), and small (E2B, E4B). Layers of the small ones have inputs of their own and share keys
+// and values.
 // Source: transformers' modeling_gemma4.py.
 #pragma once
 
 #include "models/gemma.hpp"
 #include "models/layer_inputs.hpp"
+#include "stet/model/experts.hpp"
 
 namespace stet {
 
@@ -17,7 +19,9 @@ class Gemma4 : public Decoder {
  private:
   void enter_layers(Team t, const Pass& p) const override;
   void layer(const LayerPass& at) const override;
-  std::vector<int64_t> own_widths() const override { return LayerInputs::own_widths(config_); }
+  std::vector<int64_t> own_widths() const override;
+  // Adds what the experts make of the residual stream to the MLP's output p.out.
+  void add_experts(const LayerPass& at) const;
 
   struct Layer : LinearLayers {
     explicit Layer(LinearLayers linear) : LinearLayers(std::move(linear)) {}
@@ -26,6 +30,10 @@ class Gemma4 : public Decoder {
     Norm q_norm, k_norm, v_norm;                                        // [head_dim]
     LayerInputGate input;
     Vector scalar;  // [1]
+    // Beside the MLP, in models with experts:
+    Norm router_norm, pre_experts_norm, post_experts_norm, post_dense_norm;  // [hidden]
+    ExpertRouter router;
+    Experts experts;
   };
   Layer load_layer(WeightLoader& w, const std::string& at, const LayerShape& s) const;
 
@@ -135,9 +143,12 @@ inline ModelConfig read_config(const JsonReader& top) {
   read_layer_inputs(json, c);
   read_ropes(json, c);
   require_activation(json, "hidden_activation", {"gelu_pytorch_tanh"});
-  if (json.boolean_or("enable_moe_block", false))
-    throw Error(ErrorKind::unsupported, json.file(), json.path_of("enable_moe_block"), "false",
-                "true");
+  if (json.boolean_or("enable_moe_block", false)) {
+    c.experts.count = json.integer("num_experts", 1, static_cast<int64_t>(kMostExperts));
+    c.experts.chosen = json.integer("top_k_experts", 1, c.experts.count);
+    c.experts.width = json.integer("moe_intermediate_size", 1, kMaxSize);
+    c.experts.rule = RouterRule::softmax_divided;
+  }
   return c;
 }
 
@@ -162,11 +173,41 @@ inline Gemma4::Layer Gemma4::load_layer(WeightLoader& w, const std::string& at,
   l.v_norm = {Vector(static_cast<size_t>(s.value_dim), 1.0f), {}, l.q_norm.eps};
   if (config_.layer_inputs > 0) l.input = LayerInputGate(w, config_, at);
   l.scalar = w.vector("norms", at + "layer_scalar", 1);
+  if (config_.experts.count == 0) return l;
+  const int64_t count = config_.experts.count;
+  l.post_dense_norm = norm("post_feedforward_layernorm_1", hidden);
+  l.pre_experts_norm = norm("pre_feedforward_layernorm_2", hidden);
+  l.post_experts_norm = norm("post_feedforward_layernorm_2", hidden);
+  // The norm of what the router reads has no weight; a scale takes its place.
+  l.router_norm = {w.vector("norms", at + "router.scale", hidden), {}, l.input_norm.eps};
+  l.router.linear = w.exact("mlp", {at + "router.proj", count}, hidden, false);
+  l.router.scale = w.vector("norms", at + "router.per_expert_scale", count);
+  l.experts = load_experts(w, config_, at, {"experts", "gate_proj", "up_proj", "down_proj"});
   return l;
 }
 
 inline void Gemma4::enter_layers(Team t, const Pass& p) const {
   if (config_.layer_inputs > 0) inputs_.compute(t, p, config_, embedding_rows(t, p));
+}
+
+inline std::vector<int64_t> Gemma4::own_widths() const {
+  std::vector<int64_t> widths = LayerInputs::own_widths(config_);
+  if (config_.experts.count > 0) widths.push_back(config_.hidden_size);
+  return widths;
+}
+
+inline void Gemma4::add_experts(const LayerPass& at) const {
+  const Layer& l = layers_[at.index];
+  const Pass& p = at.p;
+  const Rows mixture = own_rows(p, p.own.size() - 1);
+  norm(at, l.post_dense_norm, p.out, p.out);
+  norm(at, l.router_norm, p.x, p.normed);
+  scale(at.t, p, inverse_square_root(static_cast<double>(config_.hidden_size)), p.normed);
+  route(at, l.router, p.normed);
+  norm(at, l.pre_experts_norm, p.x, p.normed);
+  mix_experts(at, l.experts, Gate::gelu_tanh, p.normed, mixture);
+  norm(at, l.post_experts_norm, mixture, mixture);
+  add(at.t, p, p.out, mixture);
 }
 
 inline void Gemma4::layer(const LayerPass& at) const {
@@ -184,6 +225,7 @@ inline void Gemma4::layer(const LayerPass& at) const {
 
   norm(at, Point::ln2, l.pre_mlp_norm, p.x, p.normed);
   gated_mlp(at, l.gate_up, l.down, Gate::gelu_tanh, p.normed);
+  if (config_.experts.count > 0) add_experts(at);
   norm(at, l.post_mlp_norm, p.out, p.out);
   add_mlp_output(at);
 

@@ -104,6 +104,7 @@ TEST(MakeCheckpoint, NamedShapesHaveThePublishedSizes) {
       {"gemma4-e2b", "4628569379 weights in 540 tensors, 9257138758 bytes of BF16, 3 files"},
       {"gemma4-e4b", "7463013418 weights in 665 tensors, 14926026836 bytes of BF16, 4 files"},
       {"gemma4-12b", "11907350320 weights in 666 tensors, 23814700640 bytes of BF16, 5 files"},
+      {"gemma4-26b-a4b", "25233141790 weights in 657 tensors, 50466283580 bytes of BF16, 11 files"},
       {"gemma4-31b", "30697345340 weights in 832 tensors, 61394690680 bytes of BF16, 13 files"},
   };
   const std::string help = run("--help").output;
@@ -334,7 +335,8 @@ TEST(MakeCheckpoint, FailuresAreOneLineAndLeaveNothing) {
          "SHAPE: expected gemma2-2b, gemma3-270m, gemma3-1b, gemma3-4b, gemma3-12b, gemma3-27b, "
          "gpt2, gpt-oss-20b, llama2-7b, "
          "llama3.1-8b, llama3.2-1b, llama3.2-3b, llama3.3-70b, mistral-7b, qwen2.5-0.5b, "
-         "qwen3-0.6b, qwen3-30b-a3b, gemma4-e2b, gemma4-e4b, gemma4-12b, gemma4-31b or the path of "
+         "qwen3-0.6b, qwen3-30b-a3b, gemma4-e2b, gemma4-e4b, gemma4-12b, gemma4-26b-a4b, "
+         "gemma4-31b or the path of "
          "a config.json, found gemma9-1b");
   expect(dir / "none.json" + out, 1,
          dir / "none.json" + ": cannot be read: No such file or directory");

@@ -54,6 +54,7 @@ def read_config(directory, name="config.json"):
     c.tied = get("tie_word_embeddings", whole.get("tie_word_embeddings", True))
     c.ropes = [rope_of(j, full[i], c.dim[i]) for i in range(c.layers)]
     c.kv_heads = c.rope_of = None  # of layers, here
+    c.experts = {"count": j["num_experts"], "chosen": j["top_k_experts"], "rule": 1} if get("enable_moe_block", False) else None
     if c.family == "gemma3n":
         c.streams, c.active = get("altup_num_inputs", 4), get("altup_active_idx", 0)
         c.scaled = get("altup_correct_scale", True)
@@ -127,10 +128,30 @@ class Gemma4(Model):
     def run_layer_of(self, i, x, inputs, cache, positions):
         n = lambda name, y: self.norm(f"layers.{i}.{name}")(y)
         x = x + n("post_attention_layernorm", self.attend(i, n("input_layernorm", x), cache, positions))
-        x = x + n("post_feedforward_layernorm", self.mlp(i, n("pre_feedforward_layernorm", x)))
+        y = self.mlp(i, n("pre_feedforward_layernorm", x))
+        if self.c.experts:
+            y = n("post_feedforward_layernorm_1", y) + n("post_feedforward_layernorm_2", self.mixture(i, x))
+        x = x + n("post_feedforward_layernorm", y)
         if self.c.inputs:
             x = x + self.gated_input(i, x, inputs)
         return x * self.t(f"layers.{i}.layer_scalar")
+
+    def mixture(self, i, x):
+        """What the experts of a layer make of the residual stream."""
+        c, at = self.c, f"layers.{i}."
+        read = a.rms_norm(x, self.t(at + "router.scale"), c.norm_eps) * F32(1 / math.sqrt(float(c.hidden_size)))
+        logits = make(self.t(at + "router.proj.weight"), "f32", "mlp").product(read)
+        weights = np.array([self.route(row) for row in logits]) * self.t(at + "router.per_expert_scale")
+        h = self.norm(at + "pre_feedforward_layernorm_2")(x)
+        z = np.zeros(x.shape, F32)
+        for e in range(c.experts["count"]):
+            rows = np.nonzero(weights[:, e])[0]
+            if len(rows) == 0:
+                continue
+            gates, down = (make(np.ascontiguousarray(self.t(at + "experts." + n)[e]), self.kind, "mlp") for n in ("gate_up_proj", "down_proj"))
+            gate, up = np.split(gates.product(h[rows]), 2, axis=1)
+            z[rows] = a.fma(weights[rows, e, None], down.product(a.gelu_tanh(gate) * up), z[rows])
+        return z
 
     def enter(self, h):
         return h

@@ -159,7 +159,8 @@ INSTANTIATE_TEST_SUITE_P(Models, GoldenModel,
                                          "gpt2-tiny", "gemma2-tiny", "mistral-tiny", "qwen3-tiny",
                                          "qwen3moe-tiny", "mixtral-tiny", "olmoe-tiny",
                                          "gptoss-tiny", "gptoss-mxfp4-tiny", "gemma4-dense-tiny",
-                                         "gemma4-small-tiny", "gemma4-vl-tiny", "gemma3n-tiny"),
+                                         "gemma4-small-tiny", "gemma4-vl-tiny", "gemma4-moe-tiny",
+                                         "gemma3n-tiny"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

@@ -97,7 +97,8 @@ std::vector<Subject> subjects() {
         "granite-tiny",      "olmo2-tiny",        "olmo3-tiny",         "smollm3-tiny",
         "pythia-tiny",       "phi3-tiny",         "phi4-tiny",          "qwen3moe-tiny",
         "mixtral-tiny",      "olmoe-tiny",        "gptoss-tiny",        "gptoss-mxfp4-tiny",
-        "gemma4-dense-tiny", "gemma4-small-tiny", "gemma4-vl-tiny",     "gemma3n-tiny"}) {
+        "gemma4-dense-tiny", "gemma4-small-tiny", "gemma4-vl-tiny",     "gemma4-moe-tiny",
+        "gemma3n-tiny"}) {
     all.push_back({name, data_path(std::string("models/") + name)});
   }
   for (const char* name : {"pocket-gemma3", "pocket-llama3"})

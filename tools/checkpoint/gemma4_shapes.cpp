@@ -26,6 +26,7 @@ constexpr Gemma4Shape kGemma4Shapes[] = {
     {"gemma4-e2b", 1536, 6144, 35, 8, 1, 0, 5, 512, 131072, 256, 20, true, 0, 0, 0},
     {"gemma4-e4b", 2560, 10240, 42, 8, 2, 0, 6, 512, 131072, 256, 18, false, 0, 0, 0},
     {"gemma4-12b", 3840, 15360, 48, 16, 8, 1, 6, 1024, 262144, 0, 0, false, 0, 0, 0},
+    {"gemma4-26b-a4b", 2816, 2112, 30, 16, 8, 2, 6, 1024, 262144, 0, 0, false, 128, 8, 704},
     {"gemma4-31b", 5376, 21504, 60, 32, 16, 4, 6, 1024, 262144, 0, 0, false, 0, 0, 0},
 };
 
@@ -111,6 +112,21 @@ void add_gemma4_layer(const stet::ModelConfig& c, int64_t index, Gemma4List& lis
   list.linear(at + "mlp.down_proj", hidden, s.intermediate);
   list.norm(at + "post_feedforward_layernorm", hidden);
   list.add(at + "layer_scalar", {1}, {0.8f, 0.1f});
+  if (const int64_t count = c.experts.count; count > 0) {
+    for (const char* name : {"pre_feedforward_layernorm_2", "post_feedforward_layernorm_1",
+                             "post_feedforward_layernorm_2"})
+      list.norm(at + name, hidden);
+    const auto deviation = [](int64_t inputs) {
+      return 1.0f / std::sqrt(static_cast<float>(inputs));
+    };
+    list.add(at + "router.scale", {hidden}, {1, 0.1f});
+    list.linear(at + "router.proj", count, hidden);
+    list.add(at + "router.per_expert_scale", {count}, {1, 0.1f});
+    list.add(at + "experts.gate_up_proj", {count, 2 * c.experts.width, hidden},
+             {0, deviation(hidden)});
+    list.add(at + "experts.down_proj", {count, hidden, c.experts.width},
+             {0, deviation(c.experts.width)});
+  }
   if (c.layer_inputs == 0) return;
   list.linear(at + "per_layer_input_gate", c.layer_inputs, hidden);
   list.linear(at + "per_layer_projection", hidden, c.layer_inputs);

@@ -117,10 +117,13 @@ inline bool is_of_router(Point p) {
   return p == Point::router_logits || p == Point::expert_weights || p == Point::expert_indices;
 }
 
-// Returns true for points inside an MLP, which layers with experts do not have.
+// Returns true for points inside an MLP. Layers with experts have none, except for Gemma 4.
 inline bool is_within_mlp(Point p) {
   return p == Point::mlp_pre || p == Point::mlp_pre_linear || p == Point::mlp_post;
 }
+
+// Returns true if layers with experts have an MLP beside them.
+inline bool has_mlp_beside_experts(const ModelConfig& c) { return c.family == "gemma4"; }
 
 // Returns true if models of this family have the point.
 inline bool has_point(const ModelConfig& c, Point p) {
@@ -129,7 +132,8 @@ inline bool has_point(const ModelConfig& c, Point p) {
   if (p == Point::ln1 || p == Point::ln1_scale || p == Point::ln2 || p == Point::ln2_scale)
     return c.family != "olmo2" && c.family != "olmo3";
   if (is_of_router(p)) return c.experts.count > 0;
-  if (is_within_mlp(p) && c.experts.count > 0 && c.experts.dense.empty()) return false;
+  if (is_within_mlp(p) && c.experts.count > 0 && c.experts.dense.empty())
+    return has_mlp_beside_experts(c);
   if (p == Point::pos_embed) return gpt2;
   if (p == Point::resid_mid) return !c.parallel_residual;
   if (p == Point::rot_q || p == Point::rot_k) return !gpt2;
@@ -155,7 +159,7 @@ inline bool has_point(const ModelConfig& c, const PointAt& at) {
   if (!has_point(c, at.point)) return false;
   if (is_of_keys(at.point)) return c.layer(at.layer).own;
   if (is_of_router(at.point)) return c.has_experts(at.layer);
-  return !is_within_mlp(at.point) || !c.has_experts(at.layer);
+  return !is_within_mlp(at.point) || !c.has_experts(at.layer) || has_mlp_beside_experts(c);
 }
 
 // Returns the number of heads that the columns are divided into; 0: not by heads.
