@@ -20,7 +20,7 @@ class Gemma4 : public Decoder {
   void enter_layers(Team t, const Pass& p) const override;
   void layer(const LayerPass& at) const override;
   std::vector<int64_t> own_widths() const override;
-  // Adds what the experts make of the residual stream to the MLP's output p.out.
+  // Adds the experts' output for the residual stream to the MLP's output in p.out.
   void add_experts(const LayerPass& at) const;
 
   struct Layer : LinearLayers {
