@@ -53,7 +53,8 @@ export async function check(tools, directory, names, {threads, isa}) {
     let passed = true;
     for (const name of names) {
       const gguf = await tools.gguf(directory, formats[name].type);
-      const {ids} = await peer({task: "compute", gguf, threads, batch: 512, vocab, ids: prompt, tokens: kTokens, then: reply,
+      const {ids} = await peer({task: "compute", gguf, threads, batch: 512, vocab, ids: prompt, tokens: kTokens,
+                                 then: reply,
                                 rows: kTokens, logits: files.peer});
       const logits = new Float32Array(Uint8Array.from(fs.readFileSync(files.peer)).buffer);
       const off = difference(expected, logits), same = reply.findIndex((id, i) => id !== ids[i]);

@@ -25,18 +25,23 @@ const usage = `bench/peers/run [SHAPE] [options]: stet beside llama.cpp, in turn
   --batch N         most tokens that the peer processes at once (default 512)
   --kv TYPE         of stet's keys and values: f32 (default), bf16 or f16; the peer's are f16
   --isa NAME        of stet's instruction sets (default: the best that this CPU has)
-  --ik BUILD        beside the ik_llama.cpp that was built in this directory, in place of llama.cpp: prefill and decode alone
+  --ik BUILD        beside the ik_llama.cpp that was built in this directory, in place of llama.cpp: ` +
+  `prefill and decode alone
   --json            print JSON, with all turns, once all is measured
-  --check           compare logits and greedy tokens of stet and llama.cpp instead (default: with the pocket checkpoints)
+  --check           compare logits and greedy tokens of stet and llama.cpp instead ` +
+  `(default: with the pocket checkpoints)
   --build DIR       of stet (default: build/release)`;
 
 const options = {
   model: {type: "string", short: "m"}, formats: {type: "string", default: Object.keys(formats).join()},
-  threads: {type: "string", default: "2"}, prompt: {type: "string", default: "512"}, decode: {type: "string", default: "64"},
+  threads: {type: "string", default: "2"}, prompt: {type: "string", default: "512"},
+  decode: {type: "string", default: "64"},
   slice: {type: "string", default: "8"}, runs: {type: "string", default: "5"}, repeat: {type: "string", default: "3"},
-  batch: {type: "string", default: "512"}, kv: {type: "string", default: "f32"}, isa: {type: "string"}, ik: {type: "string"},
+  batch: {type: "string", default: "512"}, kv: {type: "string", default: "f32"}, isa: {type: "string"},
+  ik: {type: "string"},
   json: {type: "boolean", default: false}, check: {type: "boolean", default: false},
-  build: {type: "string", default: path.join(root, "build/release")}, help: {type: "boolean", short: "h", default: false},
+  build: {type: "string", default: path.join(root, "build/release")},
+  help: {type: "boolean", short: "h", default: false},
 };
 
 class WrongUsage extends Error {}
@@ -57,11 +62,13 @@ function parse() {
   const o = {...values, shape: positionals[0] ?? "llama3.2-1b", named: positionals.length > 0};
   if (positionals.length > 1 || (o.named && o.model)) throw new WrongUsage("one SHAPE, or --model DIR");
   if (o.check && o.ik !== undefined) throw new WrongUsage("--check compares with llama.cpp, not with --ik");
-  for (const name of ["threads", "prompt", "decode", "slice", "runs", "repeat", "batch"]) o[name] = number(name, o[name]);
+  for (const name of ["threads", "prompt", "decode", "slice", "runs", "repeat", "batch"])
+    o[name] = number(name, o[name]);
   o.formats = o.formats.split(",");
   for (const name of o.formats) {
     if (Object.hasOwn(formats, name)) continue;
-    if (!fileTypes.includes(name)) throw new WrongUsage(`--formats: expected some of ${Object.keys(formats)} or ${fileTypes}, found ${name}`);
+    if (!fileTypes.includes(name))
+      throw new WrongUsage(`--formats: expected some of ${Object.keys(formats)} or ${fileTypes}, found ${name}`);
     if (o.ik === undefined) throw new WrongUsage(`--formats ${name}: expected --ik, found none`);
   }
   return o;
@@ -71,7 +78,8 @@ async function measure(tools, o, directory, name, side) {
   const vocab = vocabularyOf(directory), own = formats[name];
   const gguf = own ? await tools.gguf(directory, own.type) : await tools.quantized(directory, name, side.quantize);
   const stet = () => Talker.start(tools.stet, [
-    "bench", "--turns", "-m", own ? directory : gguf, ...(own ? ["--compute", own.compute] : []), "--kv", o.kv, "--threads", o.threads, "-p", o.prompt,
+    "bench", "--turns", "-m", own ? directory : gguf, ...(own ? ["--compute", own.compute] : []),
+    "--kv", o.kv, "--threads", o.threads, "-p", o.prompt,
     "--repeat", o.repeat, ...(o.isa ? ["--isa", o.isa] : [])]);
   try {
     await (await stet()).end();  // also loads its file into memory
@@ -88,14 +96,16 @@ async function measure(tools, o, directory, name, side) {
     await talker.end();
   }
   if (processes.stet.positions !== processes.peer.positions) {
-    throw new Failure(`${name}: expected ${processes.stet.positions} positions, found ${processes.peer.positions} in the peer`);
+    throw new Failure(
+      `${name}: expected ${processes.stet.positions} positions, found ${processes.peer.positions} in the peer`);
   }
   return {isa: talkers.stet.about.isa, flash_attention: job.flash, ...figuresOf(rounds, processes), rounds, processes};
 }
 
 async function compare(tools, o) {
   const side = o.ik === undefined ? llama : await ikLlama(o.ik), directory = o.model ?? await tools.checkpoint(o.shape);
-  const result = {checkpoint: path.basename(path.resolve(directory)), options: o, peer: await side.about(o), formats: {}};
+  const result = {checkpoint: path.basename(path.resolve(directory)), options: o,
+    peer: await side.about(o), formats: {}};
   if (!o.json) printHeader(result.checkpoint, result.peer, o);
   for (const name of o.formats) {
     result.formats[name] = await measure(tools, o, directory, name, side);
@@ -103,7 +113,8 @@ async function compare(tools, o) {
   }
   if (o.json) console.log(JSON.stringify(result, null, 2));
   else printNotes(side);
-  if (Object.values(result.formats).every((m) => m.skipped)) throw new Failure(`nothing was compared: ${result.formats[o.formats[0]].skipped}`);
+  if (Object.values(result.formats).every((m) => m.skipped))
+    throw new Failure(`nothing was compared: ${result.formats[o.formats[0]].skipped}`);
 }
 
 async function checkAll(tools, o) {

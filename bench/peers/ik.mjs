@@ -12,7 +12,8 @@ const source = path.join(root, "bench/peers/ik_turns.cpp");
 async function compiled(build) {
   const there = (...parts) => {
     const file = path.join(build, ...parts);
-    if (!fs.existsSync(file)) throw new Failure(`${file}: not there; expected a directory that ik_llama.cpp was built in`);
+    if (!fs.existsSync(file))
+      throw new Failure(`${file}: not there; expected a directory that ik_llama.cpp was built in`);
     return file;
   };
   const cache = there("CMakeCache.txt"), libraries = [there("src/libllama.so"), there("ggml/src/libggml.so")];
@@ -22,7 +23,8 @@ async function compiled(build) {
   if (outdated(file, [source, ...libraries])) {
     say(`writing ${file}`);
     const part = `${file}.${process.pid}`;
-    const headers = [path.join(tree, "include"), path.join(tree, "ggml/include")].flatMap((directory) => ["-I", directory]);
+    const headers = [path.join(tree, "include"), path.join(tree, "ggml/include")]
+      .flatMap((directory) => ["-I", directory]);
     const rpath = libraries.map((library) => `-Wl,-rpath,${path.dirname(library)}`);
     await run(process.env.CXX ?? "c++", ["-std=c++17", "-O2", ...headers, source, ...libraries, ...rpath, "-o", part]);
     fs.renameSync(part, file);

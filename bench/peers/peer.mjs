@@ -26,9 +26,12 @@ const llama = await getLlama({
 });
 
 async function open({contextSize, flashAttention, kv = "F16"}) {
-  const model = await llama.loadModel({modelPath: job.gguf, gpuLayers: 0, useMmap: true, ignoreMemorySafetyChecks: true});
+  const model = await llama.loadModel({
+    modelPath: job.gguf, gpuLayers: 0, useMmap: true, ignoreMemorySafetyChecks: true
+  });
   const context = await model.createContext({
-    contextSize, batchSize: job.batch, threads: {ideal: job.threads, min: job.threads}, flashAttention, ignoreMemorySafetyChecks: true, performanceTracking: true,
+    contextSize, batchSize: job.batch, threads: {ideal: job.threads, min: job.threads},
+    flashAttention, ignoreMemorySafetyChecks: true, performanceTracking: true,
     experimentalKvCacheKeyType: kv, experimentalKvCacheValueType: kv,
   });
   return {model, context, sequence: context.getSequence({checkpoints: {interval: false}})};
@@ -39,7 +42,8 @@ async function open({contextSize, flashAttention, kv = "F16"}) {
 async function decoded(context) {
   log.length = 0;
   await context.printTimings();
-  const found = log.map(({line}) => /perf_context_print: +eval time = +([\d.]+) ms \/ +(\d+) runs/.exec(line)).find((m) => m);
+  const found = log.map(({line}) => /perf_context_print: +eval time = +([\d.]+) ms \/ +(\d+) runs/.exec(line))
+    .find((m) => m);
   if (!found) throw new Error("llama.cpp did not say how long it took");
   return {s: Number(found[1]) / 1e3, tokens: Number(found[2])};
 }
@@ -86,7 +90,8 @@ async function turns() {
   let run, tokens;  // the generator of a prompt, which takes given tokens instead of those that it draws
   const load_s = await time(async () => { run = await open({contextSize, flashAttention: job.flash}); });
   const {context, sequence} = run;
-  if (context.currentThreads !== job.threads) throw new Error(`${job.threads} threads wanted, ${context.currentThreads} given`);
+  if (context.currentThreads !== job.threads)
+    throw new Error(`${job.threads} threads wanted, ${context.currentThreads} given`);
   const append = async (prompt) => {
     await tokens?.return();
     tokens = sequence.evaluate(prompt, greedy);
@@ -128,7 +133,8 @@ async function compute() {
   await sequence.clearHistory();
   const all = [...job.ids, ...(job.then ?? ids)];
   const wanted = (i) => i >= all.length - job.rows;
-  const outputs = await sequence.controlledEvaluate(all.map((id, i) => (wanted(i) ? [id, {generateNext: {logits: true}}] : id)));
+  const outputs = await sequence.controlledEvaluate(
+    all.map((id, i) => (wanted(i) ? [id, {generateNext: {logits: true}}] : id)));
   const logits = new Float32Array(job.rows * job.vocab);
   for (let row = 0; row < job.rows; ++row) {
     for (const [id, logit] of outputs[all.length - job.rows + row].next.logits) logits[row * job.vocab + id] = logit;

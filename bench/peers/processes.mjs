@@ -12,7 +12,8 @@ export const say = (line) => process.stderr.write(line + "\n");
 
 const running = new Set();
 process.on("exit", () => running.forEach((child) => child.kill("SIGKILL")));
-for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.on(signal, () => process.exit(128 + os.constants.signals[signal]));
+for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"])
+  process.on(signal, () => process.exit(128 + os.constants.signals[signal]));
 
 class Program {
   constructor(command, args) {
@@ -20,7 +21,9 @@ class Program {
     this.complaint = "";
     this.child = spawn(command, args.map(String), {env: {...process.env, TMPDIR: scratch}});
     this.child.stdin.on("error", () => {});  // end() reports that it has ended
-    this.child.stderr.setEncoding("utf8").on("data", (text) => { this.complaint = (this.complaint + text).slice(-4000); });
+    this.child.stderr.setEncoding("utf8").on("data", (text) => {
+      this.complaint = (this.complaint + text).slice(-4000);
+    });
     running.add(this.child);
     this.ended = once(this.child, "close").then(([status, signal]) => ({status, signal}), (error) => ({error}));
     this.ended.then(() => running.delete(this.child));
@@ -33,7 +36,8 @@ class Program {
     const {status, signal, error} = await this.ended;
     if (error) throw new Failure(`${this.command}: ${error.message}`);
     if (signal) throw new Failure(`${this.command}: ended by ${signal}`);
-    if (status !== 0) throw new Failure(this.complaint.trim().split("\n").at(-1) || `${this.command}: ended by ${status}`);
+    if (status !== 0)
+      throw new Failure(this.complaint.trim().split("\n").at(-1) || `${this.command}: ended by ${status}`);
   }
 }
 

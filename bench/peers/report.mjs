@@ -55,23 +55,30 @@ export function printHeader(checkpoint, peer, o) {
 export function printTable(name, m, o) {
   if (m.skipped) return console.log(`\n${name}: SKIPPED, stet refuses it: ${m.skipped}`);
   const line = (what, stet, peer, ratio, pairs) => {
-    console.log(what.padEnd(37) + stet.padStart(22) + peer.padStart(22) + ratio.padStart(20) + String(pairs).padStart(8));
+    console.log(what.padEnd(37) + stet.padStart(22) + peer.padStart(22) +
+                ratio.padStart(20) + String(pairs).padStart(8));
   };
-  console.log(`\n${name}: prompt of ${o.prompt}, then ${o.decode} tokens, ${o.slice} in a turn; stet ${m.isa}, the peer's flash ` +
+  console.log(`\n${name}: prompt of ${o.prompt}, then ${o.decode} tokens, ${o.slice} in a turn; ` +
+               `stet ${m.isa}, the peer's flash ` +
               `attention ${m.flash_attention ? "on" : "off"}`);
   line("", "stet", "peer", "stet better by", "pairs");
-  for (const f of m.figures) line(f.name, cell(f.stet, show), cell(f.peer, show), cell(f.ratio, (x) => x.toFixed(2)), f.pairs ?? "");
+  for (const f of m.figures)
+    line(f.name, cell(f.stet, show), cell(f.peer, show), cell(f.ratio, (x) => x.toFixed(2)), f.pairs ?? "");
   const others = [Math.min(...m.others), Math.max(...m.others)].map((x) => (100 * x).toFixed(0)).join("–");
   const took = `other processes took ${others} % of the CPU time`;
-  console.log(m.undisturbed > 0 ? `${m.undisturbed} of ${m.rounds.length} rounds were undisturbed: only they count; ${took}` :
-              `BUSY: no round was undisturbed: ${took}; this compares nothing (the peer's threads spin while one waits for a core)`);
+  console.log(m.undisturbed > 0 ?
+              `${m.undisturbed} of ${m.rounds.length} rounds were undisturbed: only they count; ${took}` :
+              `BUSY: no round was undisturbed: ${took}; this compares nothing ` +
+              "(the peer's threads spin while one waits for a core)");
 }
 
 export function printNotes({hasState}) {
   console.log(`
-f32: bfloat16 weights that stet widens as it multiplies, against the same values as float32 in the peer's file: decoding reads
+f32: bfloat16 weights that stet widens as it multiplies, against the same values as float32 in the peer's file: ` +
+`decoding reads
 half the bytes in stet. Other formats: the same bits per weight on both sides.`);
   if (!hasState) return;
-  console.log(`Peak memory: of a process until the last decoded token; the peer's includes node. Load: the file's pages are in memory; the
+  console.log(`Peak memory: of a process until the last decoded token; the peer's includes node. ` +
+              `Load: the file's pages are in memory; the
 peer maps it, stet packs its weights.`);
 }

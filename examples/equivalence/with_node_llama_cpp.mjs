@@ -20,7 +20,8 @@ async function logits(ids, cuts, question) {
   let done = 0, last;
   for (const end of ends) {
     const piece = ids.slice(done, end);
-    const input = end < ids.length ? piece : [...piece.slice(0, -1), [piece.at(-1), { generateNext: { logits: true } }]];
+    const input = end < ids.length ? piece
+      : [...piece.slice(0, -1), [piece.at(-1), { generateNext: { logits: true } }]];
     last = await sequence.controlledEvaluate(input);
     done = end;
     if (done === question.save_at && done < ids.length) {

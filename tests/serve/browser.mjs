@@ -13,21 +13,25 @@ export async function visitor({ width = 1360, height = 820 } = {}) {
   const page = await (await browser.createBrowserContext()).newPage();
   page.on("pageerror", (e) => faults.push(e.message));
   page.on("console", (m) => m.type() === "error" && faults.push(m.text()));
-  page.on("request", (r) => !r.url().startsWith(address) && !/^(data|blob):/.test(r.url()) && faults.push("asked " + r.url()));
+  page.on("request", (r) => !r.url().startsWith(address) && !/^(data|blob):/.test(r.url()) &&
+    faults.push("asked " + r.url()));
   await page.setViewport({ width, height });
   return page;
 }
 
 // Access the same server with fetch.
 export const get = async (path) => (await fetch(address + path)).json();
-export const post = async (path, body) => (await fetch(address + path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) })).json();
+export const post = async (path, body) => (await fetch(address + path, {
+  method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body)
+})).json();
 export const states = async () => (await get("/v1/states")).data;
 
 export function hands(page) {
   const text = (selector) => page.$eval(selector, (e) => e.textContent);
   const until = (f, ...args) => page.waitForFunction(f, { timeout: 20000 }, ...args).catch(async (error) => {
     const told = await text("#told");
-    throw new Error(`${error.message}: ${f} of ${JSON.stringify(args)}; the page says “${told}”, and of faults ${JSON.stringify(faults)}`, { cause: error });
+    throw new Error(`${error.message}: ${f} of ${JSON.stringify(args)}; ` +
+      `the page says “${told}”, and of faults ${JSON.stringify(faults)}`, { cause: error });
   });
   const told = async (words) => {
     await until((w) => document.getElementById("told").textContent.includes(w), words);
@@ -45,7 +49,10 @@ export function hands(page) {
     fill: async (values) => {
       await page.waitForSelector("dialog[open]");
       for (const [name, value] of Object.entries(values)) {
-        await page.$eval(`dialog [name="${name}"]`, (e, v) => { if (e.type === "checkbox") e.checked = v; else e.value = v; }, value);
+        await page.$eval(`dialog [name="${name}"]`, (e, v) => {
+          if (e.type === "checkbox") e.checked = v;
+          else e.value = v;
+        }, value);
       }
       await page.click('dialog button[value="ok"]');
     },
@@ -56,8 +63,10 @@ export function hands(page) {
     },
     drag: (from, onto) => page.evaluate((a, b) => {
       const data = new DataTransfer();
-      document.querySelector(`.node[data-id="${a}"]`).dispatchEvent(new DragEvent("dragstart", { dataTransfer: data, bubbles: true }));
-      document.querySelector(b).dispatchEvent(new DragEvent("drop", { dataTransfer: data, cancelable: true, bubbles: true }));
+      document.querySelector(`.node[data-id="${a}"]`).dispatchEvent(
+        new DragEvent("dragstart", { dataTransfer: data, bubbles: true }));
+      document.querySelector(b).dispatchEvent(
+        new DragEvent("drop", { dataTransfer: data, cancelable: true, bubbles: true }));
     }, from, onto),
   };
 }

@@ -62,7 +62,8 @@ await at(second.id);
 await go(retried.id);
 
 // The page shows the settings of a drawn reply, and those of the next one.
-await until((said) => new RegExp(said).test(document.querySelector("#messages li:last-child .drawn")?.textContent), "temperature 3, top-k 50.*seed 11");
+await until((said) => new RegExp(said).test(document.querySelector("#messages li:last-child .drawn")?.textContent),
+  "temperature 3, top-k 50.*seed 11");
 assert.match(await text("#settings-set"), /temperature 3 · top-k 50 · seed 11/);
 const { sampling } = await get("/v1/states/" + retried.id);
 assert.deepEqual([sampling.temperature, sampling.top_k, sampling.seed], [3, 50, 11]);
@@ -71,7 +72,8 @@ await told("ended by");
 assert.equal((await get("/v1/states/" + await current())).sampling.seed, 12);
 await page.click("#settings summary");
 await page.click("#settings-reset");
-assert.deepEqual(await page.$$eval("#temperature, #top_k, #seed", (all) => all.map((e) => [e.value, e.placeholder])), [["", "3"], ["", "50"], ["", "12"]]);
+assert.deepEqual(await page.$$eval("#temperature, #top_k, #seed", (all) => all.map((e) => [e.value, e.placeholder])),
+  [["", "3"], ["", "50"], ["", "12"]]);
 await picture("settings");
 await set("top_k", "-1");
 await page.type("#text", "Not with this.");
@@ -104,9 +106,12 @@ assert.match(await said(pruned.id), /prune/);
 // An uploaded file finds its place by its tokens, even if the server does not know its states.
 const file = new Uint8Array(await (await fetch(`${address}/v1/states/${second.id}/snapshot`)).arrayBuffer());
 for (const s of [second, pruned]) await fetch(`${address}/v1/states/${s.id}`, { method: "DELETE" });
-const uploaded = await (await fetch(address + "/v1/states/upload", { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: file })).json();
+const uploaded = await (await fetch(address + "/v1/states/upload", {
+  method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: file
+})).json();
 await page.waitForSelector(`.node[data-id="${uploaded.id}"]`); // the page shows states that other clients make
-await until((id) => document.querySelector(`.node[data-id="${id}"] .badge`)?.textContent === "not verified", uploaded.id);
+await until((id) =>
+  document.querySelector(`.node[data-id="${id}"] .badge`)?.textContent === "not verified", uploaded.id);
 assert.equal(await level(uploaded.id), 3);
 await go(uploaded.id);
 await picture("tree");
@@ -138,7 +143,8 @@ assert.deepEqual([await current(), await level(uploaded.id), await visible("#und
 await does("delete");
 await fill({ after: true });
 await told("deleted");
-assert.deepEqual((await rows()).map(([id]) => id), [asked, ...(await states()).filter((s) => s.continues === null && s.id !== asked).map((s) => s.id)]);
+assert.deepEqual((await rows()).map(([id]) => id),
+  [asked, ...(await states()).filter((s) => s.continues === null && s.id !== asked).map((s) => s.id)]);
 await key("z");
 await told("there again");
 assert.equal(await level(uploaded.id), 3);
@@ -156,7 +162,8 @@ await page.evaluate(() => {
 await page.reload();
 await page.waitForSelector(".node");
 await until(() => localStorage.getItem("deleted") === "[]");
-assert.deepEqual([await known(uploaded.id), (await states()).length, (await rows()).length], [false, alone - 1, whole.length - 1]);
+assert.deepEqual([await known(uploaded.id), (await states()).length, (await rows()).length],
+  [false, alone - 1, whole.length - 1]);
 
 // ---------------------------------------------------------------- search and keyboard
 
@@ -169,7 +176,8 @@ const search = async (words) => {
 await search("what + a?");
 assert.equal((await rows()).length, 2); // the edited question and its reply
 assert.match(await text("#count"), /2 of \d+ states/);
-assert.deepEqual([...new Set(await page.$$eval("#tree mark", (all) => all.map((e) => e.textContent.toLowerCase())))].sort(), ["+", "a?", "what"]);
+assert.deepEqual([...new Set(await page.$$eval("#tree mark", (all) =>
+  all.map((e) => e.textContent.toLowerCase())))].sort(), ["+", "a?", "what"]);
 await page.keyboard.press("ArrowDown");
 await page.keyboard.press("End");
 await page.keyboard.press("Enter");
@@ -189,7 +197,8 @@ await key("u");
 await at(edited.parent);
 await key("?");
 await page.waitForSelector("dialog[open]");
-for (const words of ["Ctrl K", "search in the tree", "undo a deletion", "verify", "Each row is a state"]) assert.ok((await text("dialog")).includes(words), words);
+for (const words of ["Ctrl K", "search in the tree", "undo a deletion", "verify", "Each row is a state"])
+  assert.ok((await text("dialog")).includes(words), words);
 await picture("help");
 await page.keyboard.press("Escape");
 await key("/");
@@ -197,17 +206,31 @@ assert.equal(await page.evaluate(() => document.activeElement.id), "text");
 
 // ---------------------------------------------------------------- Markdown, code and hostile text
 
-const kHostile = "<img src=x onerror=\"document.title='bad'\"> <script>document.title='bad'</script> [a](javascript:document.title='bad') \u202eevil\u2066 \u200f";
-const kReply = `# Title\n\nSome **bold**, \`code\` and [a link](https://example.org/x).\n\n\`\`\`html\n<b onclick="bad()">\u202e</b>\n\`\`\`\n\n- one\n  - two\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n\n${kHostile}`;
-const hostile = await post("/v1/states", { messages: [{ role: "user", content: kHostile }, { role: "assistant", content: kReply }, { role: "user", content: kHostile }], name: "x \u202e <b>y</b>" });
+const kHostile = "<img src=x onerror=\"document.title='bad'\"> <script>document.title='bad'</script> " +
+  "[a](javascript:document.title='bad') \u202eevil\u2066 \u200f";
+const kReply = `# Title\n\nSome **bold**, \`code\` and [a link](https://example.org/x).\n\n` +
+  `\`\`\`html\n<b onclick="bad()">\u202e</b>\n\`\`\`\n\n- one\n  - two\n\n` +
+  `| a | b |\n|---|--:|\n| 1 | 2 |\n\n${kHostile}`;
+const hostile = await post("/v1/states", {
+  messages: [{ role: "user", content: kHostile },
+    { role: "assistant", content: kReply }, { role: "user", content: kHostile }],
+  name: "x \u202e <b>y</b>"
+});
 await page.waitForSelector(`.node[data-id="${hostile.id}"]`);
 await go(hostile.id);
 await until(() => document.querySelector("#messages table"));
-assert.deepEqual(await page.$$eval("#messages li.assistant .words > *", (all) => all.map((e) => e.localName + (e.className ? "." + e.className : ""))), ["h3", "p", "div.code", "ul", "div.wide", "p"]);
-assert.deepEqual(await page.$$eval("#messages a", (all) => all.map((a) => [a.href, a.target, a.rel])), [["https://example.org/x", "_blank", "noopener noreferrer nofollow"]]);
+assert.deepEqual(await page.$$eval("#messages li.assistant .words > *", (all) =>
+    all.map((e) => e.localName + (e.className ? "." + e.className : ""))),
+  ["h3", "p", "div.code", "ul", "div.wide", "p"]);
+assert.deepEqual(await page.$$eval("#messages a", (all) => all.map((a) => [a.href, a.target, a.rel])),
+  [["https://example.org/x", "_blank", "noopener noreferrer nofollow"]]);
 assert.match(await text("#messages li.assistant"), /a link \(example\.org\)/);
-assert.deepEqual(await page.evaluate(() => [document.querySelectorAll("#messages :is(img, script), #tree :is(img, script)").length, document.title]), [0, "stet"]);
-for (const place of ["#messages li.user .words", "#messages li.assistant .words > p:last-child", `.node[data-id="${hostile.id}"]`]) {
+assert.deepEqual(await page.evaluate(() => [
+  document.querySelectorAll("#messages :is(img, script), #tree :is(img, script)").length, document.title
+]), [0, "stet"]);
+for (const place of [
+  "#messages li.user .words", "#messages li.assistant .words > p:last-child", `.node[data-id="${hostile.id}"]`
+]) {
   const shown = await text(place);
   assert.ok(shown.includes("<script>") || shown.includes("<img"), place);
   assert.ok(shown.includes("U+202E"), place);
@@ -218,11 +241,13 @@ assert.match(await text("dialog"), /one invisible sign/);
 await page.keyboard.press("Escape");
 await page.click('[data-look="tokens"]');
 await page.waitForSelector("#panel .tokens");
-assert.equal(await page.evaluate(() => /[\u061c\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069]/.test(document.documentElement.innerHTML)), false);
+assert.equal(await page.evaluate(() =>
+  /[\u061c\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069]/.test(document.documentElement.innerHTML)), false);
 await page.click('[data-look="next"]');
 
 await browser.defaultBrowserContext().overridePermissions(address, []);
-await page.browserContext().overridePermissions(address, ["clipboard-read", "clipboard-write", "clipboard-sanitized-write"]);
+await page.browserContext().overridePermissions(
+  address, ["clipboard-read", "clipboard-write", "clipboard-sanitized-write"]);
 const copied = () => page.evaluate(() => navigator.clipboard.readText());
 await page.bringToFront();
 await page.click("#messages .code .copy");
@@ -232,7 +257,8 @@ await page.$eval("#messages li.assistant > .actions .copy", (e) => e.click());
 await until(() => document.querySelector("#messages li.assistant > .actions .copy").textContent === "Copied");
 assert.equal(await copied(), kReply);
 await page.$eval("#as-markdown", (e) => e.click());
-assert.equal((await text("#messages li.assistant .words")).replaceAll("U+202E", "\u202e").replaceAll("U+2066", "\u2066").replaceAll("U+200F", "\u200f"), kReply);
+assert.equal((await text("#messages li.assistant .words"))
+  .replaceAll("U+202E", "\u202e").replaceAll("U+2066", "\u2066").replaceAll("U+200F", "\u200f"), kReply);
 await page.$eval("#as-markdown", (e) => e.click());
 await picture("markdown");
 
@@ -244,7 +270,9 @@ await set("max_tokens", "400");
 await set("seed", "3"); // this seed's reply has 268 tokens
 await page.evaluate(() => {
   window.shifts = [];
-  new PerformanceObserver((list) => window.shifts.push(...list.getEntries().map((e) => [e.value, ...e.sources.map((s) => s.node?.id || s.node?.className || s.node?.nodeName)]))).observe({ type: "layout-shift", buffered: false });
+  new PerformanceObserver((list) => window.shifts.push(...list.getEntries().map((e) => [
+    e.value, ...e.sources.map((s) => s.node?.id || s.node?.className || s.node?.nodeName)
+  ]))).observe({ type: "layout-shift", buffered: false });
 });
 await page.type("#text", "Tell me everything.");
 await page.keyboard.press("Enter");
@@ -268,21 +296,36 @@ assert.equal(await current(), asked);
 // Returns texts whose contrast with their background is below 4.5, WCAG's minimum for small text.
 const faint = () => page.evaluate(() => {
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-  const rgba = (colour) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); const d = canvas.getImageData(0, 0, 1, 1).data; return [d[0], d[1], d[2], d[3] / 255]; };
-  const light = (c) => c.slice(0, 3).map((v) => v / 255).map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4).reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const rgba = (colour) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    const d = canvas.getImageData(0, 0, 1, 1).data;
+    return [d[0], d[1], d[2], d[3] / 255];
+  };
+  const light = (c) => c.slice(0, 3).map((v) => v / 255)
+    .map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
   const over = (a, b) => [0, 1, 2].map((i) => a[i] * a[3] + b[i] * (1 - a[3])).concat(1);
-  const behind = (e) => e ? over(rgba(getComputedStyle(e).backgroundColor), behind(e.parentElement)) : [255, 255, 255, 1];
+  const behind = (e) =>
+    e ? over(rgba(getComputedStyle(e).backgroundColor), behind(e.parentElement)) : [255, 255, 255, 1];
   const found = new Set();
   for (const e of document.querySelectorAll("body *")) {
     const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
-    if (!own || !e.checkVisibility({ opacityProperty: true, visibilityProperty: true }) || e.closest(":disabled, .hidden, .tokens, .candidate, table.lens") || getComputedStyle(e).clipPath !== "none") continue;
-    const back = behind(e), [a, b] = [light(over(rgba(getComputedStyle(e).color), back)), light(back)].sort((x, y) => y - x);
-    if ((a + 0.05) / (b + 0.05) < 4.5) found.add(`${e.localName}#${e.id}.${e.className} ${((a + 0.05) / (b + 0.05)).toFixed(2)}`);
+    if (!own || !e.checkVisibility({ opacityProperty: true, visibilityProperty: true }) ||
+      e.closest(":disabled, .hidden, .tokens, .candidate, table.lens") ||
+      getComputedStyle(e).clipPath !== "none") continue;
+    const back = behind(e), [a, b] = [light(over(rgba(getComputedStyle(e).color), back)),
+      light(back)].sort((x, y) => y - x);
+    if ((a + 0.05) / (b + 0.05) < 4.5)
+      found.add(`${e.localName}#${e.id}.${e.className} ${((a + 0.05) / (b + 0.05)).toFixed(2)}`);
   }
   return [...found];
 });
-const wide = () => page.evaluate(() => [document.documentElement, ...document.querySelectorAll("body *")].filter((e) => e.checkVisibility() && !e.closest("svg") &&
-  e.getBoundingClientRect().right > innerWidth + 1 && !e.parentElement?.closest("pre, .wide, .node, #settings-set")).map((e) => e.localName + "#" + e.id + "." + e.className));
+const wide = () => page.evaluate(() => [document.documentElement, ...document.querySelectorAll("body *")].filter((e) =>
+  e.checkVisibility() && !e.closest("svg") &&
+  e.getBoundingClientRect().right > innerWidth + 1 && !e.parentElement?.closest("pre, .wide, .node, #settings-set"))
+  .map((e) => e.localName + "#" + e.id + "." + e.className));
 
 await go(hostile.id);
 for (const theme of ["light", "dark"]) {
@@ -291,7 +334,8 @@ for (const theme of ["light", "dark"]) {
     await page.setViewport({ width, height: 780 });
     for (const part of ["states", "look", "talk"]) {
       if (width === 390) await page.click(`[data-show="${part}"]`);
-      assert.deepEqual([await faint(), await wide(), await page.evaluate(() => document.documentElement.scrollWidth)], [[], [], width], `${theme} ${width} ${part}`);
+      assert.deepEqual([await faint(), await wide(), await page.evaluate(() => document.documentElement.scrollWidth)],
+        [[], [], width], `${theme} ${width} ${part}`);
       if (width === 390) await picture(`phone-${theme}-${part}`);
     }
     await page.click("#settings summary");

@@ -85,7 +85,8 @@ await page.keyboard.press("Escape");
 await page.evaluate(() => document.activeElement.blur());
 const before = (await now()).tokens;
 await page.keyboard.press(".");
-await until((n) => document.querySelector('.node[aria-selected="true"] .facts').textContent.includes(n + " tokens"), before + 1);
+await until((n) =>
+  document.querySelector('.node[aria-selected="true"] .facts').textContent.includes(n + " tokens"), before + 1);
 await picture("next-token");
 
 await page.click('[data-look="elements"]');
@@ -96,7 +97,8 @@ await picture("heat");
 
 await page.click('[data-look="inside"]');
 await page.waitForSelector("canvas.map");
-const sums = (await get(`/v1/states/${await current()}/attention?layer=1&head=1`)).values.map((row) => row.reduce((a, b) => a + b));
+const sums = (await get(`/v1/states/${await current()}/attention?layer=1&head=1`)).values.map((row) =>
+  row.reduce((a, b) => a + b));
 assert.ok(sums.every((sum) => Math.abs(sum - 1) < 1e-5));
 await page.select('select[aria-label="layer"]', "1");
 await until(() => document.querySelector("canvas.map").ariaLabel.includes("layer 1"));
@@ -107,7 +109,8 @@ await picture("attention");
 await page.select('select[aria-label="picture"]', "lens");
 await page.waitForSelector("table.lens");
 const best = (await get(`/v1/states/${await current()}/top?n=1`)).data[0];
-assert.equal(await page.$eval("table.lens tbody tr td:last-child", (e) => e.textContent), best.text.replaceAll(" ", "·").replaceAll("\n", "⏎"));
+assert.equal(await page.$eval("table.lens tbody tr td:last-child", (e) => e.textContent),
+  best.text.replaceAll(" ", "·").replaceAll("\n", "⏎"));
 await picture("lens");
 await page.select('select[aria-label="picture"]', "norms");
 await until(() => document.querySelectorAll("canvas.map").length === 2);
@@ -123,7 +126,8 @@ await page.reload();
 await page.waitForSelector(`.node[data-id="${twins[1]}"]`);
 await drag(twins[0], `.node[data-id="${twins[1]}"]`);
 await until(() => [...document.querySelectorAll("#panel button")].some((b) => b.textContent.startsWith("Where")));
-await page.evaluate(() => [...document.querySelectorAll("#panel button")].find((b) => b.textContent.startsWith("Where")).click());
+await page.evaluate(() => [...document.querySelectorAll("#panel button")]
+  .find((b) => b.textContent.startsWith("Where")).click());
 await until(() => document.getElementById("panel").textContent.includes("comes back"));
 await picture("patching");
 await go(there);
@@ -144,7 +148,9 @@ await page.keyboard.press("Escape");
 await told("stopped");
 
 const downloads = mkdtempSync(join(tmpdir(), "stet-page-"));
-await (await browser.target().createCDPSession()).send("Browser.setDownloadBehavior", { behavior: "allow", downloadPath: downloads, browserContextId: page.browserContext().id });
+await (await browser.target().createCDPSession()).send("Browser.setDownloadBehavior", {
+  behavior: "allow", downloadPath: downloads, browserContextId: page.browserContext().id
+});
 const saved = await now();
 await does("save");
 await fill({});

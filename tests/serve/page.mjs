@@ -21,13 +21,17 @@ const { Trash } = await import(join(folder, "trash.js"));
 // ---------------------------------------------------------------- Markdown
 
 // Returns a short form of a parse without positions.
-const short = (items) => items.map((i) => typeof i === "string" ? i : i.type === "break" ? "/" : `${i.type}(${i.text ?? (i.href ? i.href + " " : "") + short(i.children)})`).join("");
+const short = (items) => items.map((i) =>
+  typeof i === "string" ? i : i.type === "break" ? "/"
+  : `${i.type}(${i.text ?? (i.href ? i.href + " " : "") + short(i.children)})`).join("");
 const inline = (text) => short(parseInline(text));
 const block = (b) => {
   if (b.type === "code") return `code[${b.language}|${b.text}]`;
   if (b.type === "quote") return `quote[${blocks(b.blocks)}]`;
-  if (b.type === "list") return `${b.ordered ? b.start : "-"}[${b.items.map((i) => (i.done === null ? "" : i.done ? "x" : "o") + blocks(i.blocks)).join(";")}]`;
-  if (b.type === "table") return `table[${b.align.join(",")}|${[b.head, ...b.rows].map((r) => r.map(short).join(",")).join("|")}]`;
+  if (b.type === "list") return `${b.ordered ? b.start : "-"}[` +
+    `${b.items.map((i) => (i.done === null ? "" : i.done ? "x" : "o") + blocks(i.blocks)).join(";")}]`;
+  if (b.type === "table")
+    return `table[${b.align.join(",")}|${[b.head, ...b.rows].map((r) => r.map(short).join(",")).join("|")}]`;
   if (b.type === "rule") return "rule";
   return (b.type === "heading" ? "h" + b.level : "p") + `(${short(b.inline)})`;
 };
@@ -64,14 +68,18 @@ test("links lead to the web and to mail alone", () => {
     ["[a](https://e.org/x_(y))", "link(https://e.org/x_(y) a)"],
     ['[**a**](<https://e.org> "title")', "link(https://e.org/ strong(a))"],
     ["![alt](https://e.org/i.png)", "link(https://e.org/i.png image: alt)"],
-    ["see https://e.org/a_b_c, or (http://e.org/).", "see link(https://e.org/a_b_c https://e.org/a_b_c), or (link(http://e.org/ http://e.org/))."],
+    ["see https://e.org/a_b_c, or (http://e.org/).",
+      "see link(https://e.org/a_b_c https://e.org/a_b_c), or (link(http://e.org/ http://e.org/))."],
     ["<https://e.org/> <b>", "link(https://e.org/ https://e.org/) <b>"],
     ["[https://bank.org](https://e.org)", "link(https://e.org/ https://bank.org)"],
-    ["[a](javascript:alert(1)) [b](data:text/html,x) [c](vbscript:x) [d]( java\tscript:x)", "[a](javascript:alert(1)) [b](data:text/html,x) [c](vbscript:x) [d]( java\tscript:x)"],
+    ["[a](javascript:alert(1)) [b](data:text/html,x) [c](vbscript:x) [d]( java\tscript:x)",
+      "[a](javascript:alert(1)) [b](data:text/html,x) [c](vbscript:x) [d]( java\tscript:x)"],
     ["[a](//e.org) [b](/v1/states) [c][1]", "[a](//e.org) [b](/v1/states) [c][1]"],
     ["xhttps://e.org", "xhttps://e.org"],
   ]) assert.equal(inline(text), expected, text);
-  for (const bad of ["javascript:x", " javascript:x", "file:///etc", "https://", "blob:x", "https://" + "a".repeat(3000)]) assert.equal(safeAddress(bad), null, bad.slice(0, 20));
+  for (const bad of [
+    "javascript:x", " javascript:x", "file:///etc", "https://", "blob:x", "https://" + "a".repeat(3000)
+  ]) assert.equal(safeAddress(bad), null, bad.slice(0, 20));
 });
 
 test("blocks", () => {
@@ -106,28 +114,33 @@ test("no text is lost", () => {
   const letters = (text) => text.replaceAll(/[^a-z]/g, "");
   let seed = 1;
   const draw = (n) => (seed = (seed * 48271) % 2147483647) % n;
-  const bits = ["*", "**", "_", "`", "```", "~~", "[", "](", ")", "> ", "- ", "1. ", "# ", "|", "\n", "\n\n", "    ", "a", "b", " c ", "!", "<", "\\", "|-|-|\n"];
+  const bits = ["*", "**", "_", "`", "```", "~~", "[", "](", ")", "> ", "- ", "1. ", "# ",
+    "|", "\n", "\n\n", "    ", "a", "b", " c ", "!", "<", "\\", "|-|-|\n"];
   for (let i = 0; i < 3000; ++i) {
     const text = Array.from({ length: draw(30) }, () => bits[draw(bits.length)]).join("");
     const got = [];
     const walk = (v) => {
       if (typeof v === "string") got.push(v);
       else if (Array.isArray(v)) v.forEach(walk);
-      else if (v && typeof v === "object") [v.text, v.children, v.inline, v.head, v.rows, v.items, v.blocks, v.language].forEach(walk);
+      else if (v && typeof v === "object") [v.text, v.children, v.inline, v.head, v.rows,
+        v.items, v.blocks, v.language].forEach(walk);
     };
     const parsed = parse(text);
     walk(parsed);
     const count = (t, c) => t.split(c).length;
     // Cells beyond a table's columns and words after a fence's language are dropped, as in other
     // renderers.
-    if (!/```|~~~|\|/.test(text)) for (const c of "abc") assert.equal(count(letters(got.join("")), c), count(letters(text), c), JSON.stringify(text));
+    if (!/```|~~~|\|/.test(text)) for (const c of "abc")
+      assert.equal(count(letters(got.join("")), c), count(letters(text), c), JSON.stringify(text));
     assert.ok(parsed.every((b, k) => b.to > b.from && b.from >= (parsed[k - 1]?.to ?? 0)));
   }
 });
 
 test("hostile texts take no longer than others", () => {
   const n = 20000;
-  const hostile = ["*a ", "_a *b ", "**a", "a* ", "[", "![", "](", "[](", "[a](b ", "`", "`a``b", "<", "<http://", "http://a", "> ", "- ", "1. ", "#", "|", "|a", "~~a ", "\\", "\n", "- \n", "```\n", "a\n-\n", "   - a\n", " ", "[a](((((", "*a **b ", "a** b*", "_*~~"];
+  const hostile = ["*a ", "_a *b ", "**a", "a* ", "[", "![", "](", "[](", "[a](b ", "`", "`a``b", "<",
+    "<http://", "http://a", "> ", "- ", "1. ", "#", "|", "|a",
+    "~~a ", "\\", "\n", "- \n", "```\n", "a\n-\n", "   - a\n", " ", "[a](((((", "*a **b ", "a** b*", "_*~~"];
   for (const piece of hostile) {
     for (const text of [piece.repeat(n), piece.repeat(n) + piece.repeat(n).split("").reverse().join("")]) {
       const start = process.cpuUsage();
@@ -140,7 +153,8 @@ test("hostile texts take no longer than others", () => {
 
 test("nesting is bounded", () => {
   const depth = (v) => v && typeof v === "object" ? 1 + Math.max(0, ...Object.values(v).map(depth)) : 0;
-  for (const text of [">".repeat(5000) + "a", "- ".repeat(5000) + "a", "*a _b ".repeat(2000) + "_ *".repeat(2000)]) assert.ok(depth(parse(text)) < 100);
+  for (const text of [">".repeat(5000) + "a", "- ".repeat(5000) + "a", "*a _b ".repeat(2000) + "_ *".repeat(2000)])
+    assert.ok(depth(parse(text)) < 100);
 });
 
 // ---------------------------------------------------------------- control characters
@@ -148,20 +162,26 @@ test("nesting is bounded", () => {
 test("what nobody sees is shown", () => {
   assert.deepEqual(pieces("a\u202eb"), ["a", { sign: "U+202E", name: "right-to-left override" }, "b"]);
   assert.equal(plain("\u2066x\u2069\u200b\u{e0041}\u0007"), "⟨U+2066⟩x⟨U+2069⟩⟨U+200B⟩⟨U+E0041⟩⟨U+0007⟩");
-  for (const code of [0x061c, 0x200e, 0x200f, 0x202a, 0x202b, 0x202c, 0x202d, 0x202e, 0x2066, 0x2067, 0x2068, 0x2069]) assert.equal(countSigns(String.fromCodePoint(code)), 1, code.toString(16));
+  for (const code of [0x061c, 0x200e, 0x200f, 0x202a, 0x202b, 0x202c, 0x202d, 0x202e, 0x2066, 0x2067, 0x2068, 0x2069])
+    assert.equal(countSigns(String.fromCodePoint(code)), 1, code.toString(16));
   for (const text of ["", "Grüße 🙂", "👩‍👩‍👧", "مرحبا", "a\tb\nc", "می‌خواهم"]) assert.deepEqual(pieces(text), [text]);
 });
 
 // ---------------------------------------------------------------- the tree
 
-const made = (id, continues, more = {}) => ({ id, continues, operation: { name: "continue" }, question: null, excerpt: "", name: null, digest: "sha256:" + id, ...more });
+const made = (id, continues, more = {}) => ({
+  id, continues, operation: { name: "continue" }, question: null,
+  excerpt: "", name: null, digest: "sha256:" + id, ...more
+});
 const drawn = (rows) => rows.map((r) => " ".repeat(r.column) + r.state.id).join("\n");
-const kStates = [made("asked", null), made("reply", "asked"), made("more", "reply"), made("other", null), made("retry", "reply"), made("after", "more")];
+const kStates = [made("asked", null), made("reply", "asked"), made("more", "reply"), made("other", null),
+  made("retry", "reply"), made("after", "more")];
 
 test("an only continuation stands below, several stand beside each other", () => {
   const rows = layout(kStates);
   assert.equal(drawn(rows), "asked\nreply\n more\n after\n retry\nother");
-  assert.deepEqual(rows.map((r) => [r.level, r.position, r.siblings, r.from]), [[1, 1, 2, null], [2, 1, 1, "asked"], [3, 1, 2, "reply"], [4, 1, 1, "more"], [3, 2, 2, "reply"], [1, 2, 2, null]]);
+  assert.deepEqual(rows.map((r) => [r.level, r.position, r.siblings, r.from]),
+    [[1, 1, 2, null], [2, 1, 1, "asked"], [3, 1, 2, "reply"], [4, 1, 1, "more"], [3, 2, 2, "reply"], [1, 2, 2, null]]);
   assert.deepEqual([...line(rows, "after")], ["after", "more", "reply", "asked"]);
   assert.deepEqual(continuations(rows, "reply").map((s) => s.id), ["more", "after", "retry"]);
   assert.deepEqual(continuations(rows, "gone"), []);
@@ -172,7 +192,8 @@ test("an only continuation stands below, several stand beside each other", () =>
 test("what continues a state that is hidden keeps its place", () => {
   const hidden = new Set(["reply", "more"]);
   assert.equal(drawn(layout(kStates, (s) => !hidden.has(s.id))), "asked\n retry\n after\nother");
-  assert.equal(drawn(layout(kStates.filter((s) => s.id !== "asked").map((s) => s.id === "reply" ? { ...s, continues: null } : s))), "reply\n more\n after\n retry\nother");
+  assert.equal(drawn(layout(kStates.filter((s) => s.id !== "asked").map((s) =>
+    s.id === "reply" ? { ...s, continues: null } : s))), "reply\n more\n after\n retry\nother");
 });
 
 test("a deep tree is laid out", () => {
@@ -257,5 +278,6 @@ test("what the server does not have is done, what it does not answer is tried ag
 });
 
 test("a note that cannot be read is no note", () => {
-  for (const text of ["{", "3", '[{"ids": 3}]', "null"]) assert.deepEqual(bin({ storage: new Map([["deleted", text]]) }).trash.batches, []);
+  for (const text of ["{", "3", '[{"ids": 3}]', "null"])
+    assert.deepEqual(bin({ storage: new Map([["deleted", text]]) }).trash.batches, []);
 });

@@ -8,7 +8,8 @@ const server = createServer((request, response) => {
   request.on("data", (piece) => body.push(piece));
   request.on("end", () => {
     const hex = (bytes) => Buffer.from(bytes, "latin1").toString("hex");
-    console.log(JSON.stringify({ from, request: [request.method, hex(request.url), Buffer.concat(body).toString("hex")] }));
+    console.log(JSON.stringify({ from, request: [request.method, hex(request.url),
+      Buffer.concat(body).toString("hex")] }));
     response.end("ok");
   });
 });

@@ -15,7 +15,8 @@ function headers(body) {
 async function ask(method, path, body, signal) {
   for (let pause = 250; ; pause = Math.min(pause * 2, 4000)) {
     try {
-      const answer = await fetch(path, { method, signal, headers: headers(body), body: body instanceof Blob ? body : body && JSON.stringify(body) });
+      const answer = await fetch(path, { method, signal, headers: headers(body),
+        body: body instanceof Blob ? body : body && JSON.stringify(body) });
       tell(false);
       return answer;
     } catch (error) {
@@ -67,4 +68,5 @@ export async function* events(path, body, signal) {
 }
 
 // Uploads a file. `over` is the id of the state that a delta was made over.
-export const upload = async (file, over) => (await checked(await ask("POST", "/v1/states/upload" + (over ? "?over=" + over : ""), file))).json();
+export const upload = async (file, over) => (await checked(
+  await ask("POST", "/v1/states/upload" + (over ? "?over=" + over : ""), file))).json();

@@ -10,7 +10,8 @@ function storage() {
     return localStorage;
   } catch {
     const kept = new Map();
-    return { getItem: (k) => kept.get(k) ?? null, setItem: (k, v) => kept.set(k, v), removeItem: (k) => kept.delete(k) };
+    return { getItem: (k) => kept.get(k) ?? null, setItem: (k, v) => kept.set(k, v),
+      removeItem: (k) => kept.delete(k) };
   }
 }
 export const kept = storage();
@@ -30,7 +31,8 @@ export const page = {
 // Functions that other modules provide and that the drawing modules call on clicks.
 export const handlers = {};
 
-export const trash = new Trash({ storage: kept, remove: (id) => remove("/v1/states/" + id), changed: () => handlers.deleted?.() });
+export const trash = new Trash({ storage: kept, remove: (id) => remove("/v1/states/" + id),
+  changed: () => handlers.deleted?.() });
 
 export const find = (id) => page.states.find((s) => s.id === id) ?? null;
 export const state = () => find(page.current);

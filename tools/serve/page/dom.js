@@ -38,7 +38,8 @@ export function put(element, ...children) {
 }
 
 export const visible = (text) => text.replaceAll("\n", "⏎").replaceAll(" ", "·") || "∅";
-export const bytesText = (n) => n >= 1e9 ? (n / 1e9).toFixed(1) + " GB" : n >= 1e6 ? (n / 1e6).toFixed(1) + " MB" : Math.round(n / 1e3) + " KB";
+export const bytesText = (n) =>
+  n >= 1e9 ? (n / 1e9).toFixed(1) + " GB" : n >= 1e6 ? (n / 1e6).toFixed(1) + " MB" : Math.round(n / 1e3) + " KB";
 export const percent = (p) => p >= 0.9995 ? "100 %" : p > 0 && p < 0.0005 ? "< 0.1 %" : (100 * p).toFixed(1) + " %";
 export const plainNumber = (n) => String(Number(n.toPrecision(6)));
 export const counted = (n, one) => `${n} ${one}${n === 1 ? "" : "s"}`;

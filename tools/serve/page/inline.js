@@ -13,7 +13,8 @@ export function safeAddress(text) {
   }
 }
 
-const textOf = (items) => items.map((i) => typeof i === "string" ? i : i.type === "code" ? i.text : i.children ? textOf(i.children) : "").join("");
+const textOf = (items) => items.map((i) =>
+  typeof i === "string" ? i : i.type === "code" ? i.text : i.children ? textOf(i.children) : "").join("");
 const hasLink = (items) => items.some((i) => i.type === "link" || (i.children && hasLink(i.children)));
 const depthOf = (items, from = 0) => {
   let most = 0;
@@ -33,7 +34,8 @@ class Inline {
   }
 
   push(text) {
-    if (typeof this.items.at(-1) === "string" && !this.fixed(this.items.length - 1)) this.items[this.items.length - 1] += text;
+    if (typeof this.items.at(-1) === "string" && !this.fixed(this.items.length - 1))
+      this.items[this.items.length - 1] += text;
     else this.items.push(text);
   }
 
@@ -119,7 +121,8 @@ class Inline {
     if (!goal) return this.take(1);
     const inner = this.items.splice(open.index).slice(1);
     this.cutOpeners(this.openers.findIndex((o) => o.index > open.index));
-    const label = textOf(inner) || goal.href, children = open.image ? ["image: " + label] : hasLink(inner) || inner.length === 0 ? [label] : inner;
+    const label = textOf(inner) || goal.href,
+      children = open.image ? ["image: " + label] : hasLink(inner) || inner.length === 0 ? [label] : inner;
     this.items.push({ type: "link", href: goal.href, children, depth: depthOf(children) + 1 });
     this.brackets = []; // links do not nest
     this.at = goal.end;
@@ -160,7 +163,8 @@ class Inline {
     while (this.text[this.at + length] === c) ++length;
     const before = this.text[this.at - 1] ?? " ", after = this.text[this.at + length] ?? " ";
     const left = !kSpace.test(after) && (!kPunctuation.test(after) || kSpace.test(before) || kPunctuation.test(before));
-    const right = !kSpace.test(before) && (!kPunctuation.test(before) || kSpace.test(after) || kPunctuation.test(after));
+    const right = !kSpace.test(before) && (!kPunctuation.test(before) ||
+      kSpace.test(after) || kPunctuation.test(after));
     const opens = c === "_" ? left && (!right || kPunctuation.test(before)) : left;
     const closes = c === "_" ? right && (!left || kPunctuation.test(after)) : right;
     this.at += length;

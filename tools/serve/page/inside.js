@@ -5,8 +5,12 @@ import { make, percent, put, visible } from "./dom.js";
 const chosen = { picture: "attention", layer: 0, head: 0, last: 48 };
 
 function choice(name, options, changed) {
-  const select = make("select", { ariaLabel: name }, ...options.map(([value, text]) => make("option", { value, selected: String(chosen[name]) === String(value) }, text)));
-  select.addEventListener("change", () => { chosen[name] = typeof chosen[name] === "number" ? Number(select.value) : select.value; changed(); });
+  const select = make("select", { ariaLabel: name }, ...options.map(([value, text]) =>
+    make("option", { value, selected: String(chosen[name]) === String(value) }, text)));
+  select.addEventListener("change", () => {
+    chosen[name] = typeof chosen[name] === "number" ? Number(select.value) : select.value;
+    changed();
+  });
   return select;
 }
 
@@ -15,11 +19,13 @@ const numbers = (name, count) => Array.from({ length: count }, (_, i) => [i, `${
 // Draws a map of values in 0 .. 1 (negative ones blue), with a row of cells for each of `values`. A line below
 // describes the cell under the pointer, or the one chosen by arrow keys. A click or Enter passes its row to `pick`.
 export function map(values, columns, label, tell, pick) {
-  const canvas = make("canvas", { role: "img", ariaLabel: label, tabIndex: 0, className: "map", width: columns, height: values.length });
+  const canvas = make("canvas", { role: "img", ariaLabel: label, tabIndex: 0,
+    className: "map", width: columns, height: values.length });
   const line = make("p", { className: "told", role: "status" }, tell(values.length - 1, values.at(-1).length - 1));
   const context = canvas.getContext("2d"), image = context.createImageData(columns, values.length);
   values.forEach((row, y) => row.forEach((v, x) => {
-    image.data.set([...(v < 0 ? [40, 90, 220] : [220, 80, 40]), 255 * Math.sqrt(Math.min(1, Math.abs(v)))], 4 * (y * columns + x));
+    image.data.set([...(v < 0 ? [40, 90, 220] : [220, 80, 40]), 255 * Math.sqrt(Math.min(1, Math.abs(v)))],
+      4 * (y * columns + x));
   }));
   context.putImageData(image, 0, 0);
   canvas.style.minHeight = Math.min(40 * values.length, 160) + "px";
@@ -47,7 +53,8 @@ export function map(values, columns, label, tell, pick) {
 
 async function attention(state, signal, redraw) {
   const last = Math.min(chosen.last, state.positions, Math.floor(2 ** 20 / state.positions));
-  const a = await get(`/v1/states/${state.id}/attention?layer=${chosen.layer}&head=${chosen.head}&last=${last}`, signal);
+  const a = await get(`/v1/states/${state.id}/attention?layer=${chosen.layer}&head=${chosen.head}&last=${last}`,
+    signal);
   const text = make("div", { className: "tokens" });
   const name = (p) => `“${visible(a.tokens[p])}” (${p})`;
   const pick = (row) => {
@@ -60,57 +67,75 @@ async function attention(state, signal, redraw) {
     put(text, head, "\n", ...spans);
   };
   pick(a.values.length - 1);
-  const rows = map(a.values, a.tokens.length, `Attention of layer ${chosen.layer}, head ${chosen.head}: ${a.values.length} positions look at ${a.tokens.length}`,
+  const rows = map(a.values, a.tokens.length,
+    `Attention of layer ${chosen.layer}, head ${chosen.head}: ${a.values.length} positions look at ${a.tokens.length}`,
     (y, x) => `${name(a.first + y)} looks at ${name(x)}: ${percent(a.values[y][x])}`, pick);
   return [choice("layer", numbers("layer", a.layers), redraw), choice("head", numbers("head", a.heads), redraw),
-    make("p", {}, `Down: the last ${a.values.length} positions; across: the positions that each attends to. Click one to show its tokens below.`), ...rows, text];
+    make("p", {}, `Down: the last ${a.values.length} positions; across: the positions that each attends to. ` +
+      "Click one to show its tokens below."), ...rows, text];
 }
 
 async function lens(state, signal) {
   const l = await get(`/v1/states/${state.id}/lens?last=${Math.min(12, state.positions)}`, signal);
   const cell = (c) => {
     const p = Math.exp(c.logprob);
-    const td = make("td", { title: percent(p) + (c.next_logprob === null ? "" : `; the token that followed: ${percent(Math.exp(c.next_logprob))}`) }, make("code", {}, visible(c.text)));
+    const td = make("td", {
+      title: percent(p) + (c.next_logprob === null ? ""
+        : `; the token that followed: ${percent(Math.exp(c.next_logprob))}`)
+    }, make("code", {}, visible(c.text)));
     td.style.backgroundColor = `rgb(220 80 40 / ${Math.sqrt(p) * 0.6})`;
     return td;
   };
-  const head = make("tr", {}, make("th", {}, "layer"), ...l.tokens.map((t) => make("th", { scope: "col" }, make("code", {}, visible(t)))));
-  const rows = l.values.map((row, i) => make("tr", {}, make("th", { scope: "row" }, String(i)), ...row.map(cell))).reverse();
-  return [make("p", {}, "The likeliest next token if the model ended after that layer. The stronger the colour, the more likely it is. Above: the tokens of the text."),
-    make("div", { className: "wide" }, make("table", { className: "lens" }, make("thead", {}, head), make("tbody", {}, ...rows)))];
+  const head = make("tr", {}, make("th", {}, "layer"),
+    ...l.tokens.map((t) => make("th", { scope: "col" }, make("code", {}, visible(t)))));
+  const rows = l.values.map((row, i) =>
+    make("tr", {}, make("th", { scope: "row" }, String(i)), ...row.map(cell))).reverse();
+  return [make("p", {}, "The likeliest next token if the model ended after that layer. " +
+    "The stronger the colour, the more likely it is. Above: the tokens of the text."),
+    make("div", { className: "wide" }, make("table", { className: "lens" },
+      make("thead", {}, head), make("tbody", {}, ...rows)))];
 }
 
 async function norms(state, signal) {
   const n = await get(`/v1/states/${state.id}/norms`, signal);
   const drawn = [["Keys", n.keys], ["Values", n.values]].flatMap(([name, rows]) => {
     const most = Math.max(1e-9, ...rows.flat());
-    return [make("h3", {}, name), ...map(rows.map((r) => r.map((v) => (v / most) ** 2)), rows[0].length, `Norms of ${name.toLowerCase()}: ${n.layers} layers by ${n.positions} positions`,
+    return [make("h3", {}, name), ...map(rows.map((r) => r.map((v) => (v / most) ** 2)), rows[0].length,
+      `Norms of ${name.toLowerCase()}: ${n.layers} layers by ${n.positions} positions`,
       (y, x) => `layer ${y}, “${visible(n.tokens[x])}” (${x * n.step}): ${rows[y][x].toPrecision(4)}`)];
   });
-  return [make("p", {}, "Down: layers; across: positions. The norm of the keys or values of all heads; the largest are the darkest."), ...drawn];
+  return [make("p", {},
+    "Down: layers; across: positions. The norm of the keys or values of all heads; the largest are the darkest."),
+    ...drawn];
 }
 
 // Patches the first state's activations into the second one's tokens, to show where their difference is kept.
 export async function patching(a, b, signal) {
   const p = await get(`/v1/states/${a}/patch/${b}?last=32`, signal);
   const [say, other] = [visible(p.answer.text), visible(p.wrong.text)];
-  return [make("p", {}, `How much of “${say}” (in place of “${other}”) comes back when one layer at one position is taken from the first state. Down: layers; across: the last ${p.tokens.length} tokens.`),
+  return [make("p", {}, `How much of “${say}” (in place of “${other}”) ` +
+    "comes back when one layer at one position is taken from the first state. " +
+    `Down: layers; across: the last ${p.tokens.length} tokens.`),
     ...map(p.values, p.tokens.length, `Patching: ${p.layers} layers by ${p.tokens.length} positions`,
-      (y, x) => `layer ${y}, “${visible(p.tokens[x])}” (${p.first + x}): ${Math.round(100 * p.values[y][x])} % comes back`)];
+      (y, x) =>
+        `layer ${y}, “${visible(p.tokens[x])}” (${p.first + x}): ${Math.round(100 * p.values[y][x])} % comes back`)];
 }
 
 export async function inside(state, signal) {
   const place = make("div");
   const ways = { attention, lens, norms };
   const draw = async () => {
-    const picture = choice("picture", [["attention", "attention"], ["lens", "logit lens"], ["norms", "norms of keys and values"]], draw);
+    const picture = choice("picture", [["attention", "attention"], ["lens", "logit lens"],
+      ["norms", "norms of keys and values"]], draw);
     try {
       const shown = await ways[chosen.picture](state, signal, draw);
       const choices = shown.filter((part) => part.tagName === "SELECT");
-      place.replaceChildren(make("div", { className: "bar" }, picture, ...choices), ...shown.filter((part) => !choices.includes(part)));
+      place.replaceChildren(make("div", { className: "bar" }, picture, ...choices),
+        ...shown.filter((part) => !choices.includes(part)));
       for (const part of place.querySelectorAll(".wide")) part.scrollLeft = part.scrollWidth;
     } catch (error) {
-      if (error.name !== "AbortError") place.replaceChildren(make("div", { className: "bar" }, picture), make("p", {}, error.message));
+      if (error.name !== "AbortError")
+        place.replaceChildren(make("div", { className: "bar" }, picture), make("p", {}, error.message));
     }
   };
   await draw();

@@ -6,21 +6,31 @@ import { begin, focusPane, operations, undoDelete } from "./operations.js";
 import { attempt, reply } from "./replies.js";
 import { back, show } from "./view.js";
 
-export const kTree = "Each row is a state: everything the model knows after that reply, kept bit for bit. Continue from any row as often as you like. Nothing is overwritten: another reply or an edited message is kept beside the one that it replaces.";
+export const kTree =
+  "Each row is a state: everything the model knows after that reply, kept bit for bit. " +
+  "Continue from any row as often as you like. " +
+  "Nothing is overwritten: another reply or an edited message is kept beside the one that it replaces.";
 
-const kOperations = { f: "fork", r: "rewind", p: "prune", c: "compare", v: "verify", n: "name", i: "pin", s: "save", Delete: "delete" };
+const kOperations = {
+  f: "fork", r: "rewind", p: "prune", c: "compare", v: "verify", n: "name", i: "pin", s: "save", Delete: "delete"
+};
 
 const kHelp = [
-  ["Go", [["/", "write a message"], ["Ctrl K", "search in the tree"], ["↑ ↓", "walk the rows of the tree"], ["← →", "to the state before, or the first one after"], ["Enter", "go to the row in focus"], ["u", "back to the state before"]]],
-  ["Replies", [["Enter", "send; Shift Enter for a new line"], [".", "draw one token"], ["Esc", "stop a reply"], ["z", "undo a deletion"]]],
+  ["Go", [["/", "write a message"], ["Ctrl K", "search in the tree"], ["↑ ↓", "walk the rows of the tree"],
+    ["← →", "to the state before, or the first one after"],
+    ["Enter", "go to the row in focus"], ["u", "back to the state before"]]],
+  ["Replies", [["Enter", "send; Shift Enter for a new line"], [".", "draw one token"],
+    ["Esc", "stop a reply"], ["z", "undo a deletion"]]],
   ["This state", Object.entries(kOperations)],
   ["Drag a state", [["onto another", "compare the two"], ["onto the conversation", "fork it"]]],
 ];
 
 export function help() {
-  const part = ([title, rows]) => make("div", {}, make("h3", {}, title), make("table", {}, make("tbody", {}, ...rows.map(([key, what]) =>
-    make("tr", {}, make("td", {}, make("kbd", {}, key)), make("td", {}, what))))));
-  return askFor("Help", [make("p", {}, kTree), make("div", { className: "help" }, ...kHelp.map(part))], { ok: "Close", cancel: false, wide: true });
+  const part = ([title, rows]) => make("div", {}, make("h3", {}, title),
+    make("table", {}, make("tbody", {}, ...rows.map(([key, what]) =>
+      make("tr", {}, make("td", {}, make("kbd", {}, key)), make("td", {}, what))))));
+  return askFor("Help", [make("p", {}, kTree), make("div", { className: "help" }, ...kHelp.map(part))],
+    { ok: "Close", cancel: false, wide: true });
 }
 
 function operation(e) {

@@ -24,7 +24,8 @@ export function layout(states, isShown = () => true) {
     else if (below.has(parent.id)) below.get(parent.id).push(s);
     else below.set(parent.id, [s]);
   }
-  const row = (siblings, level, column, from) => siblings.map((state, i) => ({ state, level, column, from, siblings: siblings.length, position: i + 1 }));
+  const row = (siblings, level, column, from) =>
+    siblings.map((state, i) => ({ state, level, column, from, siblings: siblings.length, position: i + 1 }));
   const rows = [], stack = row(roots, 1, 0, null).reverse(); // no recursion: a long conversation is a deep tree
   while (stack.length > 0) {
     const top = stack.pop(), next = below.get(top.state.id) ?? [];
@@ -60,6 +61,7 @@ export const wordsOf = (text) => text.toLowerCase().split(/\s+/).filter(Boolean)
 
 // Returns true if the row of a state contains every word.
 export function finds(words, s) {
-  const text = [s.name, s.question, s.excerpt, s.operation.name, s.id, s.digest, s.pinned ? "pinned" : ""].join("\n").toLowerCase();
+  const text = [s.name, s.question, s.excerpt, s.operation.name, s.id, s.digest,
+    s.pinned ? "pinned" : ""].join("\n").toLowerCase();
   return words.every((w) => text.includes(w));
 }

@@ -9,7 +9,8 @@ async function next(state, signal, handlers) {
   return [make("p", {}, "The likeliest next tokens. Choose one to continue with it."), ...data.map((c) => {
     const p = Math.exp(c.logprob), part = make("span", { className: "part" });
     part.style.width = Math.max(1, 100 * p / best) + "%";
-    const row = make("button", { className: "candidate", title: `token ${c.id}; drawn with ${percent(c.probability)}` }, make("code", {}, visible(c.text)), part, make("span", { className: "number" }, percent(p)));
+    const row = make("button", { className: "candidate", title: `token ${c.id}; drawn with ${percent(c.probability)}` },
+      make("code", {}, visible(c.text)), part, make("span", { className: "number" }, percent(p)));
     row.dataset.id = c.id;
     row.addEventListener("click", () => handlers.choose(c.id));
     return row;
@@ -21,7 +22,8 @@ async function tokens(state, signal, handlers) {
   const place = make("div", { className: "tokens" });
   for (const t of data) {
     const p = t.logprob === null ? null : Math.exp(t.logprob);
-    const span = make("span", { className: t.visible ? "" : "gone", title: `position ${t.position}, token ${t.id}` + (p === null ? "" : `, ${percent(p)}`) }, t.text || "∅");
+    const span = make("span", { className: t.visible ? "" : "gone",
+      title: `position ${t.position}, token ${t.id}` + (p === null ? "" : `, ${percent(p)}`) }, t.text || "∅");
     if (p !== null) span.style.backgroundColor = `hsl(${Math.round(120 * p)} 70% 50% / 0.28)`;
     span.addEventListener("click", () => handlers.rewindTo(t.position));
     place.append(span);
@@ -32,7 +34,8 @@ async function tokens(state, signal, handlers) {
 async function elements(state, signal) {
   const whole = await get("/v1/states/" + state.id, signal);
   const rows = [["digest", whole.digest], ["id", whole.id], ...whole.elements.map((e) => [e.name, e.value])];
-  return [make("table", {}, make("tbody", {}, ...rows.map(([name, value]) => make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, value)))))];
+  return [make("table", {}, make("tbody", {}, ...rows.map(([name, value]) =>
+    make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, value)))))];
 }
 
 const heat = { layer: 0, head: 0, what: "k" };
@@ -54,18 +57,26 @@ async function keysAndValues(state, signal) {
   const draw = async () => {
     const kv = await get(`/v1/states/${state.id}/kv?layer=${heat.layer}&head=${heat.head}&what=${heat.what}`, signal);
     const choice = (name, count) => {
-      const select = make("select", { ariaLabel: name }, ...Array.from({ length: count }, (_, i) => make("option", { value: i, selected: i === heat[name] }, `${name} ${i}`)));
+      const select = make("select", { ariaLabel: name }, ...Array.from({ length: count }, (_, i) =>
+        make("option", { value: i, selected: i === heat[name] }, `${name} ${i}`)));
       select.addEventListener("change", () => { heat[name] = Number(select.value); draw(); });
       return select;
     };
-    const what = make("select", { ariaLabel: "what" }, make("option", { value: "k", selected: heat.what === "k" }, "keys"), make("option", { value: "v", selected: heat.what === "v" }, "values"));
+    const what = make("select", { ariaLabel: "what" },
+      make("option", { value: "k", selected: heat.what === "k" }, "keys"),
+      make("option", { value: "v", selected: heat.what === "v" }, "values"));
     what.addEventListener("change", () => { heat.what = what.value; draw(); });
-    const canvas = make("canvas", { role: "img", ariaLabel: `${heat.what === "k" ? "Keys" : "Values"} of layer ${heat.layer}, head ${heat.head}: ${kv.positions} positions by ${kv.head_dim}` });
+    const canvas = make("canvas", { role: "img",
+      ariaLabel: `${heat.what === "k" ? "Keys" : "Values"} of layer ${heat.layer}, ` +
+        `head ${heat.head}: ${kv.positions} positions by ${kv.head_dim}` });
     paint(canvas, kv.values, kv.head_dim);
-    const shared = make("div", { className: "shared", title: "blocks of 64 positions" }, ...kv.shared.map((yes) => make("i", { className: yes ? "yes" : "" })));
+    const shared = make("div", { className: "shared", title: "blocks of 64 positions" },
+      ...kv.shared.map((yes) => make("i", { className: yes ? "yes" : "" })));
     const count = kv.shared.filter(Boolean).length;
-    place.replaceChildren(make("div", { className: "bar" }, choice("layer", kv.layers), choice("head", kv.heads), what), canvas,
-      make("p", {}, `Down: positions; across: ${kv.head_dim} dimensions. ${count} of ${kv.shared.length} blocks are shared with the parent:`), shared);
+    place.replaceChildren(make("div", { className: "bar" }, choice("layer", kv.layers), choice("head", kv.heads), what),
+      canvas,
+      make("p", {}, `Down: positions; across: ${kv.head_dim} dimensions. ` +
+        `${count} of ${kv.shared.length} blocks are shared with the parent:`), shared);
   };
   await draw();
   return [place];
@@ -79,9 +90,15 @@ function compared(result) {
     while (n < diff.text_a.length && diff.text_a[n] === diff.text_b[n]) ++n;
     return make("div", {}, s.slice(0, n), make("mark", {}, s.slice(n)));
   };
-  const head = diff.equal ? make("p", { className: "same" }, "✓ equal, every bit") : make("p", {}, "First difference: ", make("b", {}, diff.first_difference));
-  const layers = make("table", {}, make("thead", {}, make("tr", {}, ...["layer", "keys and values", "largest difference"].map((t) => make("th", {}, t)))),
-    make("tbody", {}, ...diff.layers.map((l) => make("tr", {}, make("td", {}, String(l.layer)), make("td", {}, l.equal ? "equal" : "different"), make("td", { className: "number" }, l.max_abs.toPrecision(3))))));
+  const head = diff.equal ? make("p", { className: "same" }, "✓ equal, every bit")
+    : make("p", {}, "First difference: ", make("b", {}, diff.first_difference));
+  const layers = make("table", {},
+    make("thead", {}, make("tr", {},
+      ...["layer", "keys and values", "largest difference"].map((t) => make("th", {}, t)))),
+    make("tbody", {}, ...diff.layers.map((l) =>
+      make("tr", {}, make("td", {}, String(l.layer)),
+        make("td", {}, l.equal ? "equal" : "different"),
+        make("td", { className: "number" }, l.max_abs.toPrecision(3))))));
   return [head, make("p", {}, `${diff.tokens.common} common tokens, of ${diff.tokens.a} and ${diff.tokens.b}.`), layers,
     make("div", { className: "sides" }, make("b", {}, a), make("b", {}, b), text(diff.text_a), text(diff.text_b))];
 }
@@ -110,11 +127,13 @@ export async function look(kind, state, handlers, comparison) {
   running?.abort(); // its answer is not needed any more
   running = new AbortController();
   const { signal } = running;
-  for (const tab of document.querySelectorAll("[data-look]")) tab.setAttribute("aria-selected", tab.dataset.look === kind);
+  for (const tab of document.querySelectorAll("[data-look]"))
+    tab.setAttribute("aria-selected", tab.dataset.look === kind);
   if (!state && kind !== "diff") return $("panel").replaceChildren(make("p", {}, "No state yet."));
   const ways = { next, tokens, elements, heat: keysAndValues, inside };
   try {
-    const shown = kind === "diff" ? withPatching(comparison, compared(comparison), signal) : await ways[kind](state, signal, handlers);
+    const shown = kind === "diff" ? withPatching(comparison, compared(comparison), signal)
+      : await ways[kind](state, signal, handlers);
     if (turn === latest) $("panel").replaceChildren(...shown);
   } catch (error) {
     if (turn === latest) $("panel").replaceChildren(make("p", {}, error.message));

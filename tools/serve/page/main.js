@@ -34,7 +34,9 @@ function dropsFork(place) {
 
 function wireReplies() {
   $("say").addEventListener("submit", (e) => { e.preventDefault(); send(); });
-  $("text").addEventListener("keydown", (e) => { if (e.key === "Enter" && !e.shiftKey && !e.isComposing) { e.preventDefault(); send(); } });
+  $("text").addEventListener("keydown", (e) => {
+    if (e.key === "Enter" && !e.shiftKey && !e.isComposing) { e.preventDefault(); send(); }
+  });
   $("text").addEventListener("input", fit);
   for (const button of all("#replying button")) button.dataset.title = button.title;
   clicked("go", unless(() => reply({})));
@@ -47,17 +49,24 @@ function wireReplies() {
 function wireRest() {
   document.addEventListener("keydown", keys);
   for (const b of all("#operations button")) b.addEventListener("click", () => attempt(operations[b.dataset.do]));
-  for (const b of all("[data-look]")) b.addEventListener("click", () => { page.kind = b.dataset.look; look(page.kind, state(), handlers, page.comparison); });
+  for (const b of all("[data-look]")) b.addEventListener("click", () => {
+    page.kind = b.dataset.look;
+    look(page.kind, state(), handlers, page.comparison);
+  });
   for (const b of all("#tabs button")) b.addEventListener("click", () => focusPane(b.dataset.show));
   clicked("new-chat", () => attempt(begin));
   clicked("new-text", () => attempt(beginText));
   clicked("load", () => $("file").click());
-  $("file").addEventListener("change", () => attempt(async () => { await load($("file").files[0]); $("file").value = ""; }));
+  $("file").addEventListener("change", () => attempt(async () => {
+    await load($("file").files[0]);
+    $("file").value = "";
+  }));
   clicked("help", help);
   clicked("undo-do", undoDelete);
   $("key").addEventListener("change", () => { sessionStorage.setItem("key", $("key").value); location.reload(); });
   clicked("theme", () => {
-    const dark = getComputedStyle(document.documentElement).colorScheme === "dark" || (document.documentElement.dataset.theme === undefined && matchMedia("(prefers-color-scheme: dark)").matches);
+    const dark = getComputedStyle(document.documentElement).colorScheme === "dark" || (
+      document.documentElement.dataset.theme === undefined && matchMedia("(prefers-color-scheme: dark)").matches);
     document.documentElement.dataset.theme = dark ? "light" : "dark";
     kept.setItem("theme", document.documentElement.dataset.theme);
   });

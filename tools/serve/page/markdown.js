@@ -15,7 +15,8 @@ function fence(line) {
   const found = /^ {0,3}(`{3,}|~{3,})([^`]*)$/.exec(line) ?? /^ {0,3}(~{3,})(.*)$/.exec(line);
   return found && { sign: found[1], language: found[2].trim().split(/\s/)[0] };
 }
-const closes = (line, sign) => indent(line) < 4 && line.trim().length >= sign.length && [...line.trim()].every((c) => c === sign[0]);
+const closes = (line, sign) =>
+  indent(line) < 4 && line.trim().length >= sign.length && [...line.trim()].every((c) => c === sign[0]);
 const rule = (line) => /^ {0,3}([-*_])(?:[ \t]*\1){2,}[ \t]*$/.test(line);
 const heading = (line) => /^ {0,3}(#{1,6})(?=\s|$)/.exec(line);
 const quoted = (line) => /^ {0,3}>/.test(line);
@@ -26,7 +27,8 @@ function marker(line) {
   if (!found || rule(line)) return null;
   const [all, space, bullet, number, sign] = found;
   const width = all.length > space.length + bullet.length + 4 ? space.length + bullet.length + 1 : all.length;
-  return { indent: space.length, width, kind: sign ?? bullet, ordered: number !== undefined, start: Number(number ?? 1) };
+  return { indent: space.length, width, kind: sign ?? bullet, ordered: number !== undefined,
+    start: Number(number ?? 1) };
 }
 
 function cells(line) {
@@ -84,14 +86,16 @@ class Blocks {
     const open = fence(this.line);
     if (!open) return indent(this.line) >= 4 ? this.indented() : null;
     const space = indent(this.line), text = [];
-    for (++this.at; this.at < this.lines.length && !closes(this.line, open.sign); ++this.at) text.push(this.line.slice(Math.min(space, indent(this.line))));
+    for (++this.at; this.at < this.lines.length && !closes(this.line, open.sign); ++this.at)
+      text.push(this.line.slice(Math.min(space, indent(this.line))));
     ++this.at;
     return { type: "code", language: open.language, text: text.join("\n") };
   }
 
   indented() {
     const text = [];
-    for (; this.at < this.lines.length && (blank(this.line) || indent(this.line) >= 4); ++this.at) text.push(this.line.slice(4));
+    for (; this.at < this.lines.length && (blank(this.line) || indent(this.line) >= 4); ++this.at)
+      text.push(this.line.slice(4));
     return { type: "code", language: "", text: text.join("\n").trimEnd() };
   }
 
@@ -163,7 +167,8 @@ class Blocks {
     if (!align) return null;
     const row = (line) => { const all = cells(line); return align.map((_, i) => parseInline(all[i] ?? "")); };
     const head = row(this.line), rows = [];
-    for (this.at += 2; this.at < this.lines.length && !blank(this.line) && this.line.includes("|"); ++this.at) rows.push(row(this.line));
+    for (this.at += 2; this.at < this.lines.length && !blank(this.line) && this.line.includes("|"); ++this.at)
+      rows.push(row(this.line));
     return { type: "table", align, head, rows };
   }
 
@@ -182,4 +187,5 @@ export function parse(text) {
   return new Blocks(linesOf(text), 0).parse();
 }
 
-export const linesOf = (text) => text.replaceAll("\r\n", "\n").split("\n").map((line) => line.replace(/^[ \t]+/, (space) => space.replaceAll("\t", "    ")));
+export const linesOf = (text) => text.replaceAll("\r\n", "\n").split("\n").map((line) =>
+  line.replace(/^[ \t]+/, (space) => space.replaceAll("\t", "    ")));

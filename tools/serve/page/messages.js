@@ -38,7 +38,8 @@ function button(text, label, action) {
 }
 
 function newItem(role, text) {
-  const item = make("li", { className: role }, make("div", { className: "who" }, role), make("div", { className: "words", dir: "auto" }), make("div", { className: "actions" }));
+  const item = make("li", { className: role }, make("div", { className: "who" }, role),
+    make("div", { className: "words", dir: "auto" }), make("div", { className: "actions" }));
   item.role_ = role;
   item.markdown = role === "assistant";
   item.raw = "";
@@ -55,14 +56,16 @@ function alternatives() {
     b.disabled = !all[at + step];
     return b;
   };
-  return make("span", { className: "beside" }, to(-1, "‹", "The one before, beside this"), `${at + 1} of ${all.length}`, to(1, "›", "The next one, beside this"));
+  return make("span", { className: "beside" }, to(-1, "‹", "The one before, beside this"), `${at + 1} of ${all.length}`,
+    to(1, "›", "The next one, beside this"));
 }
 
 function drawActions(item, message, last) {
   const parts = [copyButton(() => item.raw, "Copy this message")];
   if (message) parts.push(button("Edit", "Edit this message", () => handlers.edit(message)));
   if (last) parts.push(alternatives());
-  if (last && message?.role === "assistant" && message.generated !== false && page.whole?.sampling) parts.push(make("span", { className: "drawn" }, drawnWith(page.whole.sampling)));
+  if (last && message?.role === "assistant" && message.generated !== false && page.whole?.sampling)
+    parts.push(make("span", { className: "drawn" }, drawnWith(page.whole.sampling)));
   put(item.querySelector(".actions"), ...parts);
 }
 
@@ -72,7 +75,8 @@ export async function showMessages() {
   $("welcome").hidden = whole !== null;
   if (!whole) return list.replaceChildren();
   const talk = whole.messages.length > 0;
-  const shown = talk ? whole.messages : [{ role: "text", content: (await post("/detokenize", { tokens: whole.ids, skip_special: true })).text }];
+  const shown = talk ? whole.messages
+    : [{ role: "text", content: (await post("/detokenize", { tokens: whole.ids, skip_special: true })).text }];
   if (whole !== page.whole) return; // another state is shown meanwhile
   const items = shown.map((m, i) => {
     const old = list.children[i];
@@ -95,11 +99,13 @@ export function beginReply(said, replaces) {
   const list = $("messages");
   $("welcome").hidden = true;
   follows = true;
-  for (const actions of list.querySelectorAll("li:last-child .actions")) put(actions, copyButton(() => actions.parentElement.raw, "Copy this message"));
+  for (const actions of list.querySelectorAll("li:last-child .actions"))
+    put(actions, copyButton(() => actions.parentElement.raw, "Copy this message"));
   if (said !== undefined && state()?.role !== null) list.append(newItem("user", said));
   if (replaces) list.lastElementChild?.remove();
   let item = list.lastElementChild;
-  const goesOn = item && (item.role_ === "text" || (item.role_ === "assistant" && state()?.open && said === undefined && !replaces));
+  const goesOn = item && (item.role_ === "text" || (item.role_ === "assistant" &&
+    state()?.open && said === undefined && !replaces));
   if (!goesOn) list.append(item = newItem("assistant", ""));
   if (item.role_ === "text" && said !== undefined) fill(item, item.raw + said);
   item.done = false;

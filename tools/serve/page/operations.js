@@ -18,18 +18,23 @@ async function made(request, words) {
 export const operations = {
   fork: () => made(post(path("/fork")), "a fork of the state, which can be continued differently"),
   async rewind() {
-    const v = await askFor("Rewind", [{ label: `Number of tokens to keep (of ${state().tokens})`, name: "tokens", type: "number", min: 0, max: state().tokens, value: state().tokens - 1, required: true }], { ok: "Rewind" });
+    const v = await askFor("Rewind", [{ label: `Number of tokens to keep (of ${state().tokens})`, name: "tokens",
+      type: "number", min: 0, max: state().tokens, value: state().tokens - 1, required: true }], { ok: "Rewind" });
     if (v) await handlers.rewindTo(Number(v.tokens));
   },
   async prune() {
-    const v = await askFor("Prune the middle", [{ label: "Keep the first (sinks)", name: "sinks", type: "number", min: 0, value: 4, required: true },
-      { label: "Keep the last (window)", name: "keep_last", type: "number", min: 0, value: 64, required: true }, { label: "Move later positions up", name: "shift", type: "checkbox" }], { ok: "Prune" });
-    if (v) await made(post(path("/prune"), { sinks: Number(v.sinks), keep_last: Number(v.keep_last), shift: v.shift }), (r) => `${counted(r.pruned, "position")} pruned`);
+    const v = await askFor("Prune the middle", [
+      { label: "Keep the first (sinks)", name: "sinks", type: "number", min: 0, value: 4, required: true },
+      { label: "Keep the last (window)", name: "keep_last", type: "number", min: 0, value: 64, required: true },
+      { label: "Move later positions up", name: "shift", type: "checkbox" }], { ok: "Prune" });
+    if (v) await made(post(path("/prune"), { sinks: Number(v.sinks), keep_last: Number(v.keep_last), shift: v.shift }),
+      (r) => `${counted(r.pruned, "position")} pruned`);
   },
   async compare() {
     const others = page.states.filter((s) => s.id !== page.current);
     if (others.length === 0) return say("there is no other state to compare with");
-    const select = make("select", { name: "other" }, ...others.map((s) => make("option", { value: s.id }, plain(`${called(s)} (${s.operation.name}, ${counted(s.tokens, "token")})`))));
+    const select = make("select", { name: "other" }, ...others.map((s) =>
+      make("option", { value: s.id }, plain(`${called(s)} (${s.operation.name}, ${counted(s.tokens, "token")})`))));
     const v = await askFor("Compare with", [make("label", {}, "Another state", select)], { ok: "Compare" });
     if (v) await handlers.compare(page.current, v.other);
   },
@@ -39,33 +44,45 @@ export const operations = {
       if (event.of) { say(`computing again: ${event.done} of ${event.of} tokens`); continue; }
       if (event.same_bits) page.verified.add(id);
       await refresh();
-      const partly = `${event.proved.blocks} of ${event.proved.of} blocks match their tokens; from position ${event.proved.from} on nothing is proved: ${event.proved.reason}`;
-      say(!event.same_bits && event.difference === null ? partly : event.same_bits ? `✓ same bits: ${event.tokens} tokens computed again in ${event.seconds.toFixed(2)} s` : `DIFFERENT: ${event.difference}`, event.difference !== null);
+      const partly = `${event.proved.blocks} of ${event.proved.of} blocks match their tokens; ` +
+        `from position ${event.proved.from} on nothing is proved: ${event.proved.reason}`;
+      say(!event.same_bits && event.difference === null ? partly
+        : event.same_bits ? `✓ same bits: ${event.tokens} tokens computed again in ${event.seconds.toFixed(2)} s`
+        : `DIFFERENT: ${event.difference}`, event.difference !== null);
     }
   },
   async name() {
     const v = await askFor("Name", [{ label: "Name", name: "name", value: state().name ?? "" }]);
     if (v) await made(patch(path(), { name: v.name || null }), "named");
   },
-  pin: () => made(patch(path(), { pinned: !state().pinned }), state().pinned ? "no longer pinned" : "pinned: it stays in memory"),
+  pin: () => made(patch(path(), { pinned: !state().pinned }),
+    state().pinned ? "no longer pinned" : "pinned: it stays in memory"),
   async save() {
     const now = state(), parent = find(now.parent);
-    const forms = [["", "all of it"], ...(parent ? [["?form=delta&over=" + parent.id, "only what its parent lacks"]] : []), ["?form=recipe", "only its tokens"]];
+    const forms = [["", "all of it"],
+      ...(parent ? [["?form=delta&over=" + parent.id, "only what its parent lacks"]] : []),
+      ["?form=recipe", "only its tokens"]];
     const select = make("select", { name: "form" }, ...forms.map(([value, text]) => make("option", { value }, text)));
     const v = await askFor("Save to a file", [make("label", {}, "What", select)], { ok: "Save" });
     if (!v) return;
     const name = plain(now.name ?? now.id).replaceAll(/[\\/:*?"<>|\s]+/g, " ").trim() || now.id;
-    const link = make("a", { href: URL.createObjectURL(await download(path("/snapshot" + v.form, now.id))), download: name + ".stet" });
+    const link = make("a", { href: URL.createObjectURL(await download(path("/snapshot" + v.form, now.id))),
+      download: name + ".stet" });
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 60000); // the browser may read it later
     say("saved: stet resume continues from the file");
   },
   async delete() {
-    const now = state(), after = continuations(page.rows, now.id), from = page.rows.find((r) => r.state.id === now.id)?.from;
-    const what = make("p", { className: "quoted" }, make("span", { dir: "auto" }, called(now)), now.role === "assistant" ? make("span", { dir: "auto" }, now.excerpt) : null);
-    const more = after.length === 0 ? "" : after.length === 1 ? " One state continues it, and keeps its place." : ` ${after.length} states continue it, and keep their place.`;
+    const now = state(), after = continuations(page.rows, now.id),
+      from = page.rows.find((r) => r.state.id === now.id)?.from;
+    const what = make("p", { className: "quoted" }, make("span", { dir: "auto" }, called(now)),
+      now.role === "assistant" ? make("span", { dir: "auto" }, now.excerpt) : null);
+    const more = after.length === 0 ? ""
+      : after.length === 1 ? " One state continues it, and keeps its place."
+      : ` ${after.length} states continue it, and keep their place.`;
     const fields = [what, make("p", {}, `You can take it back for a minute.${more}`),
-      ...(after.length > 0 ? [{ label: after.length === 1 ? "Delete that one, too" : `Delete these ${after.length}, too`, name: "after", type: "checkbox" }] : [])];
+      ...(after.length > 0 ? [{ label: after.length === 1 ? "Delete that one, too"
+        : `Delete these ${after.length}, too`, name: "after", type: "checkbox" }] : [])];
     const v = await askFor("Delete this state?", fields, { ok: "Delete", danger: true });
     if (!v) return;
     const gone = v.after ? [...after.map((s) => s.id), now.id] : [now.id];
@@ -88,9 +105,11 @@ Object.assign(handlers, {
     focusPane("look");
   }),
   edit: (m) => attempt(async () => {
-    const v = await askFor("Edit this message", [{ label: m.role, name: "content", value: m.content, rows: 6 }], { ok: m.role === "user" ? "Save and reply" : "Save", wide: true });
+    const v = await askFor("Edit this message", [{ label: m.role, name: "content", value: m.content, rows: 6 }],
+      { ok: m.role === "user" ? "Save and reply" : "Save", wide: true });
     if (!v) return;
-    await made(post(path("/edit"), { message: m.index, content: v.content }), "edited: the messages after it are in the old state");
+    await made(post(path("/edit"), { message: m.index, content: v.content }),
+      "edited: the messages after it are in the old state");
     if (m.role === "user") await reply({});
   }),
   // Called after the trash has changed, on this page or another one.
@@ -117,7 +136,8 @@ export const undoDelete = () => attempt(async () => {
 });
 
 export async function beginText() {
-  const v = await askFor("New text", [{ label: "Text for the model to continue", name: "text", rows: 4 }], { ok: "Begin", wide: true });
+  const v = await askFor("New text", [{ label: "Text for the model to continue", name: "text", rows: 4 }],
+    { ok: "Begin", wide: true });
   if (v?.text) await made(post("/v1/states", { text: v.text }), "Continue draws what follows the text");
 }
 
@@ -141,6 +161,8 @@ export async function load(file) {
 }
 
 export function focusPane(name) {
-  for (const section of document.querySelectorAll("main > section")) section.classList.toggle("shown", section.id === name);
-  for (const tab of document.querySelectorAll("#tabs button")) tab.setAttribute("aria-current", tab.dataset.show === name);
+  for (const section of document.querySelectorAll("main > section"))
+    section.classList.toggle("shown", section.id === name);
+  for (const tab of document.querySelectorAll("#tabs button"))
+    tab.setAttribute("aria-current", tab.dataset.show === name);
 }

@@ -14,23 +14,29 @@ function inline(items) {
 
 // Shows a link's host after it unless the text names it: the text may promise another place.
 function link(item) {
-  const a = make("a", { href: item.href, title: item.href, target: "_blank", rel: "noopener noreferrer nofollow" }, ...inline(item.children));
+  const a = make("a", { href: item.href, title: item.href, target: "_blank", rel: "noopener noreferrer nofollow" },
+    ...inline(item.children));
   const host = new URL(item.href).host;
-  return host && !a.textContent.includes(host) ? make("span", {}, a, make("span", { className: "host" }, ` (${host})`)) : a;
+  return host && !a.textContent.includes(host)
+    ? make("span", {}, a, make("span", { className: "host" }, ` (${host})`)) : a;
 }
 
 function code(block) {
   const text = make("code", {}, block.text);
   text.raw = block.text;
   const copy = copyButton(() => text.raw, "Copy this code");
-  return make("div", { className: "code" }, make("div", { className: "head" }, make("span", {}, block.language || "text"), copy), make("pre", { tabIndex: 0 }, text));
+  return make("div", { className: "code" },
+    make("div", { className: "head" }, make("span", {}, block.language || "text"), copy),
+    make("pre", { tabIndex: 0 }, text));
 }
 
 // Shows a list without space between items if each has one paragraph.
 function itemContent(item) {
   const [first, ...rest] = item.blocks;
-  const box = item.done === null ? null : make("input", { type: "checkbox", checked: item.done, disabled: true, ariaLabel: item.done ? "done" : "to do" });
-  const content = first?.type === "paragraph" ? [...inline(first.inline), ...rest.map(element)] : item.blocks.map(element);
+  const box = item.done === null ? null
+    : make("input", { type: "checkbox", checked: item.done, disabled: true, ariaLabel: item.done ? "done" : "to do" });
+  const content = first?.type === "paragraph" ? [...inline(first.inline), ...rest.map(element)]
+    : item.blocks.map(element);
   return make("li", { className: box ? "task" : "" }, box, ...content);
 }
 
@@ -40,7 +46,8 @@ function table(block) {
     made.style.textAlign = block.align[i];
     return made;
   };
-  return make("div", { className: "wide", tabIndex: 0 }, make("table", {}, make("thead", {}, make("tr", {}, ...block.head.map(cell("th")))),
+  return make("div", { className: "wide", tabIndex: 0 }, make("table", {},
+    make("thead", {}, make("tr", {}, ...block.head.map(cell("th")))),
     make("tbody", {}, ...block.rows.map((row) => make("tr", {}, ...row.map(cell("td")))))));
 }
 

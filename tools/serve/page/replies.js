@@ -55,7 +55,9 @@ async function leftBehind(id) {
 
 function finished(event, before, body) {
   const u = event.usage, same = body.retry && before?.id === event.state.id;
-  say(`${counted(event.ids.length, "token")} in ${event.seconds.toFixed(2)} s (${pace(event.ids.length, event.seconds)}) · ${u.reused} reused, ${u.recomputed} recomputed, ${u.new} new · ended by ${event.stop}` +
+  say(`${counted(event.ids.length, "token")} in ${event.seconds.toFixed(2)} s ` +
+    `(${pace(event.ids.length, event.seconds)}) · ` +
+    `${u.reused} reused, ${u.recomputed} recomputed, ${u.new} new · ended by ${event.stop}` +
     (same ? ". The reply is the same: at temperature 0 the likeliest token is always taken." : ""));
 }
 
@@ -72,14 +74,16 @@ async function stopped(from) {
 
 // Continues with one token that the user has chosen.
 export async function choose(id) {
-  const before = state(), event = await post(path("/continue"), { ...readSettings(), n: 1, max_tokens: undefined, choose: id });
+  const before = state(),
+    event = await post(path("/continue"), { ...readSettings(), n: 1, max_tokens: undefined, choose: id });
   await show(event.state.id);
   finished(event, before, {});
 }
 
 export const retry = async () => {
   const settings = readSettings(), { seed } = (await get(path())).sampling;
-  await reply({ retry: true, seed: settings.seed !== undefined && settings.seed !== seed ? settings.seed : nextSeed(seed) });
+  await reply({ retry: true,
+    seed: settings.seed !== undefined && settings.seed !== seed ? settings.seed : nextSeed(seed) });
 };
 
 export async function send() {
@@ -96,7 +100,8 @@ export async function send() {
 }
 
 async function beginConversation(text) {
-  const messages = [...($("system").value ? [{ role: "system", content: $("system").value }] : []), { role: "user", content: text }];
+  const messages = [...($("system").value ? [{ role: "system", content: $("system").value }] : []),
+    { role: "user", content: text }];
   const { max_tokens, ...settings } = readSettings();
   await show((await post("/v1/states", { messages, ...settings })).id);
   await attempt(() => reply({}));

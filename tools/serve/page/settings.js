@@ -4,7 +4,10 @@ import { $, plainNumber } from "./dom.js";
 // Keeps seeds within the integers that a double represents, even after additions.
 export const kMostSeed = 2 ** 53 - 1e6;
 const kNames = ["temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "seed", "max_tokens"];
-const kLabels = { temperature: "temperature", top_k: "top-k", top_p: "top-p", min_p: "min-p", typical_p: "typical-p", repetition_penalty: "repetition penalty", seed: "seed" };
+const kLabels = {
+  temperature: "temperature", top_k: "top-k", top_p: "top-p", min_p: "min-p", typical_p: "typical-p",
+  repetition_penalty: "repetition penalty", seed: "seed"
+};
 const kNeutral = { top_k: 0, top_p: 1, min_p: 0, typical_p: 1, repetition_penalty: 1 };
 
 const inputs = () => kNames.map($);
@@ -36,7 +39,8 @@ const seedText = (seed) => Number.isSafeInteger(seed) ? String(seed) : "above 2^
 export function drawnWith(sampling) {
   if (sampling.greedy) return "greedy: always the likeliest token";
   const said = Object.keys(kLabels).filter((name) => name in sampling && sampling[name] !== kNeutral[name]);
-  return "drawn with " + said.map((name) => `${kLabels[name]} ${name === "seed" ? seedText(sampling.seed) : plainNumber(sampling[name])}`).join(", ");
+  return "drawn with " + said.map((name) =>
+    `${kLabels[name]} ${name === "seed" ? seedText(sampling.seed) : plainNumber(sampling[name])}`).join(", ");
 }
 
 // Shows the state's own settings in empty fields.

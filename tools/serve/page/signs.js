@@ -1,7 +1,8 @@
 // Makes invisible characters visible that change the text around them: directions, zero widths, controls, tags.
 const kMarks = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu;
 const kNames = {
-  "U+061C": "Arabic letter mark", "U+200B": "zero width space", "U+200E": "left-to-right mark", "U+200F": "right-to-left mark",
+  "U+061C": "Arabic letter mark", "U+200B": "zero width space",
+  "U+200E": "left-to-right mark", "U+200F": "right-to-left mark",
   "U+202A": "left-to-right embedding", "U+202B": "right-to-left embedding", "U+202C": "pop directional formatting",
   "U+202D": "left-to-right override", "U+202E": "right-to-left override", "U+2066": "left-to-right isolate",
   "U+2067": "right-to-left isolate", "U+2068": "first strong isolate", "U+2069": "pop directional isolate",

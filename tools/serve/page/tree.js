@@ -9,14 +9,18 @@ const kOperations = { create: "start", messages: "message", continue: "continued
 function badge(text, kind, title) { return make("span", { className: "badge " + kind, title }, text); }
 
 function facts(s) {
-  const below = make("div", { className: "facts" }, make("span", { className: "operation" }, kOperations[s.operation.name] ?? s.operation.name));
-  if (page.verified.has(s.id) || s.origin === "verified") below.append(badge("✓ same bits", "good", "computed again from its tokens: every bit is equal"));
-  if (s.origin === "uploaded") below.append(badge("not verified", "warn", "from a file: Verify computes the state again"));
+  const below = make("div", { className: "facts" },
+    make("span", { className: "operation" }, kOperations[s.operation.name] ?? s.operation.name));
+  if (page.verified.has(s.id) || s.origin === "verified")
+    below.append(badge("✓ same bits", "good", "computed again from its tokens: every bit is equal"));
+  if (s.origin === "uploaded")
+    below.append(badge("not verified", "warn", "from a file: Verify computes the state again"));
   if (s.open) below.append(badge("unfinished", "", "the reply has not ended: Continue resumes it"));
   if (s.pinned) below.append(badge("pinned", "", "stays in memory"));
   if (!s.resident) below.append(badge("on disk", "", "evicted from memory; it is read again when needed"));
   below.append(make("span", { title: `${bytesText(s.bytes - s.shared_bytes)} of its own` }, counted(s.tokens, "token")),
-    make("time", { title: new Date(1000 * s.created).toLocaleString() }, new Date(1000 * s.created).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" })));
+    make("time", { title: new Date(1000 * s.created).toLocaleString() },
+      new Date(1000 * s.created).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" })));
   return below;
 }
 
@@ -27,7 +31,8 @@ function excerpt(text, words) {
   const parts = [];
   let at = 0;
   for (;;) {
-    const hits = words.map((w) => [lower.indexOf(w, at), w.length]).filter(([i]) => i >= 0).sort((a, b) => a[0] - b[0] || b[1] - a[1]);
+    const hits = words.map((w) => [lower.indexOf(w, at), w.length]).filter(([i]) => i >= 0)
+      .sort((a, b) => a[0] - b[0] || b[1] - a[1]);
     if (hits.length === 0) return [...parts, row.slice(at)];
     const [[i, length]] = hits;
     parts.push(row.slice(at, i), make("mark", {}, row.slice(i, i + length)));
@@ -38,15 +43,18 @@ function excerpt(text, words) {
 // Returns the last question and its reply, or the end of raw text.
 function texts(s, words) {
   const name = s.name ? [make("b", {}, ...excerpt(s.name, words)), " "] : [];
-  if (s.role === null) return [make("div", { className: "raw", dir: "auto" }, ...name, ...excerpt(s.excerpt || "no text", words))];
+  if (s.role === null) return [make("div", { className: "raw", dir: "auto" }, ...name,
+    ...excerpt(s.excerpt || "no text", words))];
   const reply = s.role === "assistant";
   return [make("div", { className: "question", dir: "auto" }, ...name, ...excerpt(s.question ?? "no question", words)),
-    make("div", { className: reply ? "reply" : "reply none", dir: "auto" }, ...(reply ? excerpt(s.excerpt, words) : ["no reply yet"]))];
+    make("div", { className: reply ? "reply" : "reply none", dir: "auto" },
+      ...(reply ? excerpt(s.excerpt, words) : ["no reply yet"]))];
 }
 
 function node(row, words) {
   const s = row.state;
-  const element = make("div", { className: "node", role: "treeitem", tabIndex: -1, draggable: true }, ...texts(s, words), facts(s));
+  const element = make("div", { className: "node", role: "treeitem", tabIndex: -1, draggable: true },
+    ...texts(s, words), facts(s));
   element.dataset.id = s.id;
   return element;
 }
@@ -60,14 +68,16 @@ function nodeOf(row, words) {
   const element = known?.what === what ? known.element : node(row, words);
   drawn.set(s.id, { what, element });
   element.style.setProperty("--in", kLeft + kColumn * Math.min(row.column, kMostColumns) + "px");
-  for (const [name, value] of [["aria-level", row.level], ["aria-setsize", row.siblings], ["aria-posinset", row.position], ["aria-selected", s.id === page.current]]) {
+  for (const [name, value] of [["aria-level", row.level], ["aria-setsize", row.siblings],
+      ["aria-posinset", row.position], ["aria-selected", s.id === page.current]]) {
     element.setAttribute(name, value);
   }
   return element;
 }
 
 function edges(rows, path) {
-  const place = new Map(rows.map((r, i) => [r.state.id, { x: kLeft + kColumn * Math.min(r.column, kMostColumns), y: kRow * i + 18 }]));
+  const place = new Map(rows.map((r, i) => [r.state.id,
+    { x: kLeft + kColumn * Math.min(r.column, kMostColumns), y: kRow * i + 18 }]));
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   svg.setAttribute("width", kLeft * 2 + kColumn * kMostColumns);
   svg.setAttribute("height", rows.length * kRow);
@@ -76,7 +86,8 @@ function edges(rows, path) {
   for (const r of rows) {
     if (!r.from) continue;
     const a = place.get(r.from), b = place.get(r.state.id);
-    const d = `M${a.x} ${a.y + kDot}` + (a.x === b.x ? `V${b.y - kDot}` : `V${b.y - 8}Q${a.x} ${b.y} ${a.x + 8} ${b.y}H${b.x - kDot}`);
+    const d = `M${a.x} ${a.y + kDot}` + (a.x === b.x ? `V${b.y - kDot}`
+      : `V${b.y - 8}Q${a.x} ${b.y} ${a.x + 8} ${b.y}H${b.x - kDot}`);
     lines[path.has(r.state.id) ? "path" : "all"] += d;
   }
   for (const [name, d] of Object.entries(lines)) {
@@ -103,9 +114,11 @@ export function drawTree() {
   const now = nodes.find((n) => n.dataset.id === page.current);
   for (const element of nodes) element.tabIndex = -1;
   if (nodes.length > 0) (now ?? nodes[0]).tabIndex = 0;
-  put($("count"), words.length > 0 ? `${rows.length} of ${counted(page.states.length, "state")}` : counted(page.states.length, "state"));
+  put($("count"), words.length > 0 ? `${rows.length} of ${counted(page.states.length, "state")}`
+    : counted(page.states.length, "state"));
   $("no-states").hidden = rows.length > 0;
-  put($("no-states"), words.length > 0 ? "No state matches. The search covers names, questions and the beginnings of replies." : "No states yet.");
+  put($("no-states"), words.length > 0
+    ? "No state matches. The search covers names, questions and the beginnings of replies." : "No states yet.");
   if (focused) nodes.find((n) => n.dataset.id === focused)?.focus({ preventScroll: true });
   return now;
 }
@@ -138,8 +151,14 @@ export function wireTree() {
   const tree = $("tree");
   tree.addEventListener("keydown", walk);
   tree.addEventListener("click", (e) => { const n = nodeAt(e); if (n) handlers.open(n.dataset.id); });
-  tree.addEventListener("dragstart", (e) => { const n = nodeAt(e); if (n) e.dataTransfer.setData("text/plain", n.dataset.id); });
-  tree.addEventListener("dragover", (e) => { const n = nodeAt(e); if (n) { e.preventDefault(); n.classList.add("over"); } });
+  tree.addEventListener("dragstart", (e) => {
+    const n = nodeAt(e);
+    if (n) e.dataTransfer.setData("text/plain", n.dataset.id);
+  });
+  tree.addEventListener("dragover", (e) => {
+    const n = nodeAt(e);
+    if (n) { e.preventDefault(); n.classList.add("over"); }
+  });
   tree.addEventListener("dragleave", (e) => nodeAt(e)?.classList.remove("over"));
   tree.addEventListener("drop", (e) => {
     const n = nodeAt(e);

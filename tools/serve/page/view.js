@@ -44,7 +44,8 @@ export function whyNot(now = state()) {
   if (page.running) return "A reply is being drawn: Stop or Esc ends it.";
   if (!now) return "Nothing to continue yet: write a message first.";
   if (now.role === "assistant" && !now.open) return "The reply has ended: write a message, or Retry.";
-  if (now.role === null && !now.open && now.operation.drawn > 0) return "The model has ended this text: add to it below.";
+  if (now.role === null && !now.open && now.operation.drawn > 0)
+    return "The model has ended this text: add to it below.";
   return "";
 }
 
@@ -61,7 +62,9 @@ export function drawButtons() {
   put(document.querySelector('[data-do="pin"]'), now?.pinned ? "Unpin" : "Pin");
   able($("go"), why);
   able($("step"), why);
-  able($("retry"), page.running ? why : !now ? "There is no reply to draw again yet." : now.role !== "assistant" ? "There is no reply here to draw again." : "");
+  able($("retry"), page.running ? why
+    : !now ? "There is no reply to draw again yet."
+    : now.role !== "assistant" ? "There is no reply here to draw again." : "");
   able($("back"), page.running ? why : back() ? "" : "No state leads to this one.");
   put($("why"), why);
   $("stop").hidden = !page.running;
@@ -87,7 +90,9 @@ export async function meters() {
     const s = await get("/v1/status");
     put($("model"), `${s.model} · ${s.contract} · ${s.isa} · ${s.threads} threads`);
     const all = s.reuse.reused + s.reuse.recomputed + s.reuse.new;
-    put($("meters"), `${Math.round(s.tokens_per_second)} tokens/s · ${bytesText(s.memory.used)} of ${bytesText(s.memory.budget)} · ${all ? Math.round(100 * s.reuse.reused / all) : 0} % reused · ${s.running} running`);
+    put($("meters"), `${Math.round(s.tokens_per_second)} tokens/s · ` +
+      `${bytesText(s.memory.used)} of ${bytesText(s.memory.budget)} · ` +
+      `${all ? Math.round(100 * s.reuse.reused / all) : 0} % reused · ${s.running} running`);
     if (page.running) return;
     if (changes !== null && changes !== s.changes) await followUp(); // by this page or another client
     changes = s.changes;
