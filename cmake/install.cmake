@@ -25,7 +25,8 @@ install(CODE "
   foreach(file IN LISTS files)
     if(NOT EXISTS \"\${file}\")
       message(STATUS \"Building what is not there yet: \${file}\")
-      execute_process(COMMAND \"${CMAKE_COMMAND}\" --build \"${CMAKE_BINARY_DIR}\" --target stet_package RESULT_VARIABLE failed)
+      execute_process(COMMAND \"${CMAKE_COMMAND}\" --build \"${CMAKE_BINARY_DIR}\" --target stet_package
+        RESULT_VARIABLE failed)
       if(failed)
         message(FATAL_ERROR \"Nothing was installed: ${CMAKE_BINARY_DIR} does not build.\")
       endif()
@@ -52,7 +53,8 @@ endforeach()
 set(STET_DEPENDENCIES "find_dependency(Threads)\n")
 set(STET_REQUIRES "")
 set(STET_LINK_FLAGS -pthread ${CMAKE_DL_LIBS})
-foreach(entry "STET_FORMAT;fmt;" "STET_CRYPTO;libcrypto;>=3" "STET_REDIS;hiredis;" "STET_SPM;sentencepiece;" "STET_PCRE;libpcre2-8;" "STET_UTF8P;libutf8proc;")
+foreach(entry "STET_FORMAT;fmt;" "STET_CRYPTO;libcrypto;>=3" "STET_REDIS;hiredis;" "STET_SPM;sentencepiece;"
+    "STET_PCRE;libpcre2-8;" "STET_UTF8P;libutf8proc;")
   list(GET entry 0 prefix)
   list(GET entry 1 module)
   list(GET entry 2 version)
@@ -77,10 +79,13 @@ list(JOIN STET_LINK_FLAGS " " STET_LINK_FLAGS)
 list(TRANSFORM STET_REQUIRES REPLACE ">=" ">= ")
 list(JOIN STET_REQUIRES ", " STET_REQUIRES)
 
-set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "transformer runtime whose state can be saved, resumed, forked and proved, bit for bit")
-configure_package_config_file(cmake/stetConfig.cmake.in ${PROJECT_BINARY_DIR}/stetConfig.cmake INSTALL_DESTINATION ${package})
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY
+  "transformer runtime whose state can be saved, resumed, forked and proved, bit for bit")
+configure_package_config_file(cmake/stetConfig.cmake.in ${PROJECT_BINARY_DIR}/stetConfig.cmake
+  INSTALL_DESTINATION ${package})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/stetConfigVersion.cmake COMPATIBILITY SameMinorVersion)
-install(FILES ${PROJECT_BINARY_DIR}/stetConfig.cmake ${PROJECT_BINARY_DIR}/stetConfigVersion.cmake DESTINATION ${package})
+install(FILES ${PROJECT_BINARY_DIR}/stetConfig.cmake ${PROJECT_BINARY_DIR}/stetConfigVersion.cmake
+  DESTINATION ${package})
 file(RELATIVE_PATH STET_PREFIX_FROM_PC /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 # pkg-config's `stet` is the shared library, if there is one. `stet-static` is the archive with all
 # its dependencies.
@@ -115,5 +120,6 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
-set(CPACK_DEBIAN_PACKAGE_SUGGESTS "libopenblas0, zlib1g-dev, libsentencepiece-dev, libpcre2-dev, libutf8proc-dev, libssl-dev, libomp-dev")
+set(CPACK_DEBIAN_PACKAGE_SUGGESTS
+  "libopenblas0, zlib1g-dev, libsentencepiece-dev, libpcre2-dev, libutf8proc-dev, libssl-dev, libomp-dev")
 include(CPack)

@@ -12,8 +12,10 @@ target_compile_definitions(stet_runtime PRIVATE ${STET_DEFINITIONS})
 # The heavy computation is in the kernels, so -O1 suffices here. -O2 takes a third longer to
 # compile, and most of its gain comes from inlining small functions, which these flags add.
 target_compile_options(stet_runtime PRIVATE $<$<CONFIG:Release>:-O1> $<$<CONFIG:Release>:-fstrict-aliasing>
-  $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-finline-small-functions> $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-findirect-inlining>
-  $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-fpartial-inlining> $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-foptimize-sibling-calls>)
+  $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-finline-small-functions>
+  $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-findirect-inlining>
+  $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-fpartial-inlining>
+  $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-foptimize-sibling-calls>)
 if(have_openmp)
   set_source_files_properties(src/threads/openmp.cpp PROPERTIES COMPILE_OPTIONS -fopenmp) # contains all OpenMP code
 endif()

@@ -25,7 +25,8 @@ if(STET_STATIC)
   check_cxx_source_compiles("#ifndef __PIE__\n#error\n#endif\nint main() {}" STET_STATIC_PIE)
   if(STET_STATIC_PIE AND NOT CMAKE_CROSSCOMPILING)  # libc relocates itself, which glibc supports since 2.36
     list(APPEND CMAKE_REQUIRED_LINK_OPTIONS -Wl,-z,pack-relative-relocs)
-    check_cxx_source_runs("const char* volatile texts[] = {\"a\", \"b\"};\nint main() { return texts[1][0] != 'b'; }" STET_PACKED_RELOCATIONS)
+    check_cxx_source_runs("const char* volatile texts[] = {\"a\", \"b\"};\nint main() { return texts[1][0] != 'b'; }"
+      STET_PACKED_RELOCATIONS)
   endif()
   unset(CMAKE_REQUIRED_LINK_OPTIONS)
   target_compile_options(stet_options INTERFACE -ffunction-sections -fdata-sections $<$<BOOL:${STET_STATIC_PIE}>:-fPIE>)
@@ -36,11 +37,14 @@ if(STET_STATIC)
   if(STET_HAVE_OZ)
     string(REPLACE -Os -Oz CMAKE_CXX_FLAGS_MINSIZEREL "${CMAKE_CXX_FLAGS_MINSIZEREL}")
   endif()
-  set(STET_LINK_OPTIONS $<IF:$<BOOL:${STET_STATIC_PIE}>,-static-pie,-static> -Wl,--gc-sections $<$<BOOL:${STET_PACKED_RELOCATIONS}>:-Wl,-z,pack-relative-relocs>
-    $<$<CONFIG:MinSizeRel>:-s> $<$<CONFIG:MinSizeRel>:-Wl,-z,noseparate-code> $<$<AND:$<CONFIG:MinSizeRel>,$<CXX_COMPILER_ID:GNU>>:-flto-partition=one>)
+  set(STET_LINK_OPTIONS $<IF:$<BOOL:${STET_STATIC_PIE}>,-static-pie,-static> -Wl,--gc-sections
+    $<$<BOOL:${STET_PACKED_RELOCATIONS}>:-Wl,-z,pack-relative-relocs>
+    $<$<CONFIG:MinSizeRel>:-s> $<$<CONFIG:MinSizeRel>:-Wl,-z,noseparate-code>
+    $<$<AND:$<CONFIG:MinSizeRel>,$<CXX_COMPILER_ID:GNU>>:-flto-partition=one>)
 endif()
 if(STET_SANITIZE)
-  target_compile_options(stet_options INTERFACE -fsanitize=${STET_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_compile_options(stet_options INTERFACE -fsanitize=${STET_SANITIZE} -fno-omit-frame-pointer
+    -fno-sanitize-recover=all)
   target_link_options(stet_options INTERFACE -fsanitize=${STET_SANITIZE})
 endif()
 
@@ -49,7 +53,8 @@ endif()
 function(stet_library_objects target)
   target_link_libraries(${target} PRIVATE stet_options $<BUILD_INTERFACE:stet_headers>)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/include)
-  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON
+    CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
 endfunction()
 
 #   stet_compile_together(TARGET NAME FOLDER...)

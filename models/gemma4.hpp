@@ -178,7 +178,7 @@ inline Gemma4::Layer Gemma4::load_layer(WeightLoader& w, const std::string& at,
   l.post_dense_norm = norm("post_feedforward_layernorm_1", hidden);
   l.pre_experts_norm = norm("pre_feedforward_layernorm_2", hidden);
   l.post_experts_norm = norm("post_feedforward_layernorm_2", hidden);
-  // The norm of what the router reads has no weight; a scale takes its place.
+  // The norm of the router's input has no weight; a scale takes its place.
   l.router_norm = {w.vector("norms", at + "router.scale", hidden), {}, l.input_norm.eps};
   l.router.linear = w.exact("mlp", {at + "router.proj", count}, hidden, false);
   l.router.scale = w.vector("norms", at + "router.per_expert_scale", count);

@@ -29,7 +29,9 @@ def _library(work):
 
 
 def _metadata():
-    return "Metadata-Version: 2.1\nName: stet\nVersion: %s\nSummary: Transformer state that can be saved, moved and proved, bit for bit\nRequires-Python: >=3.9\nRequires-Dist: numpy\n" % _version()
+    return ("Metadata-Version: 2.1\nName: stet\nVersion: %s\n"
+            "Summary: Transformer state that can be saved, moved and proved, bit for bit\n"
+            "Requires-Python: >=3.9\nRequires-Dist: numpy\n" % _version())
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):

@@ -211,9 +211,12 @@ def main():
                     times = server.ask(ids(4096), 1)
                     alone.append(times[1] - times[0])
                     rows.append(pace(server, [ids(32) for _ in range(3)], ids(4096), 3, 500))
-                print("%s, a prompt of 4096 beside 3 streams: p95 between tokens %.1f ms idle, %.1f ms then (%.2f x); the prompt %.1f s, alone %.1f s (%.0f %% of its speed)" % (
-                    name, 1e3 * statistics.median(r[0] for r in rows), 1e3 * statistics.median(r[1] for r in rows), statistics.median(r[1] / r[0] for r in rows),
-                    statistics.median(r[2] for r in rows), statistics.median(alone), 100 * statistics.median(a / r[2] for a, r in zip(alone, rows))), flush=True)
+                print("%s, a prompt of 4096 beside 3 streams: p95 between tokens %.1f ms idle, %.1f ms then (%.2f x); "
+                      "the prompt %.1f s, alone %.1f s (%.0f %% of its speed)" % (
+                    name, 1e3 * statistics.median(r[0] for r in rows), 1e3 * statistics.median(r[1] for r in rows),
+                    statistics.median(r[1] / r[0] for r in rows),
+                    statistics.median(r[2] for r in rows), statistics.median(alone),
+                    100 * statistics.median(a / r[2] for a, r in zip(alone, rows))), flush=True)
         if "first" in o.only:
             for name, server in sides.items():
                 long, more = ids(2048), ids(32)
@@ -223,8 +226,10 @@ def main():
                 server.start()
                 server.ask(ids(8), 2)
                 third = server.ask(long + more + ids(32), 8)
-                print("%s, time to first token: %.0f ms of 2048 new tokens, %.0f ms of the second turn (32 more), %.0f ms after a restart (64 more)" % (
-                    name, 1e3 * (first[1] - first[0]), 1e3 * (second[1] - second[0]), 1e3 * (third[1] - third[0])), flush=True)
+                print("%s, time to first token: %.0f ms of 2048 new tokens, %.0f ms of the second turn (32 more), "
+                      "%.0f ms after a restart (64 more)" % (
+                    name, 1e3 * (first[1] - first[0]), 1e3 * (second[1] - second[0]),
+                    1e3 * (third[1] - third[0])), flush=True)
         if "fork" in o.only:
             server = sides["stet"]
             state = json.loads(server.call("POST", "/v1/states", {"ids": ids(4096)})[1])

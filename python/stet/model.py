@@ -26,14 +26,18 @@ class CModelOptions(c.Structure):
 
 
 class _CModelInfo(c.Structure):
-    _fields_ = [("struct_size", c.c_size_t), ("family", c.c_char_p), ("architecture", c.c_char_p), ("source", c.c_char_p), ("fingerprint", c.c_char_p),
-                ("vocab_size", c.c_int64), ("hidden_size", c.c_int64), ("intermediate_size", c.c_int64), ("layers", c.c_int64), ("heads", c.c_int64),
-                ("kv_heads", c.c_int64), ("head_dim", c.c_int64), ("max_positions", c.c_int64), ("weight_bytes", c.c_uint64), ("contract", c.c_int64),
+    _fields_ = [("struct_size", c.c_size_t), ("family", c.c_char_p), ("architecture", c.c_char_p),
+                ("source", c.c_char_p), ("fingerprint", c.c_char_p),
+                ("vocab_size", c.c_int64), ("hidden_size", c.c_int64), ("intermediate_size", c.c_int64),
+                ("layers", c.c_int64), ("heads", c.c_int64),
+                ("kv_heads", c.c_int64), ("head_dim", c.c_int64), ("max_positions", c.c_int64),
+                ("weight_bytes", c.c_uint64), ("contract", c.c_int64),
                 ("fingerprint_count", c.c_size_t)]
 
 
 class _CPointInfo(c.Structure):
-    _fields_ = [("struct_size", c.c_size_t), ("heads", c.c_int64), ("width", c.c_int64), ("of_positions", c.c_int32), ("can_be_changed", c.c_int32)]
+    _fields_ = [("struct_size", c.c_size_t), ("heads", c.c_int64), ("width", c.c_int64), ("of_positions", c.c_int32),
+                ("can_be_changed", c.c_int32)]
 
 
 class _CWeight(c.Structure):
@@ -56,7 +60,8 @@ class Point(NamedTuple):
 
 def model_options(contract: str, threads: int, in_memory: bool) -> Any:
     """Returns stet_model_options with these values."""
-    return sized(CModelOptions(flags=1 if in_memory else 0, threads=arguments.integer(threads, "threads", *THREADS), contract=arguments.choice(contract, CONTRACTS, "contract")))
+    return sized(CModelOptions(flags=1 if in_memory else 0, threads=arguments.integer(threads, "threads", *THREADS),
+                               contract=arguments.choice(contract, CONTRACTS, "contract")))
 
 
 def c_files(files: Mapping[str, bytes]) -> Tuple[Any, object]:
@@ -67,7 +72,8 @@ def c_files(files: Mapping[str, bytes]) -> Tuple[Any, object]:
         if not isinstance(data, bytes):
             refuse("files[%r]" % name, "bytes", "a %s" % type(data).__name__)
         held.append((arguments.word(name, "files"), data))
-    return (CFile * len(held))(*[CFile(name, c.cast(c.c_char_p(data), c.c_void_p), len(data)) for name, data in held]), held
+    return (CFile * len(held))(
+        *[CFile(name, c.cast(c.c_char_p(data), c.c_void_p), len(data)) for name, data in held]), held
 
 
 _Self = TypeVar("_Self", bound="Model")
@@ -100,14 +106,16 @@ class Model(Shared):
     weight_bytes: int
     contract: str
 
-    def __init__(self, directory: arguments.Path, contract: str = "", threads: int = 0, in_memory: bool = False) -> None:
+    def __init__(self, directory: arguments.Path, contract: str = "", threads: int = 0,
+                 in_memory: bool = False) -> None:
         super().__init__()
         where, options = arguments.path(directory, "directory"), model_options(contract, threads, in_memory)
         call("stet_model_load", where, c.byref(options), c.byref(self._at))
         self._read_info()
 
     @classmethod
-    def from_files(cls, files: Mapping[str, bytes], name: str = "memory", contract: str = "", threads: int = 0) -> "Model":
+    def from_files(cls, files: Mapping[str, bytes], name: str = "memory", contract: str = "",
+                   threads: int = 0) -> "Model":
         """Loads a model from files in memory, name -> bytes ("config.json", "model.safetensors",
         ...). Their bytes are kept alive as long as needed. Errors use `name` as the directory."""
         model = cls.__new__(cls)
@@ -116,7 +124,8 @@ class Model(Shared):
         options = model_options(contract, threads, False)
         label = arguments.word(name, "name")
         release, context = lend(held)
-        call("stet_model_load_files", entries, arguments.size(len(files)), label, release, context, c.byref(options), c.byref(model._at))
+        call("stet_model_load_files", entries, arguments.size(len(files)), label, release, context, c.byref(options),
+             c.byref(model._at))
         model._read_info()
         return model
 
@@ -132,7 +141,8 @@ class Model(Shared):
         call("stet_model_get_info", self._at, c.byref(info))
         for name in ("family", "architecture", "source", "fingerprint"):
             setattr(self, name, getattr(info, name).decode("utf-8", "replace"))
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "layers", "heads", "kv_heads", "head_dim", "max_positions", "weight_bytes"):
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "layers", "heads", "kv_heads", "head_dim",
+                     "max_positions", "weight_bytes"):
             setattr(self, name, getattr(info, name))
         self.contract = CONTRACT_NAMES[info.contract]
         self._fingerprints = info.fingerprint_count
@@ -142,7 +152,8 @@ class Model(Shared):
     def __repr__(self) -> str:
         if self.closed:
             return "<stet.Model, closed>"
-        return "<stet.Model %s from %r: %d layers, %d heads, hidden size %d, vocabulary %d>" % (self.family, self.source, self.layers, self.heads, self.hidden_size, self.vocab_size)
+        return "<stet.Model %s from %r: %d layers, %d heads, hidden size %d, vocabulary %d>" % (
+            self.family, self.source, self.layers, self.heads, self.hidden_size, self.vocab_size)
 
     @property
     def fingerprints(self) -> Dict[str, str]:
@@ -155,7 +166,8 @@ class Model(Shared):
             found[(group.value or b"").decode()] = (text.value or b"").decode()
         return found
 
-    def session(self, capacity: int = 0, threads: int = 0, chunk: int = 0, isa: str = "", kv_type: str = "", contract: str = "",
+    def session(self, capacity: int = 0, threads: int = 0, chunk: int = 0, isa: str = "", kv_type: str = "",
+                contract: str = "",
                 window_only: bool = False, recompute: bool = False, checkpoint_every: int = 0) -> "Session":
         """Returns a new session. `capacity` is its number of positions (0: all that the model
         supports). Of the other options only contract and kv_type change bits.
@@ -164,7 +176,8 @@ class Model(Shared):
         each multiple of checkpoint_every positions (0: 8192; -1: none). A call that needs an
         evicted window raises an Error or, with `recompute`, processes tokens again."""
         from .session import Session
-        return Session(self, capacity=capacity, threads=threads, chunk=chunk, isa=isa, kv_type=kv_type, contract=contract,
+        return Session(self, capacity=capacity, threads=threads, chunk=chunk, isa=isa, kv_type=kv_type,
+                       contract=contract,
                        window_only=window_only, recompute=recompute, checkpoint_every=checkpoint_every)
 
     def chat(self, tokenizer: "Tokenizer", capacity: int = 0, **options: Any) -> "Chat":
@@ -192,7 +205,8 @@ class Model(Shared):
         if found is None:
             info = sized(_CPointInfo())
             call("stet_model_point", self._at, arguments.word(name, "point"), c.byref(info))
-            found = self._shapes[name] = Point(info.heads, info.width, bool(info.of_positions), bool(info.can_be_changed))
+            found = self._shapes[name] = Point(info.heads, info.width, bool(info.of_positions),
+                                               bool(info.can_be_changed))
         return found
 
     def _matching(self, patterns: Iterable[str]) -> List[str]:
@@ -237,7 +251,8 @@ class Model(Shared):
         front, _, last = asked.rpartition(".")
         bare = last[1:] if last in ("_W_K", "_W_V", "_b_K", "_b_V") else last
         view, about = View(), sized(_CWeight())
-        call("stet_model_weight", self._at, (front + "." + bare if front else bare).encode(), c.byref(view._at), c.byref(about))
+        call("stet_model_weight", self._at, (front + "." + bare if front else bare).encode(), c.byref(view._at),
+             c.byref(about))
         array = view.array(about.data, tuple(about.shape[: about.dimensions]))
         if last in ("W_K", "W_V", "b_K", "b_V") and self.kv_heads < self.heads:
             array = np.repeat(array, self.heads // self.kv_heads, axis=0)
@@ -269,7 +284,8 @@ class Model(Shared):
 def pack(directory: arguments.Path, output: arguments.Path, contract: str = "", threads: int = 0) -> None:
     """Packs a checkpoint for a contract into `output`, a new or empty directory, which then loads
     in milliseconds. "" keeps the weights unrounded."""
-    call("stet_model_pack", arguments.path(directory, "directory"), arguments.path(output, "output"), c.c_int32(arguments.choice(contract, CONTRACTS, "contract")),
+    call("stet_model_pack", arguments.path(directory, "directory"), arguments.path(output, "output"),
+         c.c_int32(arguments.choice(contract, CONTRACTS, "contract")),
          c.c_int32(arguments.integer(threads, "threads", *THREADS)))
 
 
@@ -277,5 +293,6 @@ def check_packed(directory: arguments.Path, threads: int = 0) -> int:
     """Compares all weights of a packed checkpoint with their digests. Returns the number of bytes
     compared. Raises an Error that names the first differing tensor."""
     count = c.c_uint64()
-    call("stet_model_check_packed", arguments.path(directory, "directory"), c.c_int32(arguments.integer(threads, "threads", *THREADS)), c.byref(count))
+    call("stet_model_check_packed", arguments.path(directory, "directory"),
+         c.c_int32(arguments.integer(threads, "threads", *THREADS)), c.byref(count))
     return count.value

@@ -27,12 +27,14 @@ FORMS = {"full": 0, "delta": 1, "recipe": 2}
 
 
 class _CWatch(c.Structure):
-    _fields_ = [("struct_size", c.c_size_t), ("context", c.c_void_p), ("on_logits", OnLogits), ("on_hidden", c.c_void_p), ("on_progress", OnProgress), ("points", P(c.c_char_p)),
+    _fields_ = [("struct_size", c.c_size_t), ("context", c.c_void_p), ("on_logits", OnLogits),
+                ("on_hidden", c.c_void_p), ("on_progress", OnProgress), ("points", P(c.c_char_p)),
                 ("point_count", c.c_size_t), ("on_point", c.c_void_p)]
 
 
 class _CCaptureOptions(c.Structure):
-    _fields_ = [("struct_size", c.c_size_t), ("points", P(c.c_char_p)), ("point_count", c.c_size_t), ("logits", c.c_int32), ("on_progress", OnProgress), ("context", c.c_void_p)]
+    _fields_ = [("struct_size", c.c_size_t), ("points", P(c.c_char_p)), ("point_count", c.c_size_t),
+                ("logits", c.c_int32), ("on_progress", OnProgress), ("context", c.c_void_p)]
 
 
 class CPruneOptions(c.Structure):
@@ -41,7 +43,8 @@ class CPruneOptions(c.Structure):
 
 class CSaveOptions(c.Structure):
     """The struct stet_save_options."""
-    _fields_ = [("struct_size", c.c_size_t), ("flags", c.c_uint64), ("parent", c.c_void_p), ("threads", c.c_int64), ("mode", c.c_int64), ("form", c.c_int32), ("compress", c.c_int32)]
+    _fields_ = [("struct_size", c.c_size_t), ("flags", c.c_uint64), ("parent", c.c_void_p), ("threads", c.c_int64),
+                ("mode", c.c_int64), ("form", c.c_int32), ("compress", c.c_int32)]
 
 
 class _CBlockIdentity(c.Structure):
@@ -56,11 +59,15 @@ class BlockIdentity(NamedTuple):
     replayable: bool
 
 
-def save_options(form: str, parent: Optional["Snapshot"], compress: int, with_weights: bool, with_tokenizer: bool, threads: int, mode: int) -> Any:
+def save_options(form: str, parent: Optional["Snapshot"], compress: int, with_weights: bool, with_tokenizer: bool,
+                 threads: int, mode: int) -> Any:
     """Returns stet_save_options with the values that Session.save describes."""
     flags = (1 if with_weights else 0) | (2 if with_tokenizer else 0)
-    return sized(CSaveOptions(flags=flags, parent=parent._at if parent is not None else None, threads=arguments.integer(threads, "threads", *THREADS), mode=arguments.integer(mode, "mode", 0),
-                              form=arguments.choice(form, FORMS, "form"), compress=arguments.integer(compress, "compress", 0, 9)))
+    return sized(
+        CSaveOptions(flags=flags, parent=parent._at if parent is not None else None,
+                     threads=arguments.integer(threads, "threads", *THREADS), mode=arguments.integer(mode, "mode", 0),
+                     form=arguments.choice(form, FORMS, "form"),
+                     compress=arguments.integer(compress, "compress", 0, 9)))
 
 
 class Session(KeysAndValues, Attaching, Replying):
@@ -89,7 +96,8 @@ class Session(KeysAndValues, Attaching, Replying):
 
     # ---- tokens
 
-    def append(self, ids: arguments.Ids, points: Iterable[str] = (), logits: bool = False, progress: Optional[Callable[[int], None]] = None) -> Dict[str, F32]:
+    def append(self, ids: arguments.Ids, points: Iterable[str] = (), logits: bool = False,
+               progress: Optional[Callable[[int], None]] = None) -> Dict[str, F32]:
         """Processes tokens. Returns the activations at these points (names or patterns),
         [positions, ...], with an axis for heads where there are any, and "logits" if requested,
         [positions, vocab].
@@ -102,18 +110,23 @@ class Session(KeysAndValues, Attaching, Replying):
             told = progress_callback(progress, self._raised)
             if not names and not logits:
                 if progress is None:
-                    self._long_call("stet_session_append", arguments.pointer(array, c.c_int32), arguments.size(array.size))
+                    self._long_call("stet_session_append", arguments.pointer(array, c.c_int32),
+                                    arguments.size(array.size))
                 else:
                     watch = sized(_CWatch(on_progress=told))
-                    self._long_call("stet_session_append_watched", arguments.pointer(array, c.c_int32), arguments.size(array.size), c.byref(watch))
+                    self._long_call("stet_session_append_watched", arguments.pointer(array, c.c_int32),
+                                    arguments.size(array.size), c.byref(watch))
                 return {}
             capture, these = Capture(), arguments.words(names)
             if progress is None:
-                self._long_call("stet_session_capture", arguments.pointer(array, c.c_int32), arguments.size(array.size), these, arguments.size(len(names)), c.c_int32(bool(logits)),
+                self._long_call("stet_session_capture", arguments.pointer(array, c.c_int32), arguments.size(array.size),
+                                these, arguments.size(len(names)), c.c_int32(bool(logits)),
                                 c.byref(capture._at))
             else:
-                options = sized(_CCaptureOptions(points=these, point_count=len(names), logits=bool(logits), on_progress=told))
-                self._long_call("stet_session_capture_with", arguments.pointer(array, c.c_int32), arguments.size(array.size), c.byref(options), c.byref(capture._at))
+                options = sized(
+                    _CCaptureOptions(points=these, point_count=len(names), logits=bool(logits), on_progress=told))
+                self._long_call("stet_session_capture_with", arguments.pointer(array, c.c_int32),
+                                arguments.size(array.size), c.byref(options), c.byref(capture._at))
             return seen(self, capture, names + (["logits"] if logits else []), len(self))
 
     def logits(self, copy: bool = False) -> F32:
@@ -136,7 +149,8 @@ class Session(KeysAndValues, Attaching, Replying):
             refuse("residual", "rows of %d numbers" % self.model.hidden_size, "shape %s" % (given.shape,))
         rows = given.reshape(-1, self.model.hidden_size)
         data, count = P(c.c_float)(), c.c_size_t()
-        self._call("stet_session_lens", arguments.pointer(rows, c.c_float), arguments.size(rows.shape[0]), c.byref(data), c.byref(count))
+        self._call("stet_session_lens", arguments.pointer(rows, c.c_float), arguments.size(rows.shape[0]),
+                   c.byref(data), c.byref(count))
         array: F32 = np.ctypeslib.as_array(data, (count.value,)).copy() if count.value else np.zeros(0, np.float32)
         lib.stet_free(c.cast(data, c.c_void_p))
         return array.reshape(*given.shape[:-1], self.model.vocab_size)
@@ -173,13 +187,16 @@ class Session(KeysAndValues, Attaching, Replying):
         """Removes positions from the middle. Keeps `keep_last` at the end and `sinks` at the
         beginning. Returns how many became invisible. `shift` moves later positions up; otherwise
         the gap is masked."""
-        options, pruned = sized(CPruneOptions(flags=1 if shift else 0, keep_last=arguments.integer(keep_last, "keep_last"), sinks=arguments.integer(sinks, "sinks"))), c.c_int64()
+        options, pruned = (sized(CPruneOptions(flags=1 if shift else 0,
+                                               keep_last=arguments.integer(keep_last, "keep_last"),
+                                               sinks=arguments.integer(sinks, "sinks"))), c.c_int64())
         self._long_call("stet_session_prune", c.byref(options), c.byref(pruned))
         return pruned.value
 
     def prune_range(self, begin: int, end: int, shift: bool = False) -> None:
         """Removes positions begin .. end - 1."""
-        self._long_call("stet_session_prune_range", c.c_int64(arguments.integer(begin, "begin")), c.c_int64(arguments.integer(end, "end")), c.c_int32(bool(shift)))
+        self._long_call("stet_session_prune_range", c.c_int64(arguments.integer(begin, "begin")),
+                        c.c_int64(arguments.integer(end, "end")), c.c_int32(bool(shift)))
 
     # ---- identities, files, verification
 
@@ -193,7 +210,8 @@ class Session(KeysAndValues, Attaching, Replying):
         """Returns the identities of the full blocks."""
         blocks, count = P(_CBlockIdentity)(), c.c_size_t()
         self._long_call("stet_session_block_identities", c.byref(blocks), c.byref(count))
-        found = [BlockIdentity("sha256:" + bytes(blocks[i].id).hex(), bool(blocks[i].replayable)) for i in range(count.value)]
+        found = [BlockIdentity("sha256:" + bytes(blocks[i].id).hex(), bool(blocks[i].replayable))
+                 for i in range(count.value)]
         lib.stet_free(c.cast(blocks, c.c_void_p))
         return found
 
@@ -204,7 +222,8 @@ class Session(KeysAndValues, Attaching, Replying):
         self._call("stet_session_take_healed", c.byref(text), c.byref(size))
         return taken_text(text, size).splitlines()
 
-    def save(self, path: arguments.Path, tokenizer: Optional["Tokenizer"] = None, form: str = "full", parent: Optional["Snapshot"] = None, compress: int = 0,
+    def save(self, path: arguments.Path, tokenizer: Optional["Tokenizer"] = None, form: str = "full",
+             parent: Optional["Snapshot"] = None, compress: int = 0,
              with_weights: bool = False, with_tokenizer: bool = False, threads: int = 0, mode: int = 0) -> Digests:
         """Writes the session to a file. If that fails, the file keeps its previous content.
         Returns the state's digests.
@@ -213,9 +232,11 @@ class Session(KeysAndValues, Attaching, Replying):
         `compress` is zlib's level; 0 keeps blocks mappable. with_weights and with_tokenizer
         include the model's and the tokenizer's files. `mode` sets a new file's permissions; 0
         means 0600."""
-        options, d = save_options(form, parent, compress, with_weights, with_tokenizer, threads, mode), sized(CDigests())
+        options, d = (save_options(form, parent, compress, with_weights, with_tokenizer, threads, mode),
+                      sized(CDigests()))
         where = arguments.path(path)
-        self._long_call("stet_session_save", tokenizer._at if tokenizer is not None else None, where, c.byref(options), c.byref(d))
+        self._long_call("stet_session_save", tokenizer._at if tokenizer is not None else None, where, c.byref(options),
+                        c.byref(d))
         return Digests._of(d)
 
     def verify(self) -> VerifyReport:

@@ -45,7 +45,8 @@ class Trace(Handle):
         super().__init__()
         self.model = before.model
         several = isinstance(ids, (list, tuple)) and len(ids) > 0 and not isinstance(ids[0], (int, np.integer, str))
-        arrays = [arguments.ids_of(one, "ids[%d]" % i) for i, one in enumerate(ids)] if several else [arguments.ids_of(ids)]  # type: ignore[arg-type]
+        arrays = ([arguments.ids_of(one, "ids[%d]" % i) for i, one in enumerate(ids)] if several
+                  else [arguments.ids_of(ids)])  # type: ignore[arg-type]
         self._count, self._prompts = sum(a.size for a in arrays), len(arrays)
         with before._turn():
             if several:

@@ -1,6 +1,7 @@
 # STATE (c_tests) saves a snapshot and prints its continuation. EMBED, built from SOURCE, must
 # resume the snapshot and print the same.
-execute_process(COMMAND ${STATE} save_cut_reply ${MODEL} ${FOLDER}/embed.stet OUTPUT_VARIABLE expected RESULT_VARIABLE status)
+execute_process(COMMAND ${STATE} save_cut_reply ${MODEL} ${FOLDER}/embed.stet
+  OUTPUT_VARIABLE expected RESULT_VARIABLE status)
 if(NOT status EQUAL 0 OR expected STREQUAL "")
   message(FATAL_ERROR "${STATE}: expected a snapshot and a reply, found status ${status} and '${expected}'")
 endif()

@@ -19,7 +19,8 @@ import gguf_writer  # noqa: E402
 STET, ROOT = sys.argv[1:3]
 ALL_WAYS = "STET_ALL_WAYS" in os.environ
 POCKETS = [os.path.join(ROOT, "assets", name) for name in ("pocket-gemma3", "pocket-llama3")]
-TEXTS = ["Let a = 3.", " two  spaces", "Größe: 12345 ß🙂\n\n\ttab", "I'll don't WE'VE", "<end_of_turn><|eot_id|><bos>", "", "a" * 300, "漢字 и кириллица"]
+TEXTS = ["Let a = 3.", " two  spaces", "Größe: 12345 ß🙂\n\n\ttab", "I'll don't WE'VE", "<end_of_turn><|eot_id|><bos>",
+         "", "a" * 300, "漢字 и кириллица"]
 
 
 def with_pockets(kinds):
@@ -71,7 +72,8 @@ class Gguf(unittest.TestCase):
             shutil.copy(os.path.join(pocket, "config.json"), same)
             gguf_writer.write_safetensors(os.path.join(same, "model.safetensors"), has)
             ids = ["--ids", "2,5,9,17,33,65,129", "--digest"]
-            self.assertEqual(run("logits", "-m", same, *ids), run("logits", "-m", self.file, "--compute", "f32", *ids), (pocket, kind))
+            self.assertEqual(run("logits", "-m", same, *ids), run("logits", "-m", self.file, "--compute", "f32", *ids),
+                             (pocket, kind))
 
     def test_every_architecture_is_the_model_that_it_was_made_from(self):
         for name in ("gemma", "gemma2", "gpt2", "granite", "mistral", "olmo2", "olmo3", "qwen2", "qwen3", "smollm3"):
@@ -103,7 +105,9 @@ class Gguf(unittest.TestCase):
         mixed = lambda to: "Q8_0" if "ffn_up_exps" in to else "Q4_0"  # noqa: E731
         for kind in ("Q4_0", "Q8_0", mixed):
             has = gguf_writer.write(model, self.file, kind, with_tokenizer=False)
-            same, packed, again = (os.path.join(self.directory.name, f"{part}-{kind if isinstance(kind, str) else 'mixed'}") for part in ("same", "packed", "again"))
+            same, packed, again = (
+                os.path.join(self.directory.name, f"{part}-{kind if isinstance(kind, str) else 'mixed'}")
+                for part in ("same", "packed", "again"))
             os.makedirs(same)
             shutil.copy(os.path.join(model, "config.json"), same)
             gguf_writer.write_safetensors(os.path.join(same, "model.safetensors"), has)
@@ -166,12 +170,14 @@ class Gguf(unittest.TestCase):
             os.makedirs(same)
             shutil.copy(os.path.join(model, "config.json"), same)
             gguf_writer.write_safetensors(os.path.join(same, "model.safetensors"), has)
-            self.assertEqual(run("logits", "-m", same, *ids), run("logits", "-m", self.file, "--compute", "f32", *ids), name)
+            self.assertEqual(run("logits", "-m", same, *ids), run("logits", "-m", self.file, "--compute", "f32", *ids),
+                             name)
             # A file written by stet is the same model again.
             written = os.path.join(self.directory.name, "written.gguf")
             run("convert-model", "-m", model, "-o", written, "--tokenizer", "none")
             self.assertEqual(self.fingerprint(model), self.fingerprint(written), name)
-            self.assertEqual(run("logits", "-m", model, *ids), run("logits", "-m", written, "--compute", "f32", *ids), name)
+            self.assertEqual(run("logits", "-m", model, *ids), run("logits", "-m", written, "--compute", "f32", *ids),
+                             name)
 
     def test_q8_0_and_q4_0_go_into_their_contracts_without_loss(self):
         for pocket, (kind, contract) in with_pockets((("Q8_0", "q8"), ("Q4_0", "q4"))):
@@ -186,16 +192,19 @@ class Gguf(unittest.TestCase):
 
     def test_k_types_are_computed_with_as_they_are(self):
         pocket, ids = POCKETS[0], ["--ids", ",".join(str(7 * i % 1620) for i in range(80)), "--digest"]
-        mixed = lambda name: "Q6_K" if "attn_v" in name or ".3.ffn_down" in name or "token_embd" in name else "Q4_K"  # noqa: E731
+        mixed = lambda name: (  # noqa: E731
+            "Q6_K" if "attn_v" in name or ".3.ffn_down" in name or "token_embd" in name else "Q4_K")
         names = {"Q4_K": "ggml(*=q4_k)", "Q5_K": "ggml(*=q5_k)", "Q6_K": "ggml(*=q6_k)", "Q8_0": "ggml(*=q8_0)",
                  mixed: "ggml(*=q4_k,attn_v=q6_k,blk.3.ffn_down=q6_k,token_embd=q6_k)"}
         for number, (kind, name) in enumerate(names.items()):
             has = gguf_writer.write(pocket, self.file, kind)
-            same, packed, state = (os.path.join(self.directory.name, f"{part}{number}") for part in ("same", "packed", "state"))
+            same, packed, state = (os.path.join(self.directory.name, f"{part}{number}")
+                                   for part in ("same", "packed", "state"))
             os.makedirs(same)
             shutil.copy(os.path.join(pocket, "config.json"), same)
             gguf_writer.write_safetensors(os.path.join(same, "model.safetensors"), has)
-            self.assertEqual(run("logits", "-m", same, *ids), run("logits", "-m", self.file, "--compute", "f32", *ids), name)
+            self.assertEqual(run("logits", "-m", same, *ids), run("logits", "-m", self.file, "--compute", "f32", *ids),
+                             name)
             self.assertEqual(self.fingerprint(same), self.fingerprint(self.file))
             # The default contract is that of the file's types, with the same bits for every
             # instruction set and chunk size.
@@ -215,15 +224,18 @@ class Gguf(unittest.TestCase):
         draws = random.Random(5)
         for pocket in POCKETS:
             gguf_writer.write(pocket, self.file, "BF16")
-            texts = TEXTS + ["".join(draws.choice("abc XYZ019.,\n'äß🙂漢_-<>|") for _ in range(draws.randrange(40))) for _ in range(2000)]
+            texts = TEXTS + ["".join(draws.choice("abc XYZ019.,\n'äß🙂漢_-<>|") for _ in range(draws.randrange(40)))
+                             for _ in range(2000)]
             lines = "\n".join(json.dumps(t) for t in texts) + "\n"
-            ids = [subprocess.run([STET, "tokenize", "-m", model, "--jsonl"], input=lines, capture_output=True, text=True, check=True).stdout for model in (pocket, self.file)]
+            ids = [subprocess.run([STET, "tokenize", "-m", model, "--jsonl"], input=lines, capture_output=True,
+                                  text=True, check=True).stdout for model in (pocket, self.file)]
             self.assertEqual(*ids)
             self.assertEqual(*[run("template", "-m", model, "-p", "Hi") for model in (pocket, self.file)])
 
     def test_what_a_file_says_wrong_is_overridden(self):
         gguf_writer.write(POCKETS[1], self.file, "BF16")
-        template, state, again = (os.path.join(self.directory.name, name) for name in ("t.jinja", "s.stet", "again.stet"))
+        template, state, again = (os.path.join(self.directory.name, name)
+                                  for name in ("t.jinja", "s.stet", "again.stet"))
         with open(os.path.join(POCKETS[1], "tokenizer_config.json")) as file:
             published = json.load(file)["chat_template"]
         with open(template, "w") as file:
@@ -244,7 +256,8 @@ class Gguf(unittest.TestCase):
         checkpoint = json.loads(run("inspect", self.file, "--chat-template", template, "--eos", "5,7", "--json"))
         self.assertEqual(checkpoint["stop_ids"], [5, 7])
         self.assertEqual(checkpoint["fingerprints"]["tokenizer"], described["fingerprints"]["tokenizer"])
-        self.assertNotEqual(checkpoint["fingerprints"]["tokenizer"], json.loads(run("inspect", self.file, "--json"))["fingerprints"]["tokenizer"])
+        self.assertNotEqual(checkpoint["fingerprints"]["tokenizer"],
+                            json.loads(run("inspect", self.file, "--json"))["fingerprints"]["tokenizer"])
         self.assertIn("tokenizer", run("resume", state, "-m", self.file, "-n", "1", status=1))
         run("resume", state, "-m", self.file, "--chat-template", template, "--eos", "9", "-n", "1", "-o", again)
         self.assertEqual(json.loads(run("inspect", again, "--json"))["stop_ids"], [9])
@@ -310,22 +323,27 @@ class Gguf(unittest.TestCase):
                 again = os.path.join(self.directory.name, "again.gguf")
                 run("convert-model", packed, "-o", again)
                 self.assertEqual(gguf_writer.tensors_of(again), gguf_writer.tensors_of(self.file))
-                self.assertEqual(*[json.loads(run("inspect", m, "--json"))["fingerprints"]["model"] for m in (packed, self.file)])
+                self.assertEqual(
+                    *[json.loads(run("inspect", m, "--json"))["fingerprints"]["model"] for m in (packed, self.file)])
         self.assertEqual(len(set(found)), 6)
-        self.assertIn("--importance", run("convert-model", pocket, "-o", self.file, "--type", "q8_0", "--importance", text, status=2))
+        self.assertIn("--importance",
+                      run("convert-model", pocket, "-o", self.file, "--type", "q8_0", "--importance", text, status=2))
 
     def test_a_prepared_file_of_several_types_is_written_without_loss(self):
         for pocket in POCKETS:
             for kind in ("q4_k", "q5_k"):
-                prepared, again = (os.path.join(self.directory.name, name % kind) for name in (os.path.basename(pocket) + "-%s", "again-%s.gguf"))
+                prepared, again = (os.path.join(self.directory.name, name % kind)
+                                   for name in (os.path.basename(pocket) + "-%s", "again-%s.gguf"))
                 run("convert-model", pocket, "-o", self.file, "--type", kind)
                 run("prepare", "-m", self.file, "-o", prepared)
                 run("convert-model", prepared, "-o", again)
                 self.assertEqual(gguf_writer.tensors_of(again), gguf_writer.tensors_of(self.file))
 
     def test_every_family_can_be_written(self):
-        for name in ("gemma-tiny", "gemma2-tiny", "gemma3-tiny", "gemma3-tiny-bf16", "gpt2-tiny", "granite-tiny", "llama2-tiny-f16", "llama31-tiny", "mistral-tiny", "olmo2-tiny",
-                     "olmo3-tiny", "qwen3-tiny", "smollm3-tiny", "pythia-tiny", "phi3-tiny", "phi4-tiny", "qwen3moe-tiny", "mixtral-tiny", "olmoe-tiny", "gptoss-tiny", "gptoss-mxfp4-tiny"):
+        for name in ("gemma-tiny", "gemma2-tiny", "gemma3-tiny", "gemma3-tiny-bf16", "gpt2-tiny", "granite-tiny",
+                     "llama2-tiny-f16", "llama31-tiny", "mistral-tiny", "olmo2-tiny",
+                     "olmo3-tiny", "qwen3-tiny", "smollm3-tiny", "pythia-tiny", "phi3-tiny", "phi4-tiny",
+                     "qwen3moe-tiny", "mixtral-tiny", "olmoe-tiny", "gptoss-tiny", "gptoss-mxfp4-tiny"):
             model = os.path.join(ROOT, "tests/data/models", name)
             prepared = os.path.join(self.directory.name, name)
             run("prepare", "-m", model, "-o", prepared)
@@ -394,7 +412,8 @@ class Gguf(unittest.TestCase):
         self.assertEqual(other, run("logits", "-m", self.file, "--cache-dir", cache, *ids))
         self.assertEqual(len(self.entries(cache)), 5)
         # Overrides are part of the key.
-        run("generate", "-m", self.file, "--compute", "f32", "--eos", "7", "--cache-dir", cache, "--ids", "2", "-n", "1")
+        run("generate", "-m", self.file, "--compute", "f32", "--eos", "7", "--cache-dir", cache, "--ids", "2",
+            "-n", "1")
         self.assertEqual(len(self.entries(cache)), 6)
         # Without a contract, each tensor keeps the file's type.
         own = ["--ids", "2,5,9", "--digest"]
@@ -417,8 +436,10 @@ class Gguf(unittest.TestCase):
             byte = file.read(1)
             file.seek(-1, os.SEEK_CUR)
             file.write(bytes([byte[0] ^ 1]))
-        for name, at, how in (("packed.safetensors", -5000, flip), ("packed.safetensors", 100, flip), ("config.json", 40, flip), ("tokenizer.json", 3000, flip), ("stamp", 1, flip),
-                              ("packed.safetensors", 70000, lambda file, n: file.truncate(n)), ("config.json", 0, lambda file, n: file.truncate(n))):
+        for name, at, how in (("packed.safetensors", -5000, flip), ("packed.safetensors", 100, flip),
+                              ("config.json", 40, flip), ("tokenizer.json", 3000, flip), ("stamp", 1, flip),
+                              ("packed.safetensors", 70000, lambda file, n: file.truncate(n)),
+                              ("config.json", 0, lambda file, n: file.truncate(n))):
             damage(name, at, how)
             self.assertEqual(expected, run(*command), name)
             self.assertEqual(self.entries(cache), [entry])
@@ -437,7 +458,8 @@ class Gguf(unittest.TestCase):
         self.assertEqual(self.entries(cache), [entry])
         # One of many processes makes the entry.
         shutil.rmtree(cache)
-        processes = [subprocess.Popen([STET, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(6)]
+        processes = [subprocess.Popen([STET, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                      cwd=ROOT) for _ in range(6)]
         for p in processes:
             out, err = p.communicate()
             self.assertEqual((p.returncode, out, err), (0, expected, ""))
@@ -456,8 +478,10 @@ class Gguf(unittest.TestCase):
         gguf_writer.write(POCKETS[1], self.file, "BF16")
         with open(self.file, "rb") as file:
             raw = file.read()
-        for old, new, word in ((b"llama-bpe", b"lyrics-bp", "tokenizer.ggml.pre"), (b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0zebra", "general.architecture"),
-                               (b"blk.0.attn_q.weight", b"blk.0.attn_x.weight", "attn_x"), (b"GGUF\x03", b"GGUF\x09", "version"), (b"GGUF", b"GGML", "magic")):
+        for old, new, word in ((b"llama-bpe", b"lyrics-bp", "tokenizer.ggml.pre"),
+                               (b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0zebra", "general.architecture"),
+                               (b"blk.0.attn_q.weight", b"blk.0.attn_x.weight", "attn_x"),
+                               (b"GGUF\x03", b"GGUF\x09", "version"), (b"GGUF", b"GGML", "magic")):
             self.assertIn(old, raw)
             with open(self.file, "wb") as file:
                 file.write(raw.replace(old, new, 1))
@@ -482,7 +506,8 @@ class Gguf(unittest.TestCase):
                     damaged[at] = draws.choice([0, 255, 127, damaged[at] ^ 1 << draws.randrange(8)])
             with open(self.file, "wb") as file:
                 file.write(damaged)
-            done = subprocess.run([STET, "logits", "-m", self.file, "--ids", "2,5", "--digest"], capture_output=True, text=True)
+            done = subprocess.run([STET, "logits", "-m", self.file, "--ids", "2,5", "--digest"], capture_output=True,
+                                  text=True)
             self.assertIn(done.returncode, (0, 1), done)
             if done.returncode == 1:
                 self.assertEqual(done.stderr.count("\n"), 1, done.stderr)

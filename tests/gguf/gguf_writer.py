@@ -83,7 +83,8 @@ def text(value):
 
 
 def pair(key, kind, value):
-    pack = {"u32": lambda v: struct.pack("<I", v), "f32": lambda v: struct.pack("<f", v), "bool": lambda v: struct.pack("<?", v), "text": text, "i32": lambda v: struct.pack("<i", v)}[kind]
+    pack = {"u32": lambda v: struct.pack("<I", v), "f32": lambda v: struct.pack("<f", v),
+            "bool": lambda v: struct.pack("<?", v), "text": text, "i32": lambda v: struct.pack("<i", v)}[kind]
     number = {**KINDS, "i32": 5}[kind]
     if isinstance(value, list):
         return text(key) + struct.pack("<IIQ", 9, number, len(value)) + b"".join(map(pack, value))
@@ -136,7 +137,8 @@ def tokenizer_keys(directory, vocab):
     if os.path.exists(os.path.join(directory, "tokenizer.model")):
         pieces = spm_pieces(os.path.join(directory, "tokenizer.model"))
         tokens, scores, types = ([p[i] for p in pieces] for i in range(3))
-        keys += [pair("tokenizer.ggml.model", "text", "llama"), pair("tokenizer.ggml.add_space_prefix", "bool", False), pair("tokenizer.ggml.scores", "f32", scores)]
+        keys += [pair("tokenizer.ggml.model", "text", "llama"), pair("tokenizer.ggml.add_space_prefix", "bool", False),
+                 pair("tokenizer.ggml.scores", "f32", scores)]
     else:
         with open(os.path.join(directory, "tokenizer.json")) as file:
             published = json.load(file)
@@ -146,8 +148,10 @@ def tokenizer_keys(directory, vocab):
         tokens = [by_id[i] for i in range(len(by_id))]
         types = [(3 if special[i]["special"] else 4) if i in special else 1 for i in range(len(tokens))]
         merges = [m if isinstance(m, str) else " ".join(m) for m in published["model"]["merges"]]
-        keys += [pair("tokenizer.ggml.model", "text", "gpt2"), pair("tokenizer.ggml.pre", "text", "llama-bpe"), pair("tokenizer.ggml.merges", "text", merges)]
-    keys += [pair("tokenizer.ggml.tokens", "text", tokens), pair("tokenizer.ggml.token_type", "i32", types), pair("tokenizer.ggml.add_bos_token", "bool", True)]
+        keys += [pair("tokenizer.ggml.model", "text", "gpt2"), pair("tokenizer.ggml.pre", "text", "llama-bpe"),
+                 pair("tokenizer.ggml.merges", "text", merges)]
+    keys += [pair("tokenizer.ggml.tokens", "text", tokens), pair("tokenizer.ggml.token_type", "i32", types),
+             pair("tokenizer.ggml.add_bos_token", "bool", True)]
     if config.get("chat_template"):
         keys.append(pair("tokenizer.chat_template", "text", config["chat_template"]))
     return keys
@@ -160,9 +164,12 @@ def frequencies(config):
     factors = []
     for f in plain:
         wave = 2 * np.pi / f
-        low, high = scaling["original_max_position_embeddings"] / scaling["low_freq_factor"], scaling["original_max_position_embeddings"] / scaling["high_freq_factor"]
-        smooth = (scaling["original_max_position_embeddings"] / wave - scaling["low_freq_factor"]) / (scaling["high_freq_factor"] - scaling["low_freq_factor"])
-        factors.append(1 if wave < high else scaling["factor"] if wave > low else 1 / ((1 - smooth) / scaling["factor"] + smooth))
+        low, high = (scaling["original_max_position_embeddings"] / scaling["low_freq_factor"],
+                     scaling["original_max_position_embeddings"] / scaling["high_freq_factor"])
+        smooth = ((scaling["original_max_position_embeddings"] / wave - scaling["low_freq_factor"])
+                  / (scaling["high_freq_factor"] - scaling["low_freq_factor"]))
+        factors.append(1 if wave < high else scaling["factor"] if wave > low
+                       else 1 / ((1 - smooth) / scaling["factor"] + smooth))
     return np.array(factors, np.float32)
 
 
@@ -176,28 +183,40 @@ def architecture_keys(c, arch):
     k = lambda name: arch + "." + name  # noqa: E731
     keys = [pair("general.architecture", "text", arch), pair("general.alignment", "u32", 32)]
     if arch == "gpt2":
-        for name, value in (("embedding_length", c["n_embd"]), ("block_count", c["n_layer"]), ("feed_forward_length", c.get("n_inner") or 4 * c["n_embd"]), ("context_length", c["n_positions"]),
+        for name, value in (("embedding_length", c["n_embd"]), ("block_count", c["n_layer"]),
+                            ("feed_forward_length", c.get("n_inner") or 4 * c["n_embd"]),
+                            ("context_length", c["n_positions"]),
                             ("attention.head_count", c["n_head"])):
             keys.append(pair(k(name), "u32", value))
         return keys + [pair(k("attention.layer_norm_epsilon"), "f32", c["layer_norm_epsilon"])]
     heads, dim = c["num_attention_heads"], c.get("head_dim", c["hidden_size"] // c["num_attention_heads"])
-    for name, value in (("embedding_length", c["hidden_size"]), ("block_count", c["num_hidden_layers"]), ("feed_forward_length", c["intermediate_size"]), ("context_length", c["max_position_embeddings"]),
-                        ("attention.head_count", heads), ("attention.head_count_kv", c["num_key_value_heads"]), ("attention.key_length", dim), ("attention.value_length", dim), ("rope.dimension_count", dim)):
+    for name, value in (("embedding_length", c["hidden_size"]), ("block_count", c["num_hidden_layers"]),
+                        ("feed_forward_length", c["intermediate_size"]),
+                        ("context_length", c["max_position_embeddings"]),
+                        ("attention.head_count", heads), ("attention.head_count_kv", c["num_key_value_heads"]),
+                        ("attention.key_length", dim), ("attention.value_length", dim), ("rope.dimension_count", dim)):
         keys.append(pair(k(name), "u32", value))
-    keys += [pair(k("attention.layer_norm_rms_epsilon"), "f32", c["rms_norm_eps"]), pair(k("rope.freq_base"), "f32", c["rope_theta"])]
-    for name, key in (("embedding_multiplier", "embedding_scale"), ("attention_multiplier", "attention.scale"), ("residual_multiplier", "residual_scale"), ("logits_scaling", "logit_scale"),
-                      ("attn_logit_softcapping", "attn_logit_softcapping"), ("final_logit_softcapping", "final_logit_softcapping"), ("rope_local_base_freq", "rope.freq_base_swa")):
+    keys += [pair(k("attention.layer_norm_rms_epsilon"), "f32", c["rms_norm_eps"]),
+             pair(k("rope.freq_base"), "f32", c["rope_theta"])]
+    for name, key in (("embedding_multiplier", "embedding_scale"), ("attention_multiplier", "attention.scale"),
+                      ("residual_multiplier", "residual_scale"), ("logits_scaling", "logit_scale"),
+                      ("attn_logit_softcapping", "attn_logit_softcapping"),
+                      ("final_logit_softcapping", "final_logit_softcapping"),
+                      ("rope_local_base_freq", "rope.freq_base_swa")):
         if c.get(name) is not None:
             keys.append(pair(k(key), "f32", c[name]))
     if arch in ("gemma2", "gemma3", "olmo2", "mistral") and c.get("sliding_window"):
         keys.append(pair(k("attention.sliding_window"), "u32", c["sliding_window"]))
     if arch == "gemma3":
-        keys.append(pair(k("attention.sliding_window_pattern"), "bool", [(i + 1) % c["sliding_window_pattern"] != 0 for i in range(c["num_hidden_layers"])]))
+        keys.append(pair(k("attention.sliding_window_pattern"), "bool",
+                         [(i + 1) % c["sliding_window_pattern"] != 0 for i in range(c["num_hidden_layers"])]))
     if c["model_type"] == "olmo3":
-        keys.append(pair(k("attention.sliding_window_pattern"), "bool", [t == "sliding_attention" for t in c["layer_types"]]))
+        keys.append(pair(k("attention.sliding_window_pattern"), "bool",
+                         [t == "sliding_attention" for t in c["layer_types"]]))
     if "num_experts_per_tok" in c:
         width = c.get("moe_intermediate_size", c["intermediate_size"])
-        keys += [pair(k("expert_count"), "u32", c.get("num_experts") or c["num_local_experts"]), pair(k("expert_used_count"), "u32", c["num_experts_per_tok"]),
+        keys += [pair(k("expert_count"), "u32", c.get("num_experts") or c["num_local_experts"]),
+                 pair(k("expert_used_count"), "u32", c["num_experts_per_tok"]),
                  pair(k("expert_feed_forward_length"), "u32", width)]
     scaling = c.get("rope_scaling") or {}
     if scaling.get("rope_type") == "yarn":
@@ -207,13 +226,18 @@ def architecture_keys(c, arch):
 
 
 def gguf_name(name, c, arch):
-    ends = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight", "wte.weight": "token_embd.weight",
+    ends = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
+            "lm_head.weight": "output.weight", "wte.weight": "token_embd.weight",
             "wpe.weight": "position_embd.weight", "ln_f.weight": "output_norm.weight", "ln_f.bias": "output_norm.bias"}
     after_norms = arch in ("gemma2", "gemma3", "olmo2")
-    inner = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-             "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-             "post_attention_layernorm": "post_attention_norm" if after_norms else "ffn_norm", "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
-             "ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
+    inner = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+             "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+             "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "self_attn.q_norm": "attn_q_norm",
+             "self_attn.k_norm": "attn_k_norm",
+             "post_attention_layernorm": "post_attention_norm" if after_norms else "ffn_norm",
+             "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
+             "ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output",
+             "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
              "mlp.gate": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp"}
     if name in ends:
         return ends[name]
@@ -240,10 +264,12 @@ def expert_tensors(weights, how):
                 for expert, name in names.items():
                     tensors[f"blk.{layer}.ffn_{part}.{expert}.weight"] = [name], weights[name]
             continue
-        rows = [("gate_up", ("gate", "up")), ("down", ("down",))] if how == "gate_up" else [(part, (part,)) for part in ("gate", "up", "down")]
+        rows = ([("gate_up", ("gate", "up")), ("down", ("down",))] if how == "gate_up"
+                else [(part, (part,)) for part in ("gate", "up", "down")])
         for stem, together in rows:
             names = [[parts[part][e] for part in together] for e in sorted(parts["gate"])]
-            tensors[f"blk.{layer}.ffn_{stem}_exps.weight"] = sum(names, []), np.stack([np.concatenate([weights[n] for n in one]) for one in names])
+            tensors[f"blk.{layer}.ffn_{stem}_exps.weight"] = (
+                sum(names, []), np.stack([np.concatenate([weights[n] for n in one]) for one in names]))
     return tensors
 
 
@@ -301,7 +327,8 @@ def write_file(path, keys, tensors):
     data = b""
     for name, x, used in tensors:
         shape = (*x.shape[:-2], 32 * x.shape[-2]) if used == "MXFP4" else x.shape
-        header += text(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q", n) for n in reversed(shape)) + struct.pack("<IQ", TYPES[used], len(data))
+        header += (text(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q", n) for n in reversed(shape))
+                   + struct.pack("<IQ", TYPES[used], len(data)))
         data += encode(x, used)
         data += b"\0" * (-len(data) % 32)
     with open(path, "wb") as file:
@@ -352,10 +379,12 @@ def header_of(path):
 
 def tensors_of(path):
     """Returns name -> (shape, type, bytes) for the types that this module writes."""
-    sizes = {0: (1, 4), 1: (1, 2), 30: (1, 2), 2: (32, 18), 8: (32, 34), 12: (256, 144), 13: (256, 176), 14: (256, 210), 39: (32, 17)}
+    sizes = {0: (1, 4), 1: (1, 2), 30: (1, 2), 2: (32, 18), 8: (32, 34), 12: (256, 144), 13: (256, 176), 14: (256, 210),
+             39: (32, 17)}
     with open(path, "rb") as file:
         raw = file.read()
-    return {name: (shape, kind, raw[at : at + int(np.prod(shape)) // sizes[kind][0] * sizes[kind][1]]) for name, shape, kind, at in header_of(path)}
+    return {name: (shape, kind, raw[at : at + int(np.prod(shape)) // sizes[kind][0] * sizes[kind][1]])
+            for name, shape, kind, at in header_of(path)}
 
 
 def write_safetensors(path, tensors):

@@ -49,7 +49,8 @@ def compare(name, directory, pre):
     for model in (directory, path):
         ids = found(model, texts)
         wrong = [t for t, a, b in zip(texts, ids, wanted) if a != b]
-        print(f"{name} as {pre or 'sentencepiece'}, {'GGUF' if model == path else 'directory'}: {len(wrong)} of {len(texts)} differ", *map(repr, wrong[:5]), flush=True)
+        print(f"{name} as {pre or 'sentencepiece'}, {'GGUF' if model == path else 'directory'}: "
+              f"{len(wrong)} of {len(texts)} differ", *map(repr, wrong[:5]), flush=True)
         yield len(wrong)
 
 

@@ -32,7 +32,8 @@ def read_config(directory, name="config.json"):
     c.head_dim = get("head_dim", 256 if gemma else 128 if family == "qwen3" else c.hidden_size // c.heads)
     c.max_positions = get("max_position_embeddings", DEFAULT_POSITIONS.get(family, 2048))
     c.norm_eps = float(get("layer_norm_eps", 1e-5) if family == "gpt_neox" else
-                       get("rms_norm_eps", 1e-5 if family in ("olmo2", "olmo3", "olmoe", "phi3", "mixtral", "gpt_oss") else 1e-6))
+                       get("rms_norm_eps", 1e-5 if family in ("olmo2", "olmo3", "olmoe", "phi3", "mixtral", "gpt_oss")
+                           else 1e-6))
     c.attention_scale = 1.0 / math.sqrt(float(c.head_dim))
     c.attention_softcap = c.logit_softcap = 0.0
     c.embedding_scale = c.residual_scale = c.logit_divisor = 1.0
@@ -66,7 +67,8 @@ def read_config(directory, name="config.json"):
     elif family == "gpt_oss":
         window, slides = get("sliding_window", 128), lambda i: i % 2 == 0
     elif family in ("granite", "granitemoe"):
-        c.embedding_scale, c.attention_scale = float(get("embedding_multiplier", 1)), float(get("attention_multiplier", 1))
+        c.embedding_scale, c.attention_scale = (float(get("embedding_multiplier", 1)),
+                                                float(get("attention_multiplier", 1)))
         c.residual_scale, c.logit_divisor = float(get("residual_multiplier", 1)), float(get("logits_scaling", 1))
     elif family == "smollm3":
         every = get("no_rope_layer_interval", 4)
@@ -92,7 +94,8 @@ def read_config(directory, name="config.json"):
 
 
 RULES = ("softmax", "divided", "of_chosen")
-EXPERT_RULES = {"qwen3_moe": None, "olmoe": None, "mixtral": "divided", "granitemoe": "of_chosen", "gpt_oss": "of_chosen"}
+EXPERT_RULES = {"qwen3_moe": None, "olmoe": None, "mixtral": "divided", "granitemoe": "of_chosen",
+                "gpt_oss": "of_chosen"}
 
 
 def read_experts(c, get):
@@ -100,15 +103,19 @@ def read_experts(c, get):
     qwen, plain = c.family == "qwen3_moe", get("mlp_only_layers", [])
     dense = [i for i in range(c.layers) if qwen and (i in plain or (i + 1) % get("decoder_sparse_step", 1) != 0)]
     return {"count": get("num_experts", get("num_local_experts")), "chosen": get("num_experts_per_tok"),
-            "width": get("moe_intermediate_size") if qwen else c.intermediate_size, "rule": RULES.index(rule), "dense": dense}
+            "width": get("moe_intermediate_size") if qwen else c.intermediate_size, "rule": RULES.index(rule),
+            "dense": dense}
 
 
 DEFAULT_POSITIONS = {"gemma": 8192, "gemma2": 8192, "gemma3": 131072, "smollm3": 32768, "gpt_oss": 131072}
 FAMILIES = {"GemmaForCausalLM": "gemma", "Gemma2ForCausalLM": "gemma2", "Gemma3ForCausalLM": "gemma3",
             "Gemma3ForConditionalGeneration": "gemma3", "GPT2LMHeadModel": "gpt2", "GPTNeoXForCausalLM": "gpt_neox",
-            "GptOssForCausalLM": "gpt_oss", "GraniteForCausalLM": "granite", "GraniteMoeForCausalLM": "granitemoe", "MixtralForCausalLM": "mixtral",
-            "OlmoeForCausalLM": "olmoe", "Qwen3MoeForCausalLM": "qwen3_moe", "LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral",
-            "Olmo2ForCausalLM": "olmo2", "Olmo3ForCausalLM": "olmo3", "Phi3ForCausalLM": "phi3", "Qwen2ForCausalLM": "qwen2",
+            "GptOssForCausalLM": "gpt_oss", "GraniteForCausalLM": "granite", "GraniteMoeForCausalLM": "granitemoe",
+            "MixtralForCausalLM": "mixtral",
+            "OlmoeForCausalLM": "olmoe", "Qwen3MoeForCausalLM": "qwen3_moe", "LlamaForCausalLM": "llama",
+            "MistralForCausalLM": "mistral",
+            "Olmo2ForCausalLM": "olmo2", "Olmo3ForCausalLM": "olmo3", "Phi3ForCausalLM": "phi3",
+            "Qwen2ForCausalLM": "qwen2",
             "Qwen3ForCausalLM": "qwen3", "SmolLM3ForCausalLM": "smollm3"}
 SCALINGS = ("none", "linear", "llama3", "yarn", "longrope")
 
@@ -160,12 +167,14 @@ def read_rope(j, theta, layer_type):
     name = "original_max_position_embeddings"
     rope["original_positions"] = float(j.get(name, scaling.get(name, j.get("max_position_embeddings"))))
     if kind == "llama3":
-        rope.update(low_freq_factor=float(scaling["low_freq_factor"]), high_freq_factor=float(scaling["high_freq_factor"]))
+        rope.update(low_freq_factor=float(scaling["low_freq_factor"]),
+                    high_freq_factor=float(scaling["high_freq_factor"]))
         return rope
     def magnitude(scale):
         return 0.1 * scale * log64(rope["factor"]) + 1 if rope["factor"] > 1 else 1.0
 
-    given = magnitude(scaling["mscale"]) / magnitude(scaling["mscale_all_dim"]) if scaling.get("mscale") else magnitude(1)
+    given = (magnitude(scaling["mscale"]) / magnitude(scaling["mscale_all_dim"]) if scaling.get("mscale")
+             else magnitude(1))
     rope.update(beta_fast=float(scaling.get("beta_fast", 32)), beta_slow=float(scaling.get("beta_slow", 1)),
                 truncate=scaling.get("truncate", True), attention_factor=float(scaling.get("attention_factor", given)))
     return rope
@@ -176,8 +185,9 @@ def canonical(c):
     for r in c.ropes:
         r = {k: v for k, v in r.items() if k != "factors"}
         ropes.append({**r, "scaling": SCALINGS.index(r["scaling"])})
-    names = ("vocab_size hidden_size intermediate_size layers heads kv_heads head_dim max_positions norm_eps attention_scale "
-             "attention_softcap logit_softcap embedding_scale tied_head attention_bias mlp_bias window rope_of family").split()
+    names = ("vocab_size hidden_size intermediate_size layers heads kv_heads head_dim max_positions norm_eps "
+             "attention_scale attention_softcap logit_softcap embedding_scale tied_head attention_bias mlp_bias "
+             "window rope_of family").split()
     j = {n: getattr(c, n) for n in names}
     j["ropes"] = ropes
     for name, absent in (("residual_scale", 1), ("logit_divisor", 1), ("rotary_dim", 0), ("parallel_residual", False),

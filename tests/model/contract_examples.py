@@ -304,7 +304,8 @@ def main():
     page, module = (constants(path) for path in (os.path.join(ROOT, "docs/contracts/functions.md"), a.__file__))
     for x in page ^ module:
         failed += 1
-        print(f"docs/contracts/functions.md: the constant {x.hex()} stands {'there' if x in page else 'in contract_arithmetic.py'} alone")
+        print(f"docs/contracts/functions.md: the constant {x.hex()} stands "
+              f"{'there' if x in page else 'in contract_arithmetic.py'} alone")
     for name in set(EXAMPLES) - seen:
         failed += 1
         print(f"docs/contracts has no example of {name}")

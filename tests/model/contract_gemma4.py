@@ -54,7 +54,8 @@ def read_config(directory, name="config.json"):
     c.tied = get("tie_word_embeddings", whole.get("tie_word_embeddings", True))
     c.ropes = [rope_of(j, full[i], c.dim[i]) for i in range(c.layers)]
     c.kv_heads = c.rope_of = None  # of layers, here
-    c.experts = {"count": j["num_experts"], "chosen": j["top_k_experts"], "rule": 1} if get("enable_moe_block", False) else None
+    c.experts = ({"count": j["num_experts"], "chosen": j["top_k_experts"], "rule": 1}
+                 if get("enable_moe_block", False) else None)
     if c.family == "gemma3n":
         c.streams, c.active = get("altup_num_inputs", 4), get("altup_active_idx", 0)
         c.scaled = get("altup_correct_scale", True)
@@ -90,7 +91,8 @@ class Gemma4(Model):
     def layer_inputs(self, ids, h):
         """[T][layers][p]"""
         c = self.c
-        context = self.linear(["per_layer_model_projection"], "embeddings", False)(h) * F32(1 / math.sqrt(float(c.hidden_size)))
+        context = (self.linear(["per_layer_model_projection"], "embeddings", False)(h)
+                   * F32(1 / math.sqrt(float(c.hidden_size))))
         context = self.norm("per_layer_projection_norm")(context.reshape(len(ids), c.layers, c.inputs))
         table = self.t("embed_tokens_per_layer.weight")
         rows = table[[i if i < len(table) else 0 for i in ids]] * np.sqrt(F32(c.inputs))
@@ -110,12 +112,14 @@ class Gemma4(Model):
             cache.store(i, k, a.rms_norm(v, np.ones(c.dim[i], F32), c.norm_eps))
         keys, values = cache.layers[c.owner[i]]
         one = lambda pair, g: (pair[0][:, g], None if pair[1] is None else pair[1][:, g])
-        z = [attention(q[:, n], one(keys, g), one(values, g), 1.0, 0.0, c.window[i], cache.kind, cache.size, list(cache.hidden))
+        z = [attention(q[:, n], one(keys, g), one(values, g), 1.0, 0.0, c.window[i], cache.kind, cache.size,
+                       list(cache.hidden))
              for n in range(c.heads) for g in [n // (c.heads // c.kv[i])]]
         return self.at(i, "self_attn.o_proj", "attention", np.concatenate(z, axis=1))
 
     def mlp(self, i, h):
-        gate, up = np.split(self.linear([f"layers.{i}.mlp.{n}" for n in ("gate_proj", "up_proj")], "mlp", False)(h), 2, axis=1)
+        gate, up = np.split(self.linear([f"layers.{i}.mlp.{n}" for n in ("gate_proj", "up_proj")], "mlp", False)(h), 2,
+                            axis=1)
         return self.at(i, "mlp.down_proj", "mlp", a.gelu_tanh(self.gates(i, gate)) * up)
 
     def gates(self, i, gate):
@@ -137,7 +141,7 @@ class Gemma4(Model):
         return x * self.t(f"layers.{i}.layer_scalar")
 
     def mixture(self, i, x):
-        """What the experts of a layer make of the residual stream."""
+        """Returns the output of a layer's experts for the residual stream."""
         c, at = self.c, f"layers.{i}."
         read = a.rms_norm(x, self.t(at + "router.scale"), c.norm_eps) * F32(1 / math.sqrt(float(c.hidden_size)))
         logits = make(self.t(at + "router.proj.weight"), "f32", "mlp").product(read)
@@ -148,7 +152,8 @@ class Gemma4(Model):
             rows = np.nonzero(weights[:, e])[0]
             if len(rows) == 0:
                 continue
-            gates, down = (make(np.ascontiguousarray(self.t(at + "experts." + n)[e]), self.kind, "mlp") for n in ("gate_up_proj", "down_proj"))
+            gates, down = (make(np.ascontiguousarray(self.t(at + "experts." + n)[e]), self.kind, "mlp")
+                           for n in ("gate_up_proj", "down_proj"))
             gate, up = np.split(gates.product(h[rows]), 2, axis=1)
             z[rows] = a.fma(weights[rows, e, None], down.product(a.gelu_tanh(gate) * up), z[rows])
         return z
@@ -239,7 +244,8 @@ class Gemma3n(Gemma4):
             predicted.append(streams[to] + s)
         active = predicted[c.active]
         h = n("input_layernorm", active)
-        laurel = n("laurel.post_laurel_norm", self.at(i, "laurel.linear_right", "mlp", self.at(i, "laurel.linear_left", "mlp", h)))
+        laurel = n("laurel.post_laurel_norm",
+                   self.at(i, "laurel.linear_right", "mlp", self.at(i, "laurel.linear_left", "mlp", h)))
         x = active + n("post_attention_layernorm", self.attend(i, h, cache, positions))
         x = (x + (laurel + h)) * F32(1 / math.sqrt(2.0))
         x = x + n("post_feedforward_layernorm", self.mlp(i, n("pre_feedforward_layernorm", x)))

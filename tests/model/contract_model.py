@@ -87,7 +87,8 @@ class Cache:
         with scales [P][kv_heads] or None."""
         new, old = [store_row(x, self.kind) for x in (k, v)], self.layers[layer]
         if old is not None:
-            new = [tuple(None if y is None else np.concatenate([x, y]) for x, y in zip(*pair)) for pair in zip(old, new)]
+            new = [tuple(None if y is None else np.concatenate([x, y]) for x, y in zip(*pair))
+                   for pair in zip(old, new)]
         self.layers[layer] = new
         return new
 
@@ -104,7 +105,8 @@ class Cache:
             cos, sin = a.angles([end - begin], ropes[self.c.rope_of[layer]][0])
             moved = store_row(a.rotate(k, cos[:, None], F32(0) - sin[:, None]), self.kind)
             keys = tuple(None if x is None else np.concatenate([x[:begin], y]) for x, y in zip(keys, moved))
-            self.layers[layer] = [keys, tuple(None if x is None else np.delete(x, range(begin, end), axis=0) for x in values)]
+            self.layers[layer] = [keys,
+                                  tuple(None if x is None else np.delete(x, range(begin, end), axis=0) for x in values)]
         if shift:
             self.size -= end - begin
         else:
@@ -205,7 +207,8 @@ class Model:
         self.c, self.t, self.kind = read_config(directory), Checkpoint(directory), kind
         c, t = self.c, self.t
         self.offset = F32(1) if c.family.startswith("gemma") else None
-        self.names = {"gpt2": ("wte.weight", "ln_f", "h."), "gpt_neox": ("embed_in.weight", "final_layer_norm", "layers.")}.get(
+        self.names = {"gpt2": ("wte.weight", "ln_f", "h."),
+                      "gpt_neox": ("embed_in.weight", "final_layer_norm", "layers.")}.get(
             c.family, ("embed_tokens.weight", "norm", "layers."))
         kind = "f32" if kind == "ggml" else kind  # but for experts
         self.embedding = make(t(self.names[0]), kind, "embeddings")
@@ -236,11 +239,13 @@ class Model:
         c, at = self.c, self.names[2] + str(i) + "."
         if c.family == "gpt2":
             return [self.linear([at + n], g, True, "transposed") for n, g in
-                    (("attn.c_attn", "attention"), ("attn.c_proj", "attention"), ("mlp.c_fc", "mlp"), ("mlp.c_proj", "mlp"))]
+                    (("attn.c_attn", "attention"), ("attn.c_proj", "attention"), ("mlp.c_fc", "mlp"),
+                     ("mlp.c_proj", "mlp"))]
         if c.family == "gpt_neox":
             return [self.linear([at + "attention.query_key_value"], "attention", c.attention_bias, "interleaved"),
                     self.linear([at + "attention.dense"], "attention", c.attention_bias),
-                    self.linear([at + "mlp.dense_h_to_4h"], "mlp", True), self.linear([at + "mlp.dense_4h_to_h"], "mlp", True)]
+                    self.linear([at + "mlp.dense_h_to_4h"], "mlp", True),
+                    self.linear([at + "mlp.dense_4h_to_h"], "mlp", True)]
         fused = c.family == "phi3"
         qkv = ["qkv_proj"] if fused else ["q_proj", "k_proj", "v_proj"]
         gates = ["gate_up_proj"] if fused else ["gate_proj", "up_proj"]
@@ -258,7 +263,8 @@ class Model:
         c, e = self.c, self.c.experts
         moe = at + ("mlp." if c.family in ("qwen3_moe", "olmoe", "gpt_oss") else "block_sparse_moe.")
         name = moe + {"granitemoe": "router.layer", "gpt_oss": "router"}.get(c.family, "gate")
-        router = Linear(self.t(name + ".weight"), "f32", "mlp", self.t(name + ".bias") if c.family == "gpt_oss" else None)
+        router = Linear(self.t(name + ".weight"), "f32", "mlp",
+                        self.t(name + ".bias") if c.family == "gpt_oss" else None)
         weights = np.array([self.route(row) for row in router(x)])
         gate, up, down = ("w1", "w3", "w2") if c.family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
         z = np.zeros(x.shape, F32)
@@ -267,7 +273,8 @@ class Model:
             if len(rows) == 0:
                 continue
             if c.family == "gpt_oss":
-                g, u, d = (Linear(w, self.kind, "mlp", b) for w, b in (self.t.of_stack(moe + "experts.", i, n) for n in (gate, up, down)))
+                g, u, d = (Linear(w, self.kind, "mlp", b)
+                           for w, b in (self.t.of_stack(moe + "experts.", i, n) for n in (gate, up, down)))
                 y = d(a.clamped(g(x[rows]), u(x[rows]), c.gate_limit))
             else:
                 g, u, d = (self.linear([f"{moe}experts.{i}.{n}"], "mlp", False) for n in (gate, up, down))
@@ -311,7 +318,8 @@ class Model:
         keys, values = cache.store(i, k, v)
         sinks = self.t(at + "sinks") if c.family == "gpt_oss" else [None] * c.heads
         one = lambda pair, g: (pair[0][:, g], None if pair[1] is None else pair[1][:, g])
-        z = [attention(q[:, h], one(keys, g), one(values, g), c.attention_scale, c.attention_softcap, c.window[i], cache.kind,
+        z = [attention(q[:, h], one(keys, g), one(values, g), c.attention_scale, c.attention_softcap, c.window[i],
+                       cache.kind,
                        cache.size, list(cache.hidden), sinks[h])
              for h in range(c.heads) for g in [h // (c.heads // c.kv_heads)]]
         return np.concatenate(z, axis=1)

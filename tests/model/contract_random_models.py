@@ -89,7 +89,8 @@ def main():
         for part, data in (("logits", np.ascontiguousarray(logits).tobytes()), ("keys and values", cache.bytes())):
             if digest_text(data) not in said:
                 failed += 1
-                print(f"{what}, {contract}, keys and values {kv}, {len(ids)} tokens: {part}: {digest_text(data)}; by the command\n{said}")
+                print(f"{what}, {contract}, keys and values {kv}, {len(ids)} tokens: "
+                      f"{part}: {digest_text(data)}; by the command\n{said}")
     print(f"{count} models, {failed} differences")
     return 1 if failed else 0
 

@@ -26,8 +26,10 @@ class Interface(unittest.TestCase):
         declared = set(re.findall(r"STET_API[^;]*?\b(stet_[a-z0-9_]+)\(", header))
         self.assertEqual(len(declared), len(re.findall(r"^STET_API", header, flags=re.M)))
         self.assertGreater(len(declared), 100)
-        source = "".join(read(os.path.join(PACKAGE, name)) for name in sorted(os.listdir(PACKAGE)) if name.endswith(".py"))
-        called = set(re.findall(r"[\"'](stet_[a-z0-9_]+)[\"']", source)) | set(re.findall(r"\b(?:lib|library)\.(stet_[a-z0-9_]+)", source))
+        source = "".join(read(os.path.join(PACKAGE, name))
+                         for name in sorted(os.listdir(PACKAGE)) if name.endswith(".py"))
+        called = (set(re.findall(r"[\"'](stet_[a-z0-9_]+)[\"']", source))
+                  | set(re.findall(r"\b(?:lib|library)\.(stet_[a-z0-9_]+)", source)))
         called |= {less for less, more in MORE.items() if more in called and less in declared}
         self.assertEqual(sorted(declared - called), [], "functions of stet/c.h that nothing in python/stet calls")
         self.assertEqual(sorted(called - declared), [], "functions that python/stet calls and stet/c.h does not have")
@@ -49,15 +51,19 @@ class Interface(unittest.TestCase):
                 if not kind.__module__.startswith("stet"):
                     continue
                 for member, value in vars(kind).items():
-                    value = getattr(value, "fget", None) or getattr(value, "__func__", None) or getattr(value, "__wrapped__", None) or value
-                    if not member.startswith("_") and hasattr(value, "__code__") and "<string>" not in value.__code__.co_filename:
+                    value = (getattr(value, "fget", None) or getattr(value, "__func__", None)
+                             or getattr(value, "__wrapped__", None) or value)
+                    if (not member.startswith("_") and hasattr(value, "__code__")
+                            and "<string>" not in value.__code__.co_filename):
                         self.assertTrue(value.__doc__, (name, member))
                         self.assertIn("return", value.__annotations__, (name, member))
 
     def test_the_page_runs_as_it_stands(self):
-        parts = [part.split("```")[0] for part in read(os.path.join(common.ROOT, "docs/c-and-python.md")).split("```python\n")[1:]]
+        parts = [part.split("```")[0]
+                 for part in read(os.path.join(common.ROOT, "docs/c-and-python.md")).split("```python\n")[1:]]
         self.assertEqual(len(parts), 4)
-        done = subprocess.run([sys.executable, "-W", "error", "-c", "\n".join(parts)], cwd=common.ROOT, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-W", "error", "-c", "\n".join(parts)], cwd=common.ROOT,
+                              capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertIn("b is 8", done.stdout)
         count = len(stet.Tokenizer(common.POCKET).encode("Let a = 3. What is a?"))
@@ -86,11 +92,13 @@ with model.session(capacity=64) as s:
             for name, text in (("program", program), ("wrong", program + "s.rewind('x')\n")):
                 with open(os.path.join(d, name + ".py"), "w") as file:
                     file.write(text)
-            done = subprocess.run([mypy, "--strict", "--python-executable", sys.executable, "--cache-dir", d + "/cache", PACKAGE, d + "/program.py", d + "/wrong.py"], capture_output=True, text=True,
+            done = subprocess.run([mypy, "--strict", "--python-executable", sys.executable, "--cache-dir", d + "/cache",
+                                   PACKAGE, d + "/program.py", d + "/wrong.py"], capture_output=True, text=True,
                                   env={**os.environ, "MYPYPATH": os.path.join(common.ROOT, "python")}, cwd=d)
             errors = [line for line in done.stdout.splitlines() if ": error:" in line]
             self.assertEqual((len(errors), done.stderr), (1, ""), done.stdout)
-            self.assertRegex(errors[0], r'wrong\.py:\d+: error: Argument 1 to "rewind" of "Session" has incompatible type "str"')
+            self.assertRegex(errors[0],
+                             r'wrong\.py:\d+: error: Argument 1 to "rewind" of "Session" has incompatible type "str"')
 
 
 if __name__ == "__main__":

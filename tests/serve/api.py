@@ -28,7 +28,8 @@ class Server:
         self.start()
 
     def start(self):
-        self.process = subprocess.Popen([STET, "serve", "-m", self.model, "--port", str(self.port), *self.options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen([STET, "serve", "-m", self.model, "--port", str(self.port), *self.options],
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         line = self.process.stdout.readline()
         if "http://" not in line:
             raise AssertionError("no address: " + line + self.process.stderr.read())
@@ -81,7 +82,8 @@ def alone(message, seed=None, temperature=None, n=64, system=None, stop=None):
 
 
 def request_of(message, seed=None, temperature=None, n=64, system=None, stop=None):
-    body = {"messages": ([{"role": "system", "content": system}] if system else []) + [{"role": "user", "content": message}], "max_tokens": n}
+    body = {"messages": ([{"role": "system", "content": system}] if system else [])
+            + [{"role": "user", "content": message}], "max_tokens": n}
     for name, value in (("seed", seed), ("temperature", temperature), ("stop", stop)):
         if value is not None:
             body[name] = value
@@ -92,8 +94,10 @@ def mixed(count):
     """Returns requests of many lengths, seeds and settings. Some are prefixes of others."""
     draws = random.Random(7)
     for i in range(count):
-        message = " ".join("Let %s = %d." % (draws.choice("abcdxyz"), draws.randrange(20)) for _ in range(draws.choice([1, 1, 2, 5, 20])))
-        yield {"message": message + " What is a?", "seed": i, "temperature": draws.choice([0, 0.5, 1, 3]), "n": draws.choice([3, 20, 60]),
+        message = " ".join("Let %s = %d." % (draws.choice("abcdxyz"), draws.randrange(20))
+                           for _ in range(draws.choice([1, 1, 2, 5, 20])))
+        yield {"message": message + " What is a?", "seed": i, "temperature": draws.choice([0, 0.5, 1, 3]),
+               "n": draws.choice([3, 20, 60]),
                "system": draws.choice([None, "You are helpful."])}
 
 
@@ -116,17 +120,22 @@ class Serve(unittest.TestCase):
         return self.post("/v1/states", {"messages": [{"role": "user", "content": m} for m in messages]})
 
     def test_a_reply_is_that_of_the_command_alone(self):
-        for case in ({"message": "Let b = 7."}, {"message": "Let a = 3. What is a?", "seed": 5, "temperature": 2, "n": 9}, {"message": "Hello", "stop": "elc", "system": "Be kind."}):
+        for case in ({"message": "Let b = 7."},
+                     {"message": "Let a = 3. What is a?", "seed": 5, "temperature": 2, "n": 9},
+                     {"message": "Hello", "stop": "elc", "system": "Be kind."}):
             answer = self.post("/v1/chat/completions", request_of(**case))
             choice = answer["choices"][0]
             self.assertEqual((choice["message"]["content"], choice["state_digest"]), alone(**case))
 
     def test_a_stream_says_the_same(self):
         whole = self.post("/v1/chat/completions", request_of("Let c = 4. What is c?"))
-        status, content = self.server.call("POST", "/v1/chat/completions", {**request_of("Let c = 4. What is c?"), "stream": True, "stream_options": {"include_usage": True}})
+        status, content = self.server.call("POST", "/v1/chat/completions",
+                                           {**request_of("Let c = 4. What is c?"), "stream": True,
+                                            "stream_options": {"include_usage": True}})
         pieces, done = events(content)
         self.assertTrue(done)
-        self.assertEqual("".join(p["choices"][0]["delta"].get("content", "") for p in pieces if p["choices"]), whole["choices"][0]["message"]["content"])
+        self.assertEqual("".join(p["choices"][0]["delta"].get("content", "") for p in pieces if p["choices"]),
+                         whole["choices"][0]["message"]["content"])
         self.assertEqual(pieces[-1]["usage"]["completion_tokens"], whole["usage"]["completion_tokens"])
         self.assertEqual(pieces[-2]["choices"][0]["state_digest"], whole["choices"][0]["state_digest"])
 
@@ -147,8 +156,11 @@ class Serve(unittest.TestCase):
 
         def leave(i):
             s = socket.create_connection(("127.0.0.1", self.server.port))
-            body = json.dumps({**request_of("Tell me about %d." % i, i, 3, 1900), "stream": i % 2 == 0, "ignore_eos": True}).encode()
-            s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body[: len(body) - i % 3])
+            body = json.dumps(
+                {**request_of("Tell me about %d." % i, i, 3, 1900), "stream": i % 2 == 0, "ignore_eos": True}).encode()
+            s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+                      b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+                      + body[: len(body) - i % 3])
             s.recv(1 + i % 7) if i % 2 == 0 and i % 3 == 0 else None
             s.close()
 
@@ -172,21 +184,25 @@ class Serve(unittest.TestCase):
     def test_choices_draw_with_seeds_of_their_own(self):
         answer = self.post("/v1/chat/completions", {**request_of("Hello", seed=10, temperature=3, n=12), "n": 3})
         for i, choice in enumerate(answer["choices"]):
-            self.assertEqual((choice["message"]["content"], choice["state_digest"]), alone("Hello", seed=10 + i, temperature=3, n=12))
+            self.assertEqual((choice["message"]["content"], choice["state_digest"]),
+                             alone("Hello", seed=10 + i, temperature=3, n=12))
 
     def test_text_completions_and_their_ids(self):
         answer = self.post("/v1/completions", {"prompt": "Let a", "max_tokens": 6, "logprobs": 2})
         command = [STET, "generate", "-m", MODEL, "-p", "Let a", "-n", "6", "--json"]
         expected = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        self.assertEqual((answer["choices"][0]["text"], answer["choices"][0]["state_digest"]), (expected["text"], expected["digests"]["id"]))
+        self.assertEqual((answer["choices"][0]["text"], answer["choices"][0]["state_digest"]),
+                         (expected["text"], expected["digests"]["id"]))
         self.assertEqual(len(answer["choices"][0]["logprobs"]["tokens"]), 6)
         by_ids = self.post("/v1/completions", {"prompt": expected["prompt_ids"], "max_tokens": 6})
         self.assertEqual(by_ids["choices"][0]["state_digest"], expected["digests"]["id"])
 
     def test_logprobs_are_the_models(self):
-        answer = self.post("/v1/chat/completions", {**request_of("Let a = 3. What is a?"), "logprobs": True, "top_logprobs": 3})
+        answer = self.post("/v1/chat/completions",
+                           {**request_of("Let a = 3. What is a?"), "logprobs": True, "top_logprobs": 3})
         content = answer["choices"][0]["logprobs"]["content"]
-        self.assertEqual("".join(bytes(t["bytes"]).decode() for t in content[:-1]), answer["choices"][0]["message"]["content"])
+        self.assertEqual("".join(bytes(t["bytes"]).decode() for t in content[:-1]),
+                         answer["choices"][0]["message"]["content"])
         for t in content:
             self.assertEqual(len(t["top_logprobs"]), 3)
             self.assertEqual(t["top_logprobs"][0]["logprob"], t["logprob"])  # sampling is greedy
@@ -208,7 +224,8 @@ class Serve(unittest.TestCase):
         self.assertIn("6", second["output_text"])
         self.assertEqual(second["previous_response_id"], first["id"])
         self.assertEqual(self.get("/v1/responses/" + second["id"])["output_text"], second["output_text"])
-        status, content = self.server.call("POST", "/v1/responses", {"input": "What is a?", "previous_response_id": first["id"], "stream": True})
+        status, content = self.server.call("POST", "/v1/responses",
+                                           {"input": "What is a?", "previous_response_id": first["id"], "stream": True})
         pieces, _ = events(content)
         self.assertEqual([p["sequence_number"] for p in pieces], list(range(len(pieces))))
         self.assertEqual(pieces[-1]["response"]["state_digest"], second["state_digest"])
@@ -216,20 +233,25 @@ class Serve(unittest.TestCase):
         self.assertEqual(self.server.call("GET", "/v1/responses/" + second["id"])[0], 404)
 
     def test_anthropics_messages(self):
-        body = {"max_tokens": 50, "system": "Be kind.", "messages": [{"role": "user", "content": "Let a = 2. What is a?"}]}
+        body = {"max_tokens": 50, "system": "Be kind.",
+                "messages": [{"role": "user", "content": "Let a = 2. What is a?"}]}
         answer = self.post("/v1/messages", body)
-        self.assertEqual((answer["content"][0]["text"], answer["state_digest"]), alone("Let a = 2. What is a?", system="Be kind.", n=50))
+        self.assertEqual((answer["content"][0]["text"], answer["state_digest"]),
+                         alone("Let a = 2. What is a?", system="Be kind.", n=50))
         pieces, _ = events(self.server.call("POST", "/v1/messages", {**body, "stream": True})[1])
-        self.assertEqual("".join(p["delta"]["text"] for p in pieces if p["type"] == "content_block_delta"), answer["content"][0]["text"])
+        self.assertEqual("".join(p["delta"]["text"] for p in pieces if p["type"] == "content_block_delta"),
+                         answer["content"][0]["text"])
         stopped = self.post("/v1/messages", {**body, "stop_sequences": ["zz", "is"]})
         self.assertEqual((stopped["stop_reason"], stopped["stop_sequence"]), ("stop_sequence", "is"))
 
     def test_embeddings(self):
         plain = self.post("/v1/embeddings", {"input": ["Hello", "a = 3"], "layer": 2, "pooling": "last"})
-        packed = self.post("/v1/embeddings", {"input": ["Hello", "a = 3"], "layer": 2, "pooling": "last", "encoding_format": "base64"})
+        packed = self.post("/v1/embeddings",
+                           {"input": ["Hello", "a = 3"], "layer": 2, "pooling": "last", "encoding_format": "base64"})
         for x, y in zip(plain["data"], packed["data"]):
             raw = base64.b64decode(y["embedding"])
-            self.assertEqual(struct.unpack("<%df" % len(x["embedding"]), raw), tuple(struct.unpack("<f", struct.pack("<f", v))[0] for v in x["embedding"]))
+            self.assertEqual(struct.unpack("<%df" % len(x["embedding"]), raw),
+                             tuple(struct.unpack("<f", struct.pack("<f", v))[0] for v in x["embedding"]))
         self.assertEqual((plain["layer"], plain["pooling"], plain["normalized"]), (2, "last", True))
 
     def test_a_state_is_a_value(self):
@@ -247,7 +269,8 @@ class Serve(unittest.TestCase):
         fork = self.post("/v1/states/%s/fork" % start["id"], {})
         self.assertNotEqual(fork["id"], start["id"])
         self.assertEqual((fork["digest"], fork["parent"]), (start["digest"], start["id"]))
-        two = self.post("/v1/states/%s/continue" % reply["state"]["id"], {"message": {"role": "user", "content": "What is a?"}})
+        two = self.post("/v1/states/%s/continue" % reply["state"]["id"],
+                        {"message": {"role": "user", "content": "What is a?"}})
         self.assertIn("3", two["text"])
         back = self.post("/v1/states/%s/rewind" % two["state"]["id"], {"message": 2})
         self.assertEqual(self.get("/v1/states/" + back["id"])["messages"][-1]["content"], reply["text"])
@@ -288,7 +311,8 @@ class Serve(unittest.TestCase):
         of_fork = then("/%s/continue" % fork, {"message": {"role": "user", "content": "And b?"}})
         pruned = then("/%s/prune" % more, {"sinks": 4, "keep_last": 16, "shift": True})
         of_pruned = then("/%s/continue" % pruned, {"message": {"role": "user", "content": "And a?"}})
-        place = {asked: None, reply: asked, more: reply, retry: reply, edit: reply, edited: edit, first: None, fork: reply, of_fork: fork, pruned: reply, of_pruned: pruned}
+        place = {asked: None, reply: asked, more: reply, retry: reply, edit: reply, edited: edit, first: None,
+                 fork: reply, of_fork: fork, pruned: reply, of_pruned: pruned}
 
         def listed():
             return {s["id"]: s for s in server.get("/v1/states")["data"]}
@@ -302,11 +326,13 @@ class Serve(unittest.TestCase):
         for id in (reply, more):
             server.call("DELETE", "/v1/states/" + id)
         self.assertEqual({listed()[id]["continues"] for id in (retry, edit, fork, pruned)}, {asked})
-        again = server.post("/v1/states/upload", None, raw=file, headers={"Content-Type": "application/octet-stream"})["id"]
+        again = server.post("/v1/states/upload", None, raw=file,
+                            headers={"Content-Type": "application/octet-stream"})["id"]
         self.assertEqual((again, listed()[again]["continues"], listed()[of_fork]["continues"]), (more, asked, fork))
 
     def metric(self, name):
-        return next(float(line.split()[1]) for line in self.get("/metrics").decode().split("\n") if line.startswith("stet_" + name + " "))
+        return next(float(line.split()[1]) for line in self.get("/metrics").decode().split("\n")
+                    if line.startswith("stet_" + name + " "))
 
     def long_state(self):
         return self.post("/v1/states", {"ids": [(7 * i) % 900 for i in range(1900)]})
@@ -315,10 +341,12 @@ class Serve(unittest.TestCase):
         state = self.long_state()
         body = json.dumps({**request_of("Tell me.", 1, 5, 1900), "ignore_eos": True, "stream": True}).encode()
         with socket.create_connection(("127.0.0.1", self.server.port)) as s:
-            s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+                      b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
             while b"delta" not in s.recv(65536):
                 pass
-            drawn, prompts, verified = (self.metric(n) for n in ("drawn_tokens_total", "prompt_tokens_total", "tokens_verified_total"))
+            drawn, prompts, verified = (self.metric(n)
+                                        for n in ("drawn_tokens_total", "prompt_tokens_total", "tokens_verified_total"))
             self.assertTrue(self.post("/v1/states/%s/verify" % state["id"], {})["same_bits"])
             self.assertEqual(self.metric("prompt_tokens_total"), prompts + 1900)
             self.assertEqual(self.metric("tokens_verified_total"), verified + 1900)
@@ -329,7 +357,9 @@ class Serve(unittest.TestCase):
         state, verified = self.long_state(), self.metric("tokens_verified_total")
         for body in (b"{}", b'{"stream": true}'):
             with socket.create_connection(("127.0.0.1", self.server.port)) as s:
-                s.sendall(b"POST /v1/states/%s/verify HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (state["id"].encode(), len(body)) + body)
+                s.sendall(b"POST /v1/states/%s/verify HTTP/1.1\r\nHost: localhost\r\n"
+                          b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+                          % (state["id"].encode(), len(body)) + body)
         for _ in range(600):
             if self.get("/v1/status")["running"] == 0:
                 break
@@ -341,7 +371,8 @@ class Serve(unittest.TestCase):
         state = "/v1/states/%s" % self.post("/v1/states/%s/continue" % start["id"], {})["state"]["id"]
         tokens = self.get(state + "/tokens?logprobs=true")["data"]
         n = len(tokens)
-        short, long = self.get(state + "/attention?layer=3&head=1&last=5"), self.get(state + "/attention?layer=3&head=1&last=2000")
+        short, long = (self.get(state + "/attention?layer=3&head=1&last=5"),
+                       self.get(state + "/attention?layer=3&head=1&last=2000"))
         self.assertEqual((short["first"], long["first"], len(long["values"])), (n - 5, 0, n))
         # To the bit, however much was already computed.
         self.assertEqual(short["values"], long["values"][-5:])
@@ -351,24 +382,29 @@ class Serve(unittest.TestCase):
         lens = self.get(state + "/lens?last=9")
         self.assertEqual(lens["tokens"], [t["text"] for t in tokens[-9:]])
         best = self.get(state + "/top?n=1")["data"][0]
-        self.assertEqual({k: lens["values"][-1][-1][k] for k in ("id", "logprob")}, {k: best[k] for k in ("id", "logprob")})
+        self.assertEqual({k: lens["values"][-1][-1][k] for k in ("id", "logprob")},
+                         {k: best[k] for k in ("id", "logprob")})
         self.assertEqual([c["next_logprob"] for c in lens["values"][-1]], [t["logprob"] for t in tokens[-8:]] + [None])
         norms = self.get(state + "/norms")
         kv = [self.get(state + "/kv?layer=2&head=%d&what=v" % h) for h in range(self.get(state + "/kv")["heads"])]
         for p in range(n):
-            self.assertAlmostEqual(norms["values"][2][p], sum(x * x for head in kv for x in head["values"][p]) ** 0.5, places=6)
-        for query in ("/attention?layer=99", "/attention?head=-1", "/attention?last=0", "/lens?last=many", "/norms?last=3", "/kv?what=x", "/tokens?logprobs=yes"):
+            self.assertAlmostEqual(norms["values"][2][p], sum(x * x for head in kv for x in head["values"][p]) ** 0.5,
+                                   places=6)
+        for query in ("/attention?layer=99", "/attention?head=-1", "/attention?last=0", "/lens?last=many",
+                      "/norms?last=3", "/kv?what=x", "/tokens?logprobs=yes"):
             self.assertEqual(self.server.call("GET", state + query)[0], 400, query)
         for path in ("/attention?last=30", "/lens", "/norms"):  # a pruned state can be inspected, too
             pruned = self.post(state + "/prune", {"sinks": 4, "keep_last": 16})
-            self.get("/v1/states/%s" % self.post("/v1/states/%s/continue" % pruned["id"], {"message": {"role": "user", "content": "Hi"}})["state"]["id"] + path)
+            self.get("/v1/states/%s" % self.post("/v1/states/%s/continue" % pruned["id"],
+                                                 {"message": {"role": "user", "content": "Hi"}})["state"]["id"] + path)
 
     def test_where_a_difference_is_kept(self):
         both = []
         for a in (3, 7):
             state = self.conversation("Let a = %d. What is a?" % a)
             reply = self.post("/v1/states/%s/continue" % state["id"], {})
-            at = next(i for i, id in enumerate(reply["ids"]) if self.post("/detokenize", {"tokens": [id]})["text"] == str(a))
+            at = next(i for i, id in enumerate(reply["ids"])
+                      if self.post("/detokenize", {"tokens": [id]})["text"] == str(a))
             both.append(self.post("/v1/states/%s/continue" % state["id"], {"n": at})["state"])
         ids = [self.get("/v1/states/" + s["id"])["ids"] for s in both]
         different = [i for i, (x, y) in enumerate(zip(*ids)) if x != y]
@@ -422,14 +458,18 @@ class Serve(unittest.TestCase):
         self.assertLess(len(delta), len(full) // 2)
         self.assertEqual(delta, self.get(snapshot + "?form=delta&over=" + start["id"]))
         with tempfile.TemporaryDirectory() as directory:  # a client joins tensors by their names
-            for name, content in (("delta.stet", delta), (start["id"] + ".stet", self.get("/v1/states/%s/snapshot" % start["id"]))):
+            for name, content in (("delta.stet", delta),
+                                  (start["id"] + ".stet", self.get("/v1/states/%s/snapshot" % start["id"]))):
                 with open(os.path.join(directory, name), "wb") as f:
                     f.write(content)
-            told = subprocess.run([STET, "inspect", os.path.join(directory, "delta.stet"), "--json"], check=True, capture_output=True, text=True).stdout
+            told = subprocess.run([STET, "inspect", os.path.join(directory, "delta.stet"), "--json"], check=True,
+                                  capture_output=True, text=True).stdout
             self.assertIn(reply["digest"], told)
-            subprocess.run([STET, "verify", "-m", MODEL, os.path.join(directory, "delta.stet")], check=True, capture_output=True)
+            subprocess.run([STET, "verify", "-m", MODEL, os.path.join(directory, "delta.stet")], check=True,
+                           capture_output=True)
         self.server.call("DELETE", "/v1/states/" + reply["id"])
-        refusals = (("", 400, start["digest"]), ("?over=" + other["id"], 400, other["digest"]), ("?over=st_0", 404, "st_0"))
+        refusals = (("", 400, start["digest"]), ("?over=" + other["id"], 400, other["digest"]),
+                    ("?over=st_0", 404, "st_0"))
         for query, expected, what in refusals:
             status, answer = self.server.call("POST", "/v1/states/upload" + query, raw=delta)
             self.assertEqual((status, answer["error"]["param"]), (expected, "?over"))
@@ -439,7 +479,8 @@ class Serve(unittest.TestCase):
         self.assertEqual((uploaded["origin"], uploaded["parent"]), ("uploaded", start["id"]))
         self.assertTrue(self.post("/v1/states/%s/verify" % reply["id"], {})["same_bits"])
         self.assertEqual(self.server.call("POST", "/v1/states/upload?over=" + start["id"], raw=full)[0], 400)
-        for query in ("?form=delta", "?form=full&over=" + start["id"], "?form=recipe&over=" + start["id"], "?over=st_0", "?form=banana"):
+        for query in ("?form=delta", "?form=full&over=" + start["id"], "?form=recipe&over=" + start["id"], "?over=st_0",
+                      "?form=banana"):
             self.assertIn(self.server.call("GET", snapshot + query)[0], (400, 404))
         for cut in range(0, len(delta), len(delta) // 9):
             self.assertEqual(self.server.call("POST", "/v1/states/upload?over=" + start["id"], raw=delta[:cut])[0], 400)
@@ -476,19 +517,25 @@ class Serve(unittest.TestCase):
         good = request_of("Hi", n=2)
         for field, value, pointer in (
             ("tools", [{"type": "function"}], "/tools"), ("banana", 1, "/banana"),
-            ("n", 0, "/n"), ("temperature", -1, "/temperature"), ("temperature", "hot", "/temperature"), ("max_tokens", 0, "/max_tokens"),
-            ("messages", [], "/messages"), ("messages", [{"role": "user"}], "/messages/0/content"), ("messages", [{"role": "cat", "content": ""}], "/messages/0/role"),
-            ("stop", [1], "/stop/0"), ("stop", ["a", ""], "/stop/1"), ("stop", "a" * 65537, "/stop"), ("seed", 1.5, "/seed"), ("response_format", {"type": "json_object"}, "/response_format"),
+            ("n", 0, "/n"), ("temperature", -1, "/temperature"), ("temperature", "hot", "/temperature"),
+            ("max_tokens", 0, "/max_tokens"),
+            ("messages", [], "/messages"), ("messages", [{"role": "user"}], "/messages/0/content"),
+            ("messages", [{"role": "cat", "content": ""}], "/messages/0/role"),
+            ("stop", [1], "/stop/0"), ("stop", ["a", ""], "/stop/1"), ("stop", "a" * 65537, "/stop"),
+            ("seed", 1.5, "/seed"), ("response_format", {"type": "json_object"}, "/response_format"),
             ("model", "gpt", "/model"), ("resume_from", "st_0", "/resume_from"), ("stream", "yes", "/stream")):
             status, answer = self.server.call("POST", "/v1/chat/completions", {**good, field: value})
             self.assertIn(status, (400, 404), (field, value, answer))
             self.assertEqual(answer["error"]["param"], pointer, answer)
-        for field, value in (("tools", []), ("frequency_penalty", 0), ("logit_bias", {}), ("response_format", {"type": "text"}), ("user", "me"), ("tool_choice", "none"), ("stop", None), ("stop", "")):
+        for field, value in (("tools", []), ("frequency_penalty", 0), ("logit_bias", {}),
+                             ("response_format", {"type": "text"}), ("user", "me"), ("tool_choice", "none"),
+                             ("stop", None), ("stop", "")):
             self.post("/v1/chat/completions", {**good, field: value})
 
     def test_too_long_a_prompt_tells_both_numbers(self):
         for stream in (False, True):
-            status, answer = self.server.call("POST", "/v1/chat/completions", {**request_of("word " * 5000), "stream": stream})
+            status, answer = self.server.call("POST", "/v1/chat/completions",
+                                              {**request_of("word " * 5000), "stream": stream})
             self.assertEqual((status, answer["error"]["code"]), (400, "context_length_exceeded"))
             self.assertIn("2048", answer["error"]["message"])
 
@@ -499,12 +546,18 @@ class Serve(unittest.TestCase):
             body = bytearray(good)
             for _ in range(draws.randrange(1, 4)):
                 at = draws.randrange(len(body))
-                draws.choice([lambda: body.__setitem__(at, draws.randrange(256)), lambda: body.__delitem__(slice(at, at + 3)), lambda: body.insert(at, draws.choice(b'{}[]",:0'))])()
-            status, answer = self.server.call("POST", draws.choice(["/v1/chat/completions", "/v1/states", "/v1/messages", "/v1/responses", "/tokenize"]), raw=bytes(body))
+                draws.choice([lambda: body.__setitem__(at, draws.randrange(256)),
+                              lambda: body.__delitem__(slice(at, at + 3)),
+                              lambda: body.insert(at, draws.choice(b'{}[]",:0'))])()
+            status, answer = self.server.call("POST",
+                                              draws.choice(["/v1/chat/completions", "/v1/states", "/v1/messages",
+                                                            "/v1/responses", "/tokenize"]), raw=bytes(body))
             self.assertTrue(status == 200 or "message" in answer["error"], answer)
         for raw in (b"[" * 100000, b"{\"a\":" * 5000, b"", b"null", b"\xff\xfe"):
             self.assertEqual(self.server.call("POST", "/v1/chat/completions", raw=raw)[0], 400)
-        for line in (b"GARBAGE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"POST /v1/states HTTP/1.1\r\nContent-Length: -5\r\n\r\n", b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n"):
+        for line in (b"GARBAGE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n",
+                     b"POST /v1/states HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+                     b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n"):
             with socket.create_connection(("127.0.0.1", self.server.port)) as s:
                 s.sendall(line)
                 s.shutdown(socket.SHUT_WR)
@@ -513,22 +566,30 @@ class Serve(unittest.TestCase):
         self.assertEqual(self.get("/health"), {"status": "ok"})
 
     def test_token_ids_that_are_none_are_said_by_their_place(self):
-        for path, body, where in (("/v1/completions", {"prompt": [1, 10 ** 9]}, "/prompt/1"), ("/v1/completions", {"prompt": [[1, -1]]}, "/prompt/0/1"),
-                                  ("/v1/completions", {"prompt": ["a", 5]}, "/prompt/1"), ("/v1/states", {"ids": [10 ** 9]}, "/ids/0"), ("/v1/embeddings", {"input": [1, 2, 10 ** 30]}, "/input/2"),
-                                  ("/v1/embeddings", {"input": [[1], [2, "a"]]}, "/input/1/1"), ("/detokenize", {"tokens": [10 ** 9]}, "/tokens/0")):
+        for path, body, where in (("/v1/completions", {"prompt": [1, 10 ** 9]}, "/prompt/1"),
+                                  ("/v1/completions", {"prompt": [[1, -1]]}, "/prompt/0/1"),
+                                  ("/v1/completions", {"prompt": ["a", 5]}, "/prompt/1"),
+                                  ("/v1/states", {"ids": [10 ** 9]}, "/ids/0"),
+                                  ("/v1/embeddings", {"input": [1, 2, 10 ** 30]}, "/input/2"),
+                                  ("/v1/embeddings", {"input": [[1], [2, "a"]]}, "/input/1/1"),
+                                  ("/detokenize", {"tokens": [10 ** 9]}, "/tokens/0")):
             status, answer = self.server.call("POST", path, body)
             self.assertEqual((status, answer["error"]["param"]), (400, where), answer)
         state = self.post("/v1/states", {"ids": [1, 2]})
-        self.assertEqual(self.server.call("POST", "/v1/states/%s/continue" % state["id"], {"ids": [10 ** 9]})[1]["error"]["param"], "/ids/0")
-        one, two = (self.post("/v1/embeddings", {"input": ids})["data"][0]["embedding"] for ids in ([1, 2], [[1, 2], [3]]))
+        self.assertEqual(self.server.call("POST", "/v1/states/%s/continue" % state["id"],
+                                          {"ids": [10 ** 9]})[1]["error"]["param"], "/ids/0")
+        one, two = (self.post("/v1/embeddings", {"input": ids})["data"][0]["embedding"]
+                    for ids in ([1, 2], [[1, 2], [3]]))
         self.assertEqual(one, two)
 
     def test_compressed_bodies(self):
         body = {"prompt": "Let a = 3.", "max_tokens": 2}
         packed, headers = gzip.compress(json.dumps(body).encode()), {"Content-Encoding": "gzip"}
-        self.assertEqual(self.post("/v1/completions", None, raw=packed, headers=headers)["choices"], self.post("/v1/completions", body)["choices"])
+        self.assertEqual(self.post("/v1/completions", None, raw=packed, headers=headers)["choices"],
+                         self.post("/v1/completions", body)["choices"])
         bomb = gzip.compress(bytes(257 << 20), 1)  # larger than any body may be
-        for raw, expected, said in ((packed[: len(packed) // 2], 400, "the body does not follow its Content-Encoding"), (b"{}", 400, "the body does not follow its Content-Encoding"),
+        for raw, expected, said in ((packed[: len(packed) // 2], 400, "the body does not follow its Content-Encoding"),
+                                    (b"{}", 400, "the body does not follow its Content-Encoding"),
                                     (bomb, 413, "the uncompressed body has more than")):
             status, answer = self.server.call("POST", "/v1/completions", raw=raw, headers=headers)
             self.assertEqual(status, expected, answer)
@@ -537,14 +598,17 @@ class Serve(unittest.TestCase):
 
     def test_requests_that_are_broken_slow_or_half_sent(self):
         draws = random.Random(5)
-        good = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 64\r\n\r\n" + json.dumps(request_of("Hi", n=1)).encode()[:64]
+        good = (b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\nContent-Length: 64\r\n\r\n"
+                + json.dumps(request_of("Hi", n=1)).encode()[:64])
 
         def one(seed):
             d = random.Random(seed)
             raw = bytearray(good)
             for _ in range(d.randrange(0, 6)):
                 at = d.randrange(len(raw))
-                raw[at:at + d.randrange(3)] = bytes(d.choice([d.randrange(256), 10, 13, 58, 48]) for _ in range(d.randrange(3)))
+                raw[at:at + d.randrange(3)] = bytes(d.choice([d.randrange(256), 10, 13, 58, 48])
+                                                    for _ in range(d.randrange(3)))
             if d.random() < 0.3:
                 raw = raw[:d.randrange(len(raw))]
             elif d.random() < 0.1:
@@ -568,7 +632,8 @@ class Serve(unittest.TestCase):
                 pass
 
         with concurrent.futures.ThreadPoolExecutor(16) as clients:
-            list(clients.map(one, [draws.randrange(1 << 30) for _ in range(int(os.environ.get("STET_SERVE_MALFORMED", "300")))]))
+            list(clients.map(
+                one, [draws.randrange(1 << 30) for _ in range(int(os.environ.get("STET_SERVE_MALFORMED", "300")))]))
         case = {"message": "Let a = 3. What is a?"}
         choice = self.post("/v1/chat/completions", request_of(**case))["choices"][0]
         self.assertEqual((choice["message"]["content"], choice["state_digest"]), alone(**case))
@@ -584,27 +649,34 @@ class Serve(unittest.TestCase):
             for method in methods:
                 address = path.replace("{id}", "st_0").replace("{other}", "st_0")
                 status, answer = self.server.call(method.upper(), address, {} if method != "get" else None)
-                self.assertNotEqual(answer["error"]["code"] if isinstance(answer, dict) and "error" in answer else "", "no_such_address", path)
+                self.assertNotEqual(answer["error"]["code"] if isinstance(answer, dict) and "error" in answer else "",
+                                    "no_such_address", path)
         self.assertEqual(self.server.call("PUT", "/v1/states", {})[0], 405)
 
     def test_openapi_names_every_parameter_and_no_other(self):
         state = self.conversation("Let a = 1.")["id"]
-        good = {"layer": "0", "head": "0", "last": "1", "n": "1", "what": "v", "logprobs": "true", "form": "full", "over": ""}
+        good = {"layer": "0", "head": "0", "last": "1", "n": "1", "what": "v", "logprobs": "true", "form": "full",
+                "over": ""}
         for path, methods in self.get("/openapi.json")["paths"].items():
             known = {p["name"] for p in methods.get("get", {}).get("parameters", []) if p["in"] == "query"}
             if "get" not in methods or "/patch/" in path or "responses" in path:
                 continue
             for name in [*good, "banana"]:
-                status, answer = self.server.call("GET", path.replace("{id}", state).replace("{other}", state) + "?%s=%s" % (name, good.get(name, "1")))
+                status, answer = self.server.call("GET", path.replace("{id}", state).replace("{other}", state)
+                                                  + "?%s=%s" % (name, good.get(name, "1")))
                 self.assertEqual(status, 200 if name in known else 400, (path, name, answer))
 
     def test_openapi_names_every_field_and_no_other(self):
         state = self.conversation("Let a = 1.")["id"]
-        good = {"/v1/chat/completions": request_of("Hi", n=1), "/v1/completions": {"prompt": "Hi", "max_tokens": 1}, "/v1/embeddings": {"input": "Hi"},
-                "/v1/responses": {"input": "Hi", "max_output_tokens": 1}, "/v1/messages": request_of("Hi", n=1), "/v1/states": {"text": "Hi"},
+        good = {"/v1/chat/completions": request_of("Hi", n=1), "/v1/completions": {"prompt": "Hi", "max_tokens": 1},
+                "/v1/embeddings": {"input": "Hi"},
+                "/v1/responses": {"input": "Hi", "max_output_tokens": 1}, "/v1/messages": request_of("Hi", n=1),
+                "/v1/states": {"text": "Hi"},
                 "/v1/messages/count_tokens": request_of("Hi", n=1),
-                "/v1/states/{id}/continue": {"n": 1}, "/v1/states/{id}/rewind": {"tokens": 1}, "/v1/states/{id}/prune": {"keep_last": 8},
-                "/v1/states/{id}/edit": {"message": 0, "content": "Let b = 1."}, "/tokenize": {"text": "Hi"}, "/detokenize": {"tokens": [5]},
+                "/v1/states/{id}/continue": {"n": 1}, "/v1/states/{id}/rewind": {"tokens": 1},
+                "/v1/states/{id}/prune": {"keep_last": 8},
+                "/v1/states/{id}/edit": {"message": 0, "content": "Let b = 1."}, "/tokenize": {"text": "Hi"},
+                "/detokenize": {"tokens": [5]},
                 "/apply-template": {"messages": [{"role": "user", "content": "Hi"}]}}
         asked = {}
         for path, methods in self.get("/openapi.json")["paths"].items():
@@ -619,12 +691,14 @@ class Serve(unittest.TestCase):
             self.assertEqual(status, 200, (path, answer))
             for name in every:
                 status, answer = self.server.call(method, path.replace("{id}", state), {**body, name: {"\0": []}})
-                known = status == 200 or (answer["error"]["code"], answer["error"]["param"]) != ("unknown_field", "/" + name)
+                known = (status == 200
+                         or (answer["error"]["code"], answer["error"]["param"]) != ("unknown_field", "/" + name))
                 self.assertEqual(known, name in schema["properties"], (path, name, answer))
                 if status != 200 and name in schema["properties"]:
                     self.assertTrue((answer["error"]["param"] or "").startswith("/"), (path, name, answer))
             for name in schema.get("required", []):
-                status, answer = self.server.call(method, path.replace("{id}", state), {n: v for n, v in body.items() if n != name})
+                status, answer = self.server.call(method, path.replace("{id}", state),
+                                                  {n: v for n, v in body.items() if n != name})
                 self.assertEqual((status, answer["error"]["param"]), (400, "/" + name), (path, name))
 
     def test_metrics_and_the_page_are_there(self):
@@ -635,15 +709,20 @@ class Serve(unittest.TestCase):
 class WithoutTokenizer(unittest.TestCase):
     def test_ids_go_in_and_out_and_the_rest_is_refused(self):
         server = Server(model=os.path.join(ROOT, "tests/data/models/llama31-tiny"))
-        answer = server.post("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 4, "logprobs": 2, "ignore_eos": True})
+        answer = server.post("/v1/completions",
+                             {"prompt": [1, 2, 3], "max_tokens": 4, "logprobs": 2, "ignore_eos": True})
         self.assertEqual(len(answer["choices"][0]["logprobs"]["tokens"]), 4)
         state = answer["state_id"]
-        asked = {"/tokenize": {"text": "Hi"}, "/detokenize": {"tokens": [1]}, "/apply-template": request_of("Hi"), "/v1/states": {"text": "Hi"}, "/v1/completions": {"prompt": "Hi"},
-                 "/v1/chat/completions": request_of("Hi"), "/v1/responses": {"input": "Hi"}, "/v1/messages": request_of("Hi"), "/v1/embeddings": {"input": "Hi"},
-                 "/v1/states/%s/continue" % state: {"text": "Hi"}, "/v1/states/%s/edit" % state: {"message": 0, "content": "Hi"}}
+        asked = {"/tokenize": {"text": "Hi"}, "/detokenize": {"tokens": [1]}, "/apply-template": request_of("Hi"),
+                 "/v1/states": {"text": "Hi"}, "/v1/completions": {"prompt": "Hi"},
+                 "/v1/chat/completions": request_of("Hi"), "/v1/responses": {"input": "Hi"},
+                 "/v1/messages": request_of("Hi"), "/v1/embeddings": {"input": "Hi"},
+                 "/v1/states/%s/continue" % state: {"text": "Hi"},
+                 "/v1/states/%s/edit" % state: {"message": 0, "content": "Hi"}}
         for path, body in asked.items():
             self.assertEqual(server.call("POST", path, body)[0], 400, path)
-        for path in ("", "/tokens?logprobs=true", "/top?n=3", "/kv?layer=0&head=0&what=k", "/diff/" + state, "/snapshot", "/attention", "/lens", "/norms"):
+        for path in ("", "/tokens?logprobs=true", "/top?n=3", "/kv?layer=0&head=0&what=k", "/diff/" + state,
+                     "/snapshot", "/attention", "/lens", "/norms"):
             self.assertEqual(server.call("GET", "/v1/states/" + state + path)[0], 200, path)
         self.assertEqual(len(server.post("/v1/states/%s/continue" % state, {"n": 3, "ignore_eos": True})["ids"]), 3)
         self.assertTrue(server.post("/v1/states/%s/verify" % state, {})["same_bits"])
@@ -670,7 +749,8 @@ class Clients(unittest.TestCase):
             server.stop()
 
     def test_another_address_needs_keys(self):
-        done = subprocess.run([STET, "serve", "-m", MODEL, "--host", "0.0.0.0", "--port", "0"], capture_output=True, text=True)
+        done = subprocess.run([STET, "serve", "-m", MODEL, "--host", "0.0.0.0", "--port", "0"], capture_output=True,
+                              text=True)
         self.assertEqual(done.returncode, 2)
         self.assertIn("--api-key-file", done.stderr)
 
@@ -678,7 +758,8 @@ class Clients(unittest.TestCase):
         server = Server("--streams", "1", "--queue", "1")
         long = {**request_of("Hi", n=1900), "ignore_eos": True}
         with concurrent.futures.ThreadPoolExecutor(8) as clients:
-            answers = [a.result() for a in [clients.submit(server.call, "POST", "/v1/chat/completions", long) for _ in range(8)]]
+            answers = [a.result()
+                       for a in [clients.submit(server.call, "POST", "/v1/chat/completions", long) for _ in range(8)]]
         self.assertIn(429, [status for status, _ in answers])
         good = {a["choices"][0]["state_digest"] for status, a in answers if status == 200}
         self.assertEqual(len(good), 1)
@@ -724,14 +805,17 @@ class Kept(unittest.TestCase):
     def test_files_of_a_long_conversation_are_deltas_and_go_when_nobody_needs_them(self):
         with tempfile.TemporaryDirectory() as directory:
             server = Server("--state-dir", directory)
-            state = server.post("/v1/states", {"messages": [{"role": "user", "content": " ".join("Let x = %d." % i for i in range(40))}]})
+            state = server.post("/v1/states", {"messages": [
+                {"role": "user", "content": " ".join("Let x = %d." % i for i in range(40))}]})
             chain = []
             for i in range(4):
-                state = server.post("/v1/states/%s/continue" % state["id"], {"message": {"role": "user", "content": "Let a = %d." % i}} if i else {})["state"]
+                state = server.post("/v1/states/%s/continue" % state["id"],
+                                    {"message": {"role": "user", "content": "Let a = %d." % i}} if i else {})["state"]
                 chain.append((state["id"], state["digest"]))
                 server.stop()
                 server.start()
-            files = {name: os.path.getsize(os.path.join(directory, name)) for name in os.listdir(directory) if name.endswith(".stet")}
+            files = {name: os.path.getsize(os.path.join(directory, name))
+                     for name in os.listdir(directory) if name.endswith(".stet")}
             self.assertGreater(len(files), len(chain))
             self.assertLess(files[chain[-1][0] + ".stet"], max(files.values()) // 2)
             for s in server.get("/v1/states")["data"]:  # all but the last of the chain
@@ -741,12 +825,14 @@ class Kept(unittest.TestCase):
             server.start()
             self.assertEqual([s["id"] for s in server.get("/v1/states")["data"]], [chain[-1][0]])
             self.assertTrue(server.post("/v1/states/%s/verify" % chain[-1][0], {})["same_bits"])
-            needed = [name for name in os.listdir(directory) if name.endswith(".stet") and name != chain[-1][0] + ".stet"]
+            needed = [name for name in os.listdir(directory) if name.endswith(".stet")
+                      and name != chain[-1][0] + ".stet"]
             self.assertGreater(len(needed), 0)
             server.stop()
             os.unlink(os.path.join(directory, needed[0]))  # losing a file costs time, but no bit
             server.start()
-            more = server.post("/v1/states/%s/continue" % chain[-1][0], {"message": {"role": "user", "content": "What is a?"}})
+            more = server.post("/v1/states/%s/continue" % chain[-1][0],
+                               {"message": {"role": "user", "content": "What is a?"}})
             self.assertIn("computed again", more["usage"]["reason"])
             self.assertTrue(server.post("/v1/states/%s/verify" % chain[-1][0], {})["same_bits"])
             server.call("DELETE", "/v1/states/" + chain[-1][0])
@@ -769,7 +855,9 @@ class Kept(unittest.TestCase):
                     told = server.get("/metrics").decode()
                     server.get("/v1/states/%s/top" % s["id"])  # computed again, in passes
                     for name in ("prompt_tokens_total", "tokens_recomputed_total"):
-                        counts = [next(int(line.split()[1]) for line in text.split("\n") if line.startswith("stet_" + name + " ")) for text in (told, server.get("/metrics").decode())]
+                        counts = [next(int(line.split()[1]) for line in text.split("\n")
+                                       if line.startswith("stet_" + name + " "))
+                                  for text in (told, server.get("/metrics").decode())]
                         self.assertEqual(counts[1], counts[0] + s["positions"])
                     break
                 for state, (digest, i) in states.items():

@@ -82,9 +82,11 @@ class Framing(Raw):
             "chunked twice": head(b"POST /tokenize", JSON, chunked, chunked) + whole,
             "chunks of HTTP/1.0": head(b"POST /tokenize", JSON, chunked).replace(b"HTTP/1.1", b"HTTP/1.0") + whole,
             "a space before the colon": head(b"POST /tokenize", JSON, b"Content-Length : 13\r\n") + BODY,
-            "a coding with a space before the colon": head(b"POST /tokenize", JSON, b"Transfer-Encoding : chunked\r\n") + whole,
+            "a coding with a space before the colon":
+                head(b"POST /tokenize", JSON, b"Transfer-Encoding : chunked\r\n") + whole,
             "a folded field": head(b"POST /tokenize", JSON, length, b"X: a\r\n b\r\n") + BODY,
-            "a folded first field": head(b"POST /tokenize", JSON, length, host=b" Host: localhost\r\nHost: localhost\r\n") + BODY,
+            "a folded first field":
+                head(b"POST /tokenize", JSON, length, host=b" Host: localhost\r\nHost: localhost\r\n") + BODY,
             "a line end without CR": head(b"POST /tokenize", JSON, length).replace(b"\r\n", b"\n") + BODY,
             "one line end without CR": head(b"POST /tokenize", JSON, length, b"X: a\n") + BODY,
             "a CR inside": head(b"POST /tokenize", JSON, length, b"X: a\rb\r\n") + BODY,
@@ -105,12 +107,15 @@ class Framing(Raw):
                for n in ("+13", "-5", "13abc", "0x3", "1 3", "", "99999999999999999999999")},
             "a chunk without its end": head(b"POST /tokenize", JSON, chunked) + b"d\r\n" + BODY + b"XX0\r\n\r\n",
             "a chunk that is too long": head(b"POST /tokenize", JSON, chunked) + b"c\r\n" + BODY + b"\r\n0\r\n\r\n",
-            "a chunk with an extension": head(b"POST /tokenize", JSON, chunked) + b"d;a=b\r\n" + BODY + b"\r\n0\r\n\r\n",
+            "a chunk with an extension":
+                head(b"POST /tokenize", JSON, chunked) + b"d;a=b\r\n" + BODY + b"\r\n0\r\n\r\n",
             "a chunk with a line end without CR": head(b"POST /tokenize", JSON, chunked) + b"d\n" + BODY + b"\n0\n\n",
             "a last chunk with a line end without CR": head(b"POST /tokenize", JSON, chunked) + whole[:-2] + b"\n",
             "a chunk of no number": head(b"POST /tokenize", JSON, chunked) + b"+d\r\n" + BODY + b"\r\n0\r\n\r\n",
-            "a chunk of too large a number": head(b"POST /tokenize", JSON, chunked) + b"fffffffffffffffff\r\n" + BODY + b"\r\n0\r\n\r\n",
-            "a field behind the chunks": head(b"POST /tokenize", JSON, chunked) + whole[:-2] + b"Host: evil.example\r\n\r\n",
+            "a chunk of too large a number":
+                head(b"POST /tokenize", JSON, chunked) + b"fffffffffffffffff\r\n" + BODY + b"\r\n0\r\n\r\n",
+            "a field behind the chunks":
+                head(b"POST /tokenize", JSON, chunked) + whole[:-2] + b"Host: evil.example\r\n\r\n",
         }
         before = self.states()
         for name, data in cases.items():
@@ -123,7 +128,8 @@ class Framing(Raw):
 
     def test_requests_follow_one_another(self):
         last = head(b"GET /health", b"Connection: close\r\n")
-        chunks = head(b"POST /v1/states", JSON, b"Transfer-Encoding: chunked\r\n") + b"4\r\n" + BODY[:4] + b"\r\n9\r\n" + BODY[4:] + b"\r\n0\r\n\r\n"
+        chunks = (head(b"POST /v1/states", JSON, b"Transfer-Encoding: chunked\r\n")
+                  + b"4\r\n" + BODY[:4] + b"\r\n9\r\n" + BODY[4:] + b"\r\n0\r\n\r\n")
         answer = self.ask(post() + b"\r\n" + chunks + post(b"/nowhere") + head(b"HEAD /health") + last)
         kinds = re.findall(rb"HTTP/1\.1 (\d+)", answer)
         # An unwanted body ends the connection, so that its content is never taken as a request.
@@ -135,7 +141,8 @@ class Framing(Raw):
     def test_older_clients_are_answered(self):
         self.assertTrue(self.ask(b"GET /health HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200"))
         stream = json.dumps({"prompt": "Let", "max_tokens": 2, "stream": True}).encode()
-        answer = self.ask(head(b"POST /v1/completions", JSON, b"Content-Length: %d\r\n" % len(stream)).replace(b"HTTP/1.1", b"HTTP/1.0") + stream)
+        answer = self.ask(head(b"POST /v1/completions", JSON,
+                               b"Content-Length: %d\r\n" % len(stream)).replace(b"HTTP/1.1", b"HTTP/1.0") + stream)
         self.assertIn(b"Connection: close\r\n", answer)
         self.assertNotIn(b"chunked", answer)
         self.assertTrue(answer.endswith(b"data: [DONE]\n\n"))
@@ -144,16 +151,19 @@ class Framing(Raw):
         state = self.server.post("/v1/states", {"ids": [5, 6, 7]})["id"]
         path = "/v1/states/%s/snapshot" % state
         whole = self.server.get(path)
-        for asked, part in (("bytes=0-9", whole[:10]), ("bytes=100-", whole[100:]), ("bytes=-7", whole[-7:]), ("bytes=5-99999999", whole[5:])):
+        for asked, part in (("bytes=0-9", whole[:10]), ("bytes=100-", whole[100:]), ("bytes=-7", whole[-7:]),
+                            ("bytes=5-99999999", whole[5:])):
             status, answer = self.server.call("GET", path, headers={"Range": asked})
             self.assertEqual((status, answer), (206, part), asked)
         for asked in ("bytes=0-1,5-6", "lines=1-2", "bytes=9-3", "bytes=", "bytes=" + "0-,".join([""] * 5000)):
-            status, answer = self.server.call("GET", path, headers={"Range": asked}) if len(asked) < 9000 else (200, whole)
+            status, answer = (self.server.call("GET", path, headers={"Range": asked}) if len(asked) < 9000
+                              else (200, whole))
             self.assertEqual((status, answer), (200, whole), asked)
         self.assertEqual(self.server.call("GET", path, headers={"Range": "bytes=99999999-"})[0], 416)
 
     def test_bodies_of_other_types_are_refused(self):
-        for kind in (b"", b"Content-Type: text/plain\r\n", b"Content-Type: application/x-www-form-urlencoded\r\n", b"Content-Type: multipart/form-data\r\n",
+        for kind in (b"", b"Content-Type: text/plain\r\n", b"Content-Type: application/x-www-form-urlencoded\r\n",
+                     b"Content-Type: multipart/form-data\r\n",
                      b"Content-Type: application/jsonp\r\n", b"Content-Type: text/plain; application/json\r\n"):
             before = self.states()
             answer = self.ask(post(fields=kind) + post())
@@ -170,7 +180,8 @@ class Framing(Raw):
             raw = bytearray(good)
             for _ in range(draws.randrange(1, 5)):
                 at = draws.randrange(len(raw))
-                raw[at:at + draws.randrange(3)] = draws.choice([b"\r", b"\n", b"\r\n", b" ", b":", b"\0", b"0", bytes([draws.randrange(256)])])
+                raw[at:at + draws.randrange(3)] = draws.choice(
+                    [b"\r", b"\n", b"\r\n", b" ", b":", b"\0", b"0", bytes([draws.randrange(256)])])
             with self.connect() as s:
                 s.sendall(raw)
                 s.shutdown(socket.SHUT_WR)
@@ -181,7 +192,8 @@ class Framing(Raw):
                 except ConnectionResetError:
                     pass
             for part in answer.split(b"HTTP/1.1 ")[1:]:
-                self.assertIn(part[:3], (b"200", b"400", b"403", b"404", b"405", b"408", b"413", b"415", b"417", b"431", b"499", b"501"), (raw, part))
+                self.assertIn(part[:3], (b"200", b"400", b"403", b"404", b"405", b"408", b"413", b"415", b"417", b"431",
+                                         b"499", b"501"), (raw, part))
         self.assertEqual(self.server.get("/health")["status"], "ok")
 
 
@@ -199,16 +211,24 @@ class Refusals(unittest.TestCase):
             keys.flush()
             os.chmod(keys.name, 0o600)
             server = Server("--api-key-file", keys.name)
-            key, long, expects = b"Authorization: Bearer 0123456789\r\n", b"Content-Length: 1000000\r\n", b"Expect: 100-continue\r\n"
-            for status, data in ((401, head(b"POST /v1/states", JSON, long)), (401, head(b"POST /v1/states", JSON, long, expects)),
-                                 (403, head(b"POST /v1/states", JSON, long, key, host=b"Host: evil.example\r\n")), (403, head(b"POST /v1/states", JSON, long, key, b"Origin: http://evil.example\r\n")),
-                                 (404, head(b"POST /nowhere", JSON, long, key)), (405, head(b"PUT /v1/states", JSON, long, key)), (415, head(b"POST /v1/states", long, key)),
-                                 (413, head(b"POST /v1/states", JSON, b"Content-Length: 99999999999\r\n", key)), (417, head(b"POST /v1/states", JSON, long, key, b"Expect: more\r\n"))):
+            key, long, expects = (b"Authorization: Bearer 0123456789\r\n", b"Content-Length: 1000000\r\n",
+                                  b"Expect: 100-continue\r\n")
+            for status, data in ((401, head(b"POST /v1/states", JSON, long)),
+                                 (401, head(b"POST /v1/states", JSON, long, expects)),
+                                 (403, head(b"POST /v1/states", JSON, long, key, host=b"Host: evil.example\r\n")),
+                                 (403, head(b"POST /v1/states", JSON, long, key, b"Origin: http://evil.example\r\n")),
+                                 (404, head(b"POST /nowhere", JSON, long, key)),
+                                 (405, head(b"PUT /v1/states", JSON, long, key)),
+                                 (415, head(b"POST /v1/states", long, key)),
+                                 (413, head(b"POST /v1/states", JSON, b"Content-Length: 99999999999\r\n", key)),
+                                 (417, head(b"POST /v1/states", JSON, long, key, b"Expect: more\r\n"))):
                 answer = self.asked(server, data)
                 self.assertTrue(answer.startswith(b"HTTP/1.1 %d " % status), (data, answer))
                 self.assertIn(b"Connection: close\r\n", answer)
-            self.assertTrue(self.asked(server, head(b"POST /v1/states", JSON, long, key, expects)).startswith(b"HTTP/1.1 100 Continue\r\n\r\n"))
-            self.assertTrue(self.asked(server, head(b"GET /health", b"X: " + b"y" * 20000 + b"\r\n")).startswith(b"HTTP/1.1 431 "))
+            self.assertTrue(self.asked(server, head(b"POST /v1/states", JSON, long, key, expects))
+                            .startswith(b"HTTP/1.1 100 Continue\r\n\r\n"))
+            self.assertTrue(
+                self.asked(server, head(b"GET /health", b"X: " + b"y" * 20000 + b"\r\n")).startswith(b"HTTP/1.1 431 "))
             # Without a key the server does not accept megabytes.
             with socket.create_connection(("127.0.0.1", server.port), timeout=20) as s, self.assertRaises(OSError):
                 s.sendall(head(b"POST /v1/states", JSON, b"Content-Length: 100000000\r\n"))
@@ -262,11 +282,13 @@ class Crowds(Raw):
                 s.sendall(more)
             while self.server.get("/ready")["running"]:
                 time.sleep(0.005)
-            drawn = [line for line in self.server.get("/metrics").decode().split("\n") if line.startswith("stet_drawn_tokens_total")]
+            drawn = [line for line in self.server.get("/metrics").decode().split("\n")
+                     if line.startswith("stet_drawn_tokens_total")]
             self.assertLess(int(drawn[0].split()[1]), 1900 * 16, more)
 
     def test_one_port_has_one_server(self):
-        done = subprocess.run([STET, "serve", "-m", MODEL, "--port", str(self.server.port)], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([STET, "serve", "-m", MODEL, "--port", str(self.server.port)], capture_output=True,
+                              text=True, timeout=60)
         self.assertEqual(done.returncode, 1)
         self.assertIn("--port", done.stderr)
         port = self.server.port

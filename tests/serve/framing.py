@@ -18,9 +18,12 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 FRAMES, COUNT = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 10000
 
 NGINX = """daemon off; error_log %(work)s/nginx.log; pid %(work)s/nginx.pid; worker_processes 1; events {}
-http { access_log off; client_body_temp_path %(work)s/b; proxy_temp_path %(work)s/p; fastcgi_temp_path %(work)s/f; uwsgi_temp_path %(work)s/u; scgi_temp_path %(work)s/s;
-  server { listen 127.0.0.1:%(port)d; client_header_timeout 2s; client_body_timeout 2s; lingering_timeout 1s; proxy_ignore_client_abort on;
-    location / { proxy_pass http://127.0.0.1:%(to)d; proxy_http_version 1.1; proxy_set_header X-From $remote_addr; proxy_set_header Host localhost; } } }
+http { access_log off; client_body_temp_path %(work)s/b; proxy_temp_path %(work)s/p;
+  fastcgi_temp_path %(work)s/f; uwsgi_temp_path %(work)s/u; scgi_temp_path %(work)s/s;
+  server { listen 127.0.0.1:%(port)d; client_header_timeout 2s; client_body_timeout 2s;
+    lingering_timeout 1s; proxy_ignore_client_abort on;
+    location / { proxy_pass http://127.0.0.1:%(to)d; proxy_http_version 1.1;
+      proxy_set_header X-From $remote_addr; proxy_set_header Host localhost; } } }
 """
 HAPROXY = """defaults
   mode http

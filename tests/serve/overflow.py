@@ -15,7 +15,8 @@ import unittest
 
 from api import MODEL, STET, Server, request_of
 
-SAYS = "--kv f16: expected keys and values below 65520 in magnitude (--kv f32, bf16 or q8 holds larger ones), found a larger one at position 0, layer 0"
+SAYS = ("--kv f16: expected keys and values below 65520 in magnitude (--kv f32, bf16 or q8 holds larger ones), "
+        "found a larger one at position 0, layer 0")
 
 
 def write_large(path):

@@ -882,7 +882,8 @@ class Bounds(WithServer):
             "stream": True
         }).encode()
         with socket.create_connection(("127.0.0.1", self.server.port)) as s:
-            s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+                      b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
             while b"delta" not in s.recv(65536):
                 pass
             with concurrent.futures.ThreadPoolExecutor(2) as pool:
@@ -903,7 +904,8 @@ class Operators(unittest.TestCase):
         import resource
         with tempfile.TemporaryDirectory() as directory:
             states = os.path.join(directory, "states")
-            limited = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000)); os.execv(sys.argv[1], sys.argv[1:])"
+            limited = ("import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000)); "
+                       "os.execv(sys.argv[1], sys.argv[1:])")
             process = subprocess.Popen([
                 sys.executable, "-c", limited, STET, "serve", "-m", LLAMA, "--port", "0", "--state-dir", states,
                 "--durable"

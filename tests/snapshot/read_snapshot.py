@@ -199,7 +199,8 @@ class Snapshot:
         """Returns the row of each layer."""
         if "table" in kv:
             return kv["table"]
-        return [{"owner": l, "heads": kv["heads"], "key_dim": kv["head_dim"], "value_dim": kv["head_dim"], "window": window}
+        return [{"owner": l, "heads": kv["heads"], "key_dim": kv["head_dim"], "value_dim": kv["head_dim"],
+                 "window": window}
                 for l, window in enumerate(self.meta["config"]["window"])]
 
     def part_size(self, dim):
@@ -417,7 +418,8 @@ class Snapshot:
     def as_json(self):
         get = self.sections.get
         return {
-            "format_version": self.sections.version, "form": self.meta["form"], "positions": len(self.tokens), "tokens": self.tokens,
+            "format_version": self.sections.version, "form": self.meta["form"], "positions": len(self.tokens),
+            "tokens": self.tokens,
             "capacity": self.meta["capacity"], "config": self.meta["config"],
             "contract": f"{self.meta['contract']} version {self.meta['contract_version']}",
             "kv": {**self.meta["kv"], "block_bytes": self.block_bytes},

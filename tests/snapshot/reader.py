@@ -41,7 +41,8 @@ def compare(stet, path):
 def with_element(snapshot, what, layer, head, position, element, bits):
     """Returns the file with one element replaced and all digests corrected."""
     data, b = bytearray(snapshot.sections.data), position // 64
-    at, t, dim = snapshot.offsets[layer] + head * snapshot.head_size(layer), position % 64, snapshot.table[layer]["key_dim"]
+    at, t, dim = (snapshot.offsets[layer] + head * snapshot.head_size(layer), position % 64,
+                  snapshot.table[layer]["key_dim"])
     index = element * 64 + t if what == "key" else 64 * dim + t * dim + element
     _, offset, _ = snapshot.places[b]
     struct.pack_into("<H", data, offset + at + index * 2, bits)
