@@ -67,6 +67,7 @@ void compare(const Shape& shape, int threads, int repeat) {
                         {w.data(), w.size()}};
   const Matrix matrix({&view}, shape.inputs, threads);
   ModelConfig config;
+  config.layers = 1;
   config.hidden_size = static_cast<int64_t>(std::max(shape.inputs, shape.outputs));
   config.head_dim = 64;
   config.heads = config.kv_heads = 1;

@@ -121,6 +121,7 @@ std::vector<float> run(std::vector<Sequence*> sequences, const std::string& isa 
   }
   std::vector<float> y(q.size(), kNan);
   ModelConfig config;
+  config.layers = 2;
   config.hidden_size = config.intermediate_size = 16;
   config.heads = static_cast<int64_t>(s.heads());
   config.kv_heads = static_cast<int64_t>(s.kv_heads);

@@ -326,6 +326,7 @@ struct OnePass {
 
   OnePass(const std::string& isa, size_t widest, size_t rows, int threads, Contract contract) {
     ModelConfig config;
+    config.layers = 1;
     config.hidden_size = config.intermediate_size = static_cast<int64_t>(widest);
     config.heads = config.kv_heads = 1;
     config.head_dim = 16;
