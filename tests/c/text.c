@@ -215,7 +215,7 @@ static void it_is_made_of_bytes(void) {
   FAILS(stet_tokenizer_load_pre(POCKET, "", &made, &error), STET_ERROR_ARGUMENT,
         "pre_tokenizer: expected the name of a pre-tokenizer, found an empty text");
   FAILS_WITH(stet_tokenizer_load_pre(POCKET, "gpt-2", &made, &error), STET_ERROR_ARGUMENT,
-             "found a directory");
+             "is a directory");
   CHECK(made == NULL);
 }
 

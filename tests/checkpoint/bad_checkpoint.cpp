@@ -172,7 +172,9 @@ TEST_F(BadCheckpoint, NotANumber) {
 TEST_F(BadCheckpoint, UnknownArchitecture) {
   const std::string known =
       "GemmaForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, "
-      "GPT2LMHeadModel, GPTNeoXForCausalLM, GptOssForCausalLM, GraniteForCausalLM, "
+      "Gemma3nForCausalLM, Gemma3nForConditionalGeneration, Gemma4ForCausalLM, "
+      "Gemma4ForConditionalGeneration, GPT2LMHeadModel, GPTNeoXForCausalLM, GptOssForCausalLM, "
+      "GraniteForCausalLM, "
       "GraniteMoeForCausalLM, LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, "
       "Olmo2ForCausalLM, Olmo3ForCausalLM, OlmoeForCausalLM, Phi3ForCausalLM, Qwen2ForCausalLM, "
       "Qwen3ForCausalLM, Qwen3MoeForCausalLM, SmolLM3ForCausalLM";
@@ -224,8 +226,8 @@ TEST_F(BadCheckpoint, AbsurdSizes) {
 
 TEST_F(BadCheckpoint, UnknownRopeType) {
   const char* const expected =
-      "@/config.json: rope_scaling.rope_type: expected default, linear, llama3, yarn or longrope, "
-      "found dynamic";
+      "@/config.json: rope_scaling.rope_type: expected default, linear, llama3, yarn, longrope or "
+      "proportional, found dynamic";
   EXPECT_EQ(config_error(ErrorKind::unsupported,
                          [](Json& j) { j["rope_scaling"]["rope_type"] = "dynamic"; }),
             expected);

@@ -554,7 +554,7 @@ class BrokenFiles : public FileSource {
   }
   std::shared_ptr<const FileBytes> open(const std::string& name) const override {
     if (name == broken_)
-      throw Error(ErrorKind::io, path_of(name), "", "a readable file", "an error of the disk");
+      throw Error(ErrorKind::io, path_of(name), "", "", "cannot be read: an error of the disk");
     return files_->open(name);
   }
 

@@ -70,7 +70,7 @@ TEST_F(ChatFiles, AnotherConversationIsRefusedBeforeAnythingIsSaid) {
     const Outcome o = chat(options, "Hello\n");
     EXPECT_EQ(o.status, 1);
     EXPECT_EQ(o.out, "");
-    EXPECT_NE(o.err.find("expected a new file (--resume "), std::string::npos) << o.err;
+    EXPECT_NE(o.err.find(" exists already: --resume "), std::string::npos) << o.err;
     if (options.size() == 2 && options[1] == talk) {
       EXPECT_EQ(o.err, expected);
     }

@@ -217,7 +217,7 @@ TEST_F(ChatTerminal, ATargetThatCannotBeWrittenKeepsTheChat) {
   t.until("you> ");
   std::filesystem::remove(scratch / "there");
   t.type("\x04");
-  t.until("there/s.stet: expected ");
+  t.until("there/s.stet: no file can be made in its directory: ");
   t.until("(/save FILE saves it elsewhere; /quit or Ctrl-D again leaves without it)");
   t.until("you> ");
   t.type("/save " + snapshot + "\r");
@@ -228,8 +228,8 @@ TEST_F(ChatTerminal, ATargetThatCannotBeWrittenKeepsTheChat) {
   t.type("\x04");
   EXPECT_EQ(t.wait(), 1);
   size_t errors = 0;
-  for (size_t at = 0; (at = t.shown().find("there/s.stet: expected ", at)) != std::string::npos;
-       ++at)
+  for (size_t at = 0;
+       (at = t.shown().find("there/s.stet: no file can be made ", at)) != std::string::npos; ++at)
     ++errors;
   EXPECT_EQ(errors, 3u);  // one for each Ctrl-D
   EXPECT_EQ(Snapshot::open(snapshot).meta().chat.messages.size(), 2u);
@@ -282,10 +282,10 @@ TEST_F(ChatTerminal, ColoursWhereTheTerminalHasThem) {
     t.until("OK, k = 5.");
     t.until("> ");
     t.type("/nonsense\r");
-    t.until("found /nonsense");
+    t.until("unknown command /nonsense");
     return t.shown();
   };
-  const std::string reply = "\033[36mOK", error = "\033[31mcommand";
+  const std::string reply = "\033[36mOK", error = "\033[31munknown command";
   const std::string coloured = shown({});
   EXPECT_NE(coloured.find(reply), std::string::npos);
   EXPECT_NE(coloured.find(error), std::string::npos);

@@ -107,8 +107,8 @@ TEST_F(ExperimentCommand, EachContinuationIsASnapshotThatGoesOn) {
   const Outcome again = run_stet(base + seeds + Args{"--save-dir", directory});
   EXPECT_EQ(again.status, 1);
   EXPECT_EQ(again.out, "");
-  EXPECT_EQ(again.err,
-            "stet: " + directory + "/run-01.stet exists already; choose an empty directory\n");
+  EXPECT_EQ(again.err, "stet: --save-dir: " + directory +
+                           "/run-01.stet exists already; choose an empty directory\n");
   EXPECT_EQ(run_stet(base + Args{"--save-dir", ""}).status, 2);
 }
 

@@ -143,7 +143,7 @@ TEST_F(StoreCommand, FaultsAreOneLine) {
   EXPECT_EQ(run({"store", "names", "--store", "dir:" + (scratch_ / "no")}, 1).err,
             "stet: " + scratch_ / "no" + ": store: there is no store; stet store init makes one\n");
   fs::permissions(scratch_ / "keys/key", fs::perms::group_read, fs::perm_options::add);
-  EXPECT_NE(run({"store", "names"}, 1).err.find("permissions: expected 600"), std::string::npos);
+  EXPECT_NE(run({"store", "names"}, 1).err.find("chmod 600 makes it private"), std::string::npos);
 }
 
 }  // namespace

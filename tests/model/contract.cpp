@@ -97,8 +97,8 @@ int load_blas_late() {
   const std::string error = error_of([&] { Session(m, under(Contract::f32_blas)); });
   limit.rlim_cur = all;
   setrlimit(RLIMIT_AS, &limit);
-  if (!error.starts_with("unsupported: gemm: expected OpenBLAS (libopenblas.so.0 or "
-                         "libopenblas.so), found libopenblas.so.0: ")) {
+  if (!error.starts_with("unsupported: gemm: OpenBLAS (libopenblas.so.0 or libopenblas.so) "
+                         "cannot be loaded: libopenblas.so.0: ")) {
     std::fputs((error + "\n").c_str(), stderr);
     return 3;
   }

@@ -290,7 +290,7 @@ def silu(g):
 
 def clamped(g, u, limit):
     s, t = np.minimum(g, F32(limit)), np.maximum(np.minimum(u, F32(limit)), F32(-limit))
-    return (t + F32(1)) * (s / (F32(1) + exp(F32(0) - F32(1.702) * s)))
+    return (t + F32(1)) * (s / (F32(1) + exp(F32(0) - F32(float.fromhex("0x1.b3b646p+0")) * s)))
 
 
 def gelu_tanh(g):

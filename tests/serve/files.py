@@ -240,7 +240,7 @@ class Ending(Directory):
         small = server.post("/v1/chat/completions", request_of("Let b = 4.", n=12))
         said = server.stop()
         self.assertIn(
-            "%s: kept as its tokens: %s: expected to write" %
+            "%s: kept as its tokens: %s: cannot write" %
             (large["state_id"], self.path(large["state_id"] + ".stet")), said)
         self.assertIn("File too large", said)
         self.assertIn(small["state_id"] + ".stet", self.files())

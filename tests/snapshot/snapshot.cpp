@@ -519,8 +519,10 @@ TEST_F(SnapshotTest, RefusesAnotherModelTokenizerContractAndRoom) {
           model_digest(*gemma) + " instead of " + model_digest(*m));
   const auto other = model(data_path("models/llama32-tiny-bf16"));
   const std::string config = error(other, tokenizer, options(1));
-  EXPECT_TRUE(config.starts_with("mismatch: " + file + ": attention_scale, head_dim, ")) << config;
-  EXPECT_NE(config.find(", tied_head, "), std::string::npos) << config;
+  EXPECT_TRUE(config.starts_with("mismatch: " + file +
+                                 ": model: the model does not fit the snapshot: attention_scale "))
+      << config;
+  EXPECT_NE(config.find(", head_dim 32 instead of 8, "), std::string::npos) << config;
   const auto another = tokenizer_of(R"({"a":0,"c":1})");
   EXPECT_EQ(error(m, another, options(1)), "mismatch: " + file + ": tokenizer: expected " +
                                                tokenizer->fingerprint() + ", found " +

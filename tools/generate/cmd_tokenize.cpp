@@ -22,7 +22,7 @@ void run_tokenize(const TokenizeCommand& o) {
     return each_line([&](const std::string& line, const std::string& where) {
       const nlohmann::json text = parse_json_value(line, where);
       if (!text.is_string())
-        throw Error(ErrorKind::format, where, "", "print a JSON string", printable(line, 60));
+        throw Error(ErrorKind::format, where, "", "a JSON string", printable(line, 60));
       return dump(tokenizer->encode(text.get<std::string>(), bos, !o.plain_special));
     });
   }
