@@ -248,7 +248,10 @@ inline void Gemma3n::correct(const LayerPass& at, const Layer& l) const {
 
 // The gated MLP of p.normed, of whose gates a sparse layer keeps the largest.
 inline void Gemma3n::mlp(const LayerPass& at, const Layer& l) const {
-  const auto& [t, p, c, index] = at;
+  const Team t = at.t;
+  const Pass& p = at.p;
+  const ModelConfig& c = at.config;
+  const size_t index = at.index;
   const double floor = c.gate_floor.empty() ? 0 : c.gate_floor[index];
   if (floor == 0) return gated_mlp(at, l.gate_up, l.down, Gate::gelu_tanh, p.normed);
   const size_t width = p.mlp.width;
@@ -265,7 +268,10 @@ inline void Gemma3n::mlp(const LayerPass& at, const Layer& l) const {
 }
 
 inline void Gemma3n::layer(const LayerPass& at) const {
-  const auto& [t, p, c, index] = at;
+  const Team t = at.t;
+  const Pass& p = at.p;
+  const ModelConfig& c = at.config;
+  const size_t index = at.index;
   const Layer& l = layers_[index];
   predict(at, l);
   const Qkv x = attention_input(at, l.input_norm, l.qkv);

@@ -591,7 +591,7 @@ TEST_F(Command, BadInputIsStatus1AndNothingIsWritten) {
       {{"logits", "--ids", "1,1620", "-o", out},
        "ids[1]: expected a token id in 0..1619, found 1620"},
       {{"logits", "--ids", "1,2,3", "--ctx", "2", "-o", out},
-       "3 tokens do not fit: 0 of 2 positions are used (--ctx sets the number)"},
+       "tokens: expected at most 2 positions (--ctx), found 0 + 3"},
       {{"save", "--ids", "1", "-o", scratch / "dir"},
        scratch / "dir: expected a regular file to write, found a directory"},
       {{"save", "--ids", "1", "-o", none + "/s"},

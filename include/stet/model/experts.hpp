@@ -57,7 +57,10 @@ inline Experts load_experts(WeightLoader& w, const ModelConfig& c, const std::st
 }
 
 inline void route(const LayerPass& at, const ExpertRouter& router, Rows x) {
-  const auto& [t, p, c, index] = at;
+  const Team t = at.t;
+  const Pass& p = at.p;
+  const ModelConfig& c = at.config;
+  const size_t index = at.index;
   ExpertScratch& s = p.scratch->experts;
   const Rows logits = s.logits.rows(0, x.count), weights = s.weights.rows(0, x.count),
              chosen = s.chosen.rows(0, x.count);
