@@ -32,7 +32,8 @@ class DifferingLayers : public testing::TestWithParam<const char*> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Models, DifferingLayers,
-                         testing::Values("gemma4-dense-tiny", "gemma4-small-tiny", "gemma3n-tiny"),
+                         testing::Values("gemma4-dense-tiny", "gemma4-small-tiny", "gemma3n-tiny",
+                                         "gptoss-tiny"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');
@@ -40,13 +41,21 @@ INSTANTIATE_TEST_SUITE_P(Models, DifferingLayers,
                          });
 
 // Returns the angle per position of a pair of dimensions, in float64, by the definition. Full layers
-// of Gemma 4 rotate the first quarter of their pairs.
+// of Gemma 4 rotate the first quarter of their pairs. gpt-oss has YaRN, whose bounds are not rounded.
 double frequency(const ModelConfig& c, const LayerShape& layer, int64_t pair) {
   const Rope& rope = c.ropes[static_cast<size_t>(layer.rope)];
-  const bool stands = c.family == "gemma4" && layer.window == 0 && pair >= layer.key_dim / 2 / 4;
-  return stands ? 0
-                : std::pow(rope.theta,
-                           -2.0 * static_cast<double>(pair) / static_cast<double>(layer.key_dim));
+  if (c.family == "gemma4" && layer.window == 0 && pair >= layer.key_dim / 2 / 4) return 0;
+  const double dim = static_cast<double>(layer.key_dim), i = static_cast<double>(pair),
+               plain = std::pow(rope.theta, -2 * i / dim);
+  if (c.family != "gpt_oss") return plain;
+  const auto pair_that_turns = [&](double times) {
+    return dim * std::log(rope.original_positions / (times * 2 * std::acos(-1.0))) /
+           (2 * std::log(rope.theta));
+  };
+  const double low = std::max(0.0, pair_that_turns(rope.beta_fast)),
+               high = std::min(dim - 1, pair_that_turns(rope.beta_slow)),
+               part = std::clamp((i - low) / (high - low), 0.0, 1.0);
+  return plain * (1 - part) + plain / rope.factor * part;
 }
 
 // Returns the key rotated back by `distance` positions, in float64.
