@@ -70,9 +70,17 @@ nlohmann::ordered_json GgufNames::gemma4_ropes(int64_t full_dim) const {
            {{"rope_type", "default"}, {"rope_theta", need_number("rope.freq_base_swa")}}}};
 }
 
+// Returns for each layer whether it has a window.
+const std::vector<double>& GgufNames::sliding_layers() const {
+  const std::string name = key("attention.sliding_window_pattern");
+  const std::vector<double>* const slides = keys_.is_array(name) ? keys_.numbers(name) : nullptr;
+  if (slides == nullptr) keys_.fail(name, "a value for each layer", "nothing");
+  return *slides;
+}
+
 void GgufNames::add_gemma4(nlohmann::ordered_json& c) const {
+  const std::vector<double>& slides = sliding_layers();
   add_layer_types(c);
-  const std::vector<double>& slides = *keys_.numbers(key("attention.sliding_window_pattern"));
   const std::vector<int64_t> heads = of_layers("attention.head_count_kv", 1, heads_),
                              widths = of_layers("feed_forward_length", 1, kMaxSize);
   const int64_t full_dim = need("attention.key_length", kMaxHeadDim),
@@ -134,8 +142,7 @@ void GgufNames::add_gemma3n(nlohmann::ordered_json& c) const {
   const GgufTensor *const rank = find("blk.0.laurel_l.weight"),
                           *const scale = find("blk.0.altup_correct_scale.weight");
   if (rank == nullptr) keys_.fail("blk.0.laurel_l.weight", "a matrix", "none");
-  if (!keys_.has(key("attention.sliding_window_pattern")))
-    keys_.fail(key("attention.sliding_window_pattern"), "a value for each layer", "nothing");
+  sliding_layers();
   add_layer_types(c);
   add_layer_inputs(c);
   c["intermediate_size"] = of_layers("feed_forward_length", 1, kMaxSize);
@@ -152,10 +159,9 @@ void GgufNames::add_gemma3n(nlohmann::ordered_json& c) const {
   if (keys_.has(key("final_logit_softcapping")))
     c["final_logit_softcapping"] = published_number("final_logit_softcapping");
   const char* const sparsity = "activation_sparsity_scale";
-  if (!keys_.has(key(sparsity))) return;
   const std::vector<double>* const quantiles =
       keys_.is_array(key(sparsity)) ? keys_.numbers(key(sparsity)) : nullptr;
-  if (quantiles == nullptr) keys_.fail(key(sparsity), "a number for each layer", "another value");
+  if (quantiles == nullptr) keys_.fail(key(sparsity), "a number for each layer", "nothing");
   c["activation_sparsity_pattern"] = GemmaJson::array();
   // The quantile of 0, where nothing is dropped, is minus infinity.
   for (const double z : *quantiles)

@@ -93,6 +93,7 @@ class GgufNames {
   void add_gemma4_experts(nlohmann::ordered_json& config) const;
   nlohmann::ordered_json gemma4_ropes(int64_t full_dim) const;
   void add_gemma3n(nlohmann::ordered_json& config) const;
+  const std::vector<double>& sliding_layers() const;
   void add_layer_inputs(nlohmann::ordered_json& config) const;
   std::vector<int64_t> of_layers(const char* name, int64_t min, int64_t max) const;
   std::vector<float> pair_divisors(const GgufTensor& tensor, int64_t pairs) const;

@@ -100,6 +100,12 @@ class Gguf(unittest.TestCase):
                 gguf_writer.write(model, self.file, "F32", with_tokenizer=False, experts=how)
                 self.assertEqual(expected, run("logits", "-m", self.file, *ids), (name, how))
                 self.assertEqual(fingerprint, self.fingerprint(self.file), (name, how))
+        # Experts of a layer in tensors of their own must have one type.
+        mixtral = os.path.join(ROOT, "tests", "data", "models", "mixtral-tiny")
+        odd = lambda to: "F32" if "down" in to else "Q8_0" if "gate.1." in to else "Q4_0"  # noqa: E731
+        gguf_writer.write(mixtral, self.file, odd, with_tokenizer=False, experts="one")
+        self.assertIn("experts.1.w1.weight: expected dtype Q4_0 like model.layers.0.block_sparse_moe.experts.0.w1",
+                      run("logits", "-m", self.file, *ids, status=1))
         # Rounded ones under the contract of their types, which may be two of gates and ups; written again as they are.
         model = os.path.join(ROOT, "tests", "data", "models", "qwen3moe-tiny")
         mixed = lambda to: "Q8_0" if "ffn_up_exps" in to else "Q4_0"  # noqa: E731
@@ -144,6 +150,21 @@ class Gguf(unittest.TestCase):
             again = run("logits", "-m", model, *ids, "--compute", "f32", "--cache-dir", self.directory.name)
             self.assertEqual(wide, again)
 
+    def test_what_gguf_cannot_say_of_gpt_oss_is_refused(self):
+        changes = (("ropes", lambda c: c["rope_scaling"].update(truncate=True)),
+                   ("gate_limit", lambda c: c.update(swiglu_limit=8.0)))
+        for field, change in changes:
+            model = os.path.join(self.directory.name, field)
+            shutil.copytree(os.path.join(ROOT, "tests", "data", "models", "gptoss-tiny"), model)
+            with open(os.path.join(model, "config.json")) as file:
+                config = json.load(file)
+            change(config)
+            with open(os.path.join(model, "config.json"), "w") as file:
+                json.dump(config, file)
+            self.assertIn(f"config.json: {field}: llama.cpp assumes",
+                          run("convert-model", "-m", model, "-o", self.file, status=1))
+            self.assertFalse(os.path.exists(self.file))
+
     def test_an_infinite_block_of_mxfp4_is_refused(self):
         gguf_gpt_oss.write(os.path.join(ROOT, "tests", "data", "models", "gptoss-mxfp4-tiny"), self.file)
         name = "blk.1.ffn_up_exps.weight"
@@ -180,6 +201,18 @@ class Gguf(unittest.TestCase):
             self.assertEqual(self.fingerprint(model), self.fingerprint(written), name)
             self.assertEqual(run("logits", "-m", model, *ids), run("logits", "-m", written, "--compute", "f32", *ids),
                              name)
+
+    def test_keys_that_layers_need_are_named(self):
+        for name, keys in (("gemma4-moe-tiny", ("gemma4.attention.sliding_window_pattern", "gemma4.expert_used_count")),
+                           ("gemma3n-tiny", ("gemma3n.attention.sliding_window_pattern", "gemma3n.altup.num_inputs",
+                                             "gemma3n.activation_sparsity_scale"))):
+            gguf_gemma4.write(os.path.join(ROOT, "tests", "data", "models", name), self.file, "F32")
+            with open(self.file, "rb") as file:
+                raw = file.read()
+            for key in keys:
+                with open(self.file, "wb") as file:
+                    file.write(raw.replace(key.encode(), key.encode()[:-1] + b"_", 1))
+                self.assertIn(f"{key}: expected ", run("logits", "-m", self.file, "--ids", "2", "--digest", status=1))
 
     def test_q8_0_and_q4_0_go_into_their_contracts_without_loss(self):
         for pocket, (kind, contract) in with_pockets((("Q8_0", "q8"), ("Q4_0", "q4"))):
