@@ -36,6 +36,7 @@ struct EngineOptions {
   std::function<std::shared_ptr<Drafter>()> drafter = nullptr;
   // Limit on the slowdown of a pass of several replies by drafted tokens.
   double draft_slowdown = 1.25;
+  bool always_draft = false;  // whatever drafts cost, so that tests do not depend on clocks
 };
 
 // A small part of some work. Returns false when the work is done.
@@ -123,7 +124,7 @@ class Engine {
   // Returns a speculator for a reply that is drawn by the engine; null without speculation.
   std::unique_ptr<Speculator> speculator() const {
     if (!options_.drafter) return nullptr;
-    return std::make_unique<Speculator>(options_.drafter(), costs_);
+    return std::make_unique<Speculator>(options_.drafter(), costs_, options_.always_draft);
   }
   // Starts all jobs, or throws and starts none.
   void start(std::span<const JobPtr> jobs);
