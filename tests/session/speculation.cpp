@@ -95,7 +95,10 @@ TEST_P(Drafted, AnythingElseDiscardsThemAndZeroesTheirSlots) {
          s.scale_kv({{}, {}, 1, 3}, 0.5f);
        }},
       {"save", [&](Session& s) { Snapshot::save(s, scratch / "s.stet", {}); }},
-      {"state", [&](Session& s) { s = Session(m, s.state(), {}); }},
+      {"state",
+       [&](Session& s) {
+         s = Session(m, s.state(), {0, KvType::f32, s.compute()});
+       }},
       {"identities", [](Session& s) { s.block_identities(); }},
       {"settings", [](Session& s) { s.set_compute(s.compute()); }},
       {"capacity",
@@ -140,7 +143,14 @@ TEST_P(Drafted, OthersOfABatchAreNotConcerned) {
   EXPECT_TRUE(same(c, plain[2]));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Drafted, testing::ValuesIn(subjects_and_contracts()), subject_name);
+// Returns the small checkpoints under every contract that they support.
+std::vector<Subject> small_subjects() {
+  std::vector<Subject> all = subjects_and_contracts();
+  std::erase_if(all, [](const Subject& s) { return s.name.starts_with("pocket"); });
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Drafted, testing::ValuesIn(small_subjects()), subject_name);
 
 Subject llama() { return {"llama31-tiny", data_path("models/llama31-tiny")}; }
 
