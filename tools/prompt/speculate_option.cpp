@@ -51,7 +51,7 @@ std::function<std::shared_ptr<Drafter>()> SpeculateOption::drafters(const Model&
 void SpeculateOption::apply(const Session& session, GenerateOptions& options) {
   options.speculator = nullptr;
   if (const auto make = drafters(session.model(), session.compute(), session.capacity())) {
-    speculator_ = std::make_unique<Speculator>(make());
+    speculator_ = std::make_shared<Speculator>(make());
     options.speculator = speculator_.get();
   }
 }

@@ -26,7 +26,7 @@ class SpeculateOption {
 
  private:
   std::string how_ = "off";
-  std::unique_ptr<Speculator> speculator_;
+  std::shared_ptr<Speculator> speculator_;  // shared by copies
 };
 
 // Adds the drafted and accepted tokens to the timings of a reply that was drawn with a speculator.
