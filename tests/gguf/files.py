@@ -161,7 +161,7 @@ class Gguf(unittest.TestCase):
 
     def test_layers_that_differ_are_those_of_the_checkpoint(self):
         ids = ["--ids", ",".join(str(7 * i % 320) for i in range(100)), "--digest"]
-        for name in ("gemma4-dense-tiny", "gemma4-small-tiny"):
+        for name in ("gemma4-dense-tiny", "gemma4-small-tiny", "gemma4-moe-tiny", "gemma3n-tiny"):
             model = os.path.join(ROOT, "tests", "data", "models", name)
             gguf_gemma4.write(model, self.file, "F32")
             self.assertEqual(run("logits", "-m", model, *ids), run("logits", "-m", self.file, *ids), name)
@@ -345,7 +345,8 @@ class Gguf(unittest.TestCase):
         for name in ("gemma-tiny", "gemma2-tiny", "gemma3-tiny", "gemma3-tiny-bf16", "gpt2-tiny", "granite-tiny",
                      "llama2-tiny-f16", "llama31-tiny", "mistral-tiny", "olmo2-tiny",
                      "olmo3-tiny", "qwen3-tiny", "smollm3-tiny", "pythia-tiny", "phi3-tiny", "phi4-tiny",
-                     "qwen3moe-tiny", "mixtral-tiny", "olmoe-tiny", "gptoss-tiny", "gptoss-mxfp4-tiny"):
+                     "qwen3moe-tiny", "mixtral-tiny", "olmoe-tiny", "gptoss-tiny", "gptoss-mxfp4-tiny",
+                     "gemma4-dense-tiny", "gemma4-small-tiny", "gemma4-moe-tiny", "gemma3n-tiny"):
             model = os.path.join(ROOT, "tests/data/models", name)
             prepared = os.path.join(self.directory.name, name)
             run("prepare", "-m", model, "-o", prepared)
