@@ -9,8 +9,8 @@
 
 namespace stet::tool {
 
-// Measures replies of `tokens` tokens after a prompt, in turn without drafts and with a drafter for
-// each rate, which knows the reply and errs on purpose. Throws if two of the states differ.
+// Measures replies of `tokens` tokens after a prompt, in turn without and with drafts. The drafter
+// of each rate knows the reply and errs on purpose. Throws if two of the states differ.
 Json speculation_figures(const std::shared_ptr<const Model>& model, const SessionOptions& options,
                          int64_t prompt, int64_t tokens, const std::vector<double>& rates,
                          int repeat);

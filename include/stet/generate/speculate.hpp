@@ -139,7 +139,7 @@ inline double PassCosts::of(size_t rows) const {
 
 inline void choose_drafts(std::span<DraftChoice> replies, size_t rows, const PassCosts& costs,
                           double slowest) {
-  constexpr double kLeastGain = 1.03;
+  constexpr double kLeastGain = 1.03, kLeastSlope = 0.02;
   const auto next_gain = [](const DraftChoice& r) {
     return r.chosen < r.most && !r.all ? std::pow(r.acceptance, static_cast<double>(r.chosen + 1))
                                        : 0.0;
@@ -157,7 +157,9 @@ inline void choose_drafts(std::span<DraftChoice> replies, size_t rows, const Pas
     drafting += next->seconds;
     ++next->chosen;
     added.push_back(static_cast<size_t>(next - replies.begin()));
-    const double seconds = costs.of(rows + added.size()) + drafting;
+    // more rows are never cheaper, though a disturbed measurement may say so
+    const double least = alone * (1 + kLeastSlope * static_cast<double>(added.size()));
+    const double seconds = std::max(costs.of(rows + added.size()), least) + drafting;
     if (seconds > slowest * alone) break;
     if (tokens / seconds > best) best = tokens / seconds, kept = added.size();
   }

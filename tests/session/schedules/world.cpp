@@ -269,7 +269,7 @@ void World::append_drafted(Live& live, const std::vector<int32_t>& ids, const St
 
 void World::append(Live& live, const Step& step) {
   const std::vector<int32_t> ids = draw_tokens(live, step.x, step.y);
-  if (step.y % 4 < 2 && !ids.empty() && ids.size() <= 7) {
+  if ((step.y % 4 == 1 || step.y % 4 == 2) && !ids.empty() && ids.size() <= 7) {
     live.looked_at = false;
     append_drafted(live, ids, step);
     return live.timeline.append(ids);
