@@ -105,8 +105,7 @@ class ostream {
   ostream& operator<<(const char* s) { return *this << string(s); }
   ostream& operator<<(char c) { return *this << string(1, c); }
   template <class Number>
-    requires is_arithmetic_v<Number>
-  ostream& operator<<(Number x) {
+  requires is_arithmetic_v<Number> ostream& operator<<(Number x) {
     if constexpr (is_integral_v<Number>) return *this << to_string(x);
     char text[32];
     ::std::snprintf(text, sizeof text, "%g", static_cast<double>(x));
