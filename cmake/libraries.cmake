@@ -96,7 +96,8 @@ if(PkgConfig_FOUND AND NOT STET_FMT STREQUAL "OFF")
 endif()
 stet_have(STET_FMT STET_HAVE_FMT PkgConfig::STET_FORMAT have_fmt)
 if(NOT have_fmt)
-  target_compile_definitions(stet_headers INTERFACE FMT_HEADER_ONLY=1)
+  # Without a separator of its own, fmt would bring in all locales of the C++ library.
+  target_compile_definitions(stet_headers INTERFACE FMT_HEADER_ONLY=1 "FMT_STATIC_THOUSANDS_SEPARATOR=','")
 endif()
 
 set(have_sentencepiece OFF)

@@ -3,8 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
-#include <fstream>
+#include <memory>
 #include <vector>
 
 #include "src/base/json_value.hpp"
@@ -27,9 +28,9 @@ std::string first_bytes(const std::string& path) {
   std::error_code ignored;
   if (!fs::is_regular_file(path, ignored)) return "";
   std::string bytes(kBeginning, '\0');
-  std::ifstream in(path, std::ios::binary);
-  in.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  bytes.resize(static_cast<size_t>(std::max<std::streamsize>(in.gcount(), 0)));
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> in(std::fopen(path.c_str(), "rb"),
+                                                           std::fclose);
+  bytes.resize(in ? std::fread(bytes.data(), 1, bytes.size(), in.get()) : 0);
   return bytes;
 }
 

@@ -14,7 +14,6 @@
 #include <cerrno>
 #include <charconv>
 #include <filesystem>
-#include <sstream>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -108,10 +107,9 @@ class DirectoryStore : public StoreBackend {
                   fs::exists(path_) ? "the directory is no store; stet store init makes one"
                                     : "there is no store; stet store init makes one");
     }
-    std::istringstream lines(read_text_file(path_ + "/" + kStoreFile, kSmallFile));
-    std::string head, budget;
-    std::getline(lines, head);
-    std::getline(lines, budget);
+    const std::string text = read_text_file(path_ + "/" + kStoreFile, kSmallFile);
+    std::string_view lines = text;
+    const std::string head = next_line(lines), budget = next_line(lines);
     if (head != kStoreHead)
       throw Error(ErrorKind::unsupported, path_ + "/" + kStoreFile, "first line", kStoreHead,
                   printable(head, 60));
@@ -260,14 +258,16 @@ class DirectoryStore : public StoreBackend {
       const std::string path = path_ + "/leases/" + file;
       if (!file_at(path)) continue;
       try {
-        std::istringstream line(read_text_file(path, kSmallFile));
+        const std::string text = read_text_file(path, kSmallFile);
+        std::string_view words = text;
+        const std::string first = next_word(words);
         int64_t until = 0;
-        line >> until;
+        std::from_chars(first.data(), first.data() + first.size(), until);
         if (until <= time) {
           ::unlink(path.c_str());
           continue;
         }
-        for (std::string id; line >> id;) {
+        for (std::string id = next_word(words); !id.empty(); id = next_word(words)) {
           if (const auto hash = hash_of_hex(id)) states.push_back(*hash);
         }
       } catch (const Error&) {

@@ -7,8 +7,9 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
-#include <sstream>
+#include <string_view>
 
+#include "src/store/text.hpp"
 #include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/hmac.hpp"
@@ -37,10 +38,9 @@ std::string hex_of(std::span<const std::byte> bytes) {
   return text;
 }
 
-// Returns the 32 bytes after "NAME " in a line of a key file.
-Sha256 key_line(std::istream& lines, const std::string& name, const std::string& path) {
-  std::string line;
-  std::getline(lines, line);
+// Returns the 32 bytes after "NAME " in the next line of a key file.
+Sha256 key_line(std::string_view& lines, const std::string& name, const std::string& path) {
+  const std::string line = next_line(lines);
   const auto hash = line.starts_with(name + " ")
                         ? parse_sha256("sha256:" + line.substr(name.size() + 1))
                         : std::nullopt;
@@ -99,9 +99,9 @@ StoreKey StoreKey::load(const std::string& path) {
                 fmt::format("others can read the key (mode {:o}); chmod 600 makes it private",
                             info.st_mode & 0777));
   }
-  std::istringstream lines(read_text_file(path, kKeyFileBytes));
-  std::string head;
-  std::getline(lines, head);
+  const std::string text = read_text_file(path, kKeyFileBytes);
+  std::string_view lines = text;
+  const std::string head = next_line(lines);
   if (head != kKeyFileHead)
     throw Error(ErrorKind::format, path, "first line", kKeyFileHead, printable(head, 60));
   StoreKey key;

@@ -1,8 +1,10 @@
-// Hashes and names as parts of files' and keys' names.
+// Small texts: lines and words, and hashes and names as parts of files' and keys' names.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "stet/base/sha256.hpp"
 
@@ -11,6 +13,20 @@ namespace stet {
 inline std::string hex_of_hash(const Sha256& hash) { return sha256_text(hash).substr(7); }
 inline std::optional<Sha256> hash_of_hex(const std::string& hex) {
   return hex.size() == 64 ? parse_sha256("sha256:" + hex) : std::nullopt;
+}
+
+// Takes the text up to the next "\n", or to the end, and removes it from `text` together with that.
+inline std::string next_line(std::string_view& text) {
+  const std::string line(text.substr(0, text.find('\n')));
+  text.remove_prefix(std::min(line.size() + 1, text.size()));
+  return line;
+}
+// Takes the next word between blanks and line ends, and returns "" behind the last one.
+inline std::string next_word(std::string_view& text) {
+  text.remove_prefix(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
+  const std::string word(text.substr(0, text.find_first_of(" \t\r\n")));
+  text.remove_prefix(word.size());
+  return word;
 }
 
 // 1 to 128 of a-z A-Z 0-9 . _ -, the first no dot and no hyphen.

@@ -11,7 +11,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <future>
-#include <iostream>
 
 #include "stet/base/error.hpp"
 #include "stet/checkpoint/cache.hpp"
@@ -20,6 +19,7 @@
 #include "stet/files/file.hpp"
 #include "stet/kernels/kernels.hpp"
 #include "stet/text/tokenizer_warnings.hpp"
+#include "tools/command/streams.hpp"
 #include "tools/command/words.hpp"
 #include "tools/prompt/tokenizer_choice.hpp"
 #include "tools/store/store.hpp"
@@ -375,7 +375,7 @@ void SourceOptions::require(const std::string& names) const {
 
 void each_line(const std::function<std::string(const std::string&, const std::string&)>& f) {
   std::string line;
-  for (size_t number = 1; out("") && std::getline(std::cin, line); ++number) {
+  for (size_t number = 1; out("") && read_line(line); ++number) {
     out(f(line, "standard input: line " + std::to_string(number)) + "\n");
     flush_output();
   }

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -12,6 +13,10 @@ namespace stet::tool {
 // Opens /dev/null for each standard stream that is closed, so that no file opened later takes its
 // number. Writes to such a stream fail, and reads find the end.
 void open_standard_streams();
+
+// Reads a line of standard input, without its "\n". Returns false at the end. The streams of the C++
+// library, which bring all locales with them, are not used.
+bool read_line(std::string& line);
 
 // Writes to stderr and flushes. Control characters are escaped. Does nothing if stderr is closed or
 // full.

@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iostream>
 
 #include "stet/base/error.hpp"
 #include "stet/session/trace.hpp"
+#include "tools/command/streams.hpp"
 #include "tools/lab/lab.hpp"
 #include "tools/lab/picture.hpp"
 
@@ -314,7 +314,7 @@ void run(PatchCommand& o) {
   const LabWork work = begin(o.lab);
   if (!o.jsonl) return answer(o, question_of(o), work);
   std::string line;
-  for (size_t number = 1; out("") && std::getline(std::cin, line); ++number)
+  for (size_t number = 1; out("") && read_line(line); ++number)
     answer(o, question_of(line, fmt::format("standard input: line {}", number)), work);
 }
 

@@ -4,10 +4,10 @@
 #include <charconv>
 #include <cmath>
 #include <exception>
-#include <iostream>
 
 #include "stet/base/error.hpp"
 #include "stet/generate/score.hpp"
+#include "tools/command/streams.hpp"
 #include "tools/lab/lab.hpp"
 
 namespace stet::tool {
@@ -146,7 +146,7 @@ void score_input(const Scoring& scores) {
     std::vector<Line> lines;
     std::exception_ptr fault;
     std::string text;
-    while (lines.size() < kLinesAtOnce && (more = !std::getline(std::cin, text).fail())) {
+    while (lines.size() < kLinesAtOnce && (more = read_line(text))) {
       try {
         lines.push_back(scores.of_line(text, fmt::format("standard input: line {}", ++number)));
       } catch (...) {

@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <charconv>
-#include <iostream>
 
 #include "stet/base/error.hpp"
 #include "stet/chat/conversation.hpp"
 #include "stet/text/utf8.hpp"
+#include "tools/command/streams.hpp"
 
 namespace stet::tool {
 
@@ -105,7 +105,7 @@ void each_lab_line(LabOptions& o, const std::function<void(LabLine&)>& f) {
     usage_error("--jsonl takes its prompts from standard input; leave the prompt out");
   const LabWork base = begin(o);
   std::string text;
-  for (size_t number = 1; out("") && std::getline(std::cin, text); ++number) {
+  for (size_t number = 1; out("") && read_line(text); ++number) {
     const std::string where = fmt::format("standard input: line {}", number);
     LabLine line = lab_line(o, base, text, where);
     try {

@@ -1,9 +1,10 @@
 // Help, unknown words, completion scripts and the manual page, all made from the CLI::App.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
+
+#include "tools/options/cli11.hpp"
 
 namespace stet::tool {
 

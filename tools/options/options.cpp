@@ -2,11 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 
 #include "tools/command/words.hpp"
+#include "tools/options/cli11.hpp"
 #include "tools/options/help.hpp"
 
 namespace stet::tool {
