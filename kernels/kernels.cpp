@@ -102,7 +102,10 @@ const Kernels& avx512vnni_table() {
 const Kernels& avx512bf16_table() {
   static const Kernels table = [] {
     Kernels made = kernels_avx512bf16(avx512vnni_table());
-    if (!reads_prompts_by_fma(this_processor())) made.pack_rounded = made.tile_flushed = nullptr;
+    if (!reads_prompts_by_fma(this_processor())) {
+      made.pack_rounded = nullptr;
+      made.tile_flushed = nullptr;
+    }
     return made;
   }();
   return table;
