@@ -69,6 +69,12 @@ inline void check_compute(const ComputeOptions& compute, const Model& model) {
   if (compute.contract == Contract::f32_blas) load_openblas();
 }
 
+// Returns false if a pass cannot process drafted tokens: under f32_blas, rows depend on each other.
+// Speculation is off for models with recurrent state, which this is the place to say.
+inline bool can_speculate(const Model&, Contract contract) {
+  return contract != Contract::f32_blas;
+}
+
 // Maximal number of restarts of a call because a mapped file changed.
 constexpr int kMaxRestarts = 8;
 
