@@ -4,9 +4,13 @@
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 #include "kernels/fetching.hpp"
+#include "kernels/processor.hpp"
 #include "kernels/tables.hpp"
 
 namespace stet {
@@ -57,6 +61,36 @@ bool have_f16c() {
 #endif
 }
 
+[[maybe_unused]] bool have_neondot() {
+#if defined(__aarch64__)
+  return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#else
+  return false;
+#endif
+}
+
+[[maybe_unused]] bool have_neonbf16() {
+#if defined(__aarch64__)
+  return have_neondot() && (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
+#else
+  return false;
+#endif
+}
+
+#if defined(STET_KERNELS_AVX512BF16)
+Processor this_processor() {
+  unsigned a, b = 0, c = 0, d = 0;
+  Processor found = {};
+  if (__get_cpuid(0, &a, &b, &c, &d)) found.intel = b == signature_INTEL_ebx;
+  if (__get_cpuid(1, &a, &b, &c, &d)) {
+    const unsigned family = a >> 8 & 15, model = a >> 4 & 15;
+    found.family = static_cast<int>(family == 15 ? family + (a >> 20 & 255) : family);
+    found.model = static_cast<int>(family == 6 || family == 15 ? model | (a >> 12 & 0xF0) : model);
+  }
+  return found;
+}
+#endif
+
 // These functions run code of their instruction set. Callers must check the CPU first.
 #if defined(STET_KERNELS_AVX512VNNI)
 const Kernels& avx512vnni_table() {
@@ -66,12 +100,44 @@ const Kernels& avx512vnni_table() {
 #endif
 #if defined(STET_KERNELS_AVX512BF16)
 const Kernels& avx512bf16_table() {
-  static const Kernels table = kernels_avx512bf16(avx512vnni_table());
+  static const Kernels table = [] {
+    Kernels made = kernels_avx512bf16(avx512vnni_table());
+    if (!reads_prompts_by_fma(this_processor())) {
+      made.pack_rounded = nullptr;
+      made.tile_flushed = nullptr;
+    }
+    return made;
+  }();
+  return table;
+}
+#endif
+#if defined(STET_KERNELS_NEONDOT)
+const Kernels& neondot_table() {
+  static const Kernels table = kernels_neondot(kernels_neon);
+  return table;
+}
+#endif
+#if defined(STET_KERNELS_NEONBF16)
+const Kernels& neonbf16_table() {
+  static const Kernels table = kernels_neonbf16(neondot_table());
   return table;
 }
 #endif
 
 }  // namespace
+
+bool reads_prompts_by_fma(const Processor& processor) {
+  if (!processor.intel || processor.family != 6) return false;
+  switch (processor.model) {
+    case 0x8F:  // Sapphire Rapids
+    case 0xCF:  // Emerald Rapids
+    case 0xAD:  // Granite Rapids
+    case 0xAE:
+      return true;
+    default:
+      return false;
+  }
+}
 
 bool use_stream_prefetch() {
 #if defined(__x86_64__)
@@ -104,11 +170,21 @@ const Kernels* find_kernels(const char* name) {
 #if defined(STET_KERNELS_AVX512BF16)
   if (strcmp(name, "avx512bf16") == 0 && have_avx512bf16()) return &avx512bf16_table();
 #endif
+#if defined(STET_KERNELS_NEON)
+  if (strcmp(name, "neon") == 0) return &kernels_neon;
+#endif
+#if defined(STET_KERNELS_NEONDOT)
+  if (strcmp(name, "neondot") == 0 && have_neondot()) return &neondot_table();
+#endif
+#if defined(STET_KERNELS_NEONBF16)
+  if (strcmp(name, "neonbf16") == 0 && have_neonbf16()) return &neonbf16_table();
+#endif
   return nullptr;
 }
 
 const char* const* kernel_names() {
-  static constexpr const char* kAll[] = {"portable", "avx2", "avx512", "avx512vnni", "avx512bf16"};
+  static constexpr const char* kAll[] = {"portable",   "avx2", "avx512",  "avx512vnni",
+                                         "avx512bf16", "neon", "neondot", "neonbf16"};
   struct Found {
     const char* names[sizeof kAll / sizeof *kAll + 1] = {};
     Found() {

@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
+#include <fstream>
+#include <map>
 #include <memory>
+#include <string>
 
 #include "stet/threads/team.hpp"
 
@@ -18,6 +22,69 @@ int count_processors(const std::function<int(size_t, cpu_set_t*)>& get_affinity)
     if (errno != EINVAL) break;  // EINVAL: the set is too small
   }
   return 1;
+}
+
+namespace {
+
+// Reads the first line of a small file; "" if there is none.
+std::string line_of(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+// Counts the numbers of a list such as "0-7,16".
+int count_listed(const std::string& list) {
+  int count = 0;
+  const char* p = list.data();
+  const char* const end = p + list.size();
+  while (p < end) {
+    int first = 0, last = 0;
+    auto read = std::from_chars(p, end, first);
+    if (read.ec != std::errc()) break;
+    last = first;
+    if (read.ptr < end && *read.ptr == '-') read = std::from_chars(read.ptr + 1, end, last);
+    if (read.ec != std::errc() || last < first || last - first > kMaxThreads) break;
+    count += last - first + 1;
+    p = read.ptr + 1;
+  }
+  return count;
+}
+
+// Counts the cores of each capacity, which Arm's systems tell, slowest first.
+std::map<int, int> capacities(const std::string& root) {
+  std::map<int, int> counts;
+  for (int i = 0; i < kMaxThreads; ++i) {
+    const std::string line =
+        line_of(root + "/system/cpu/cpu" + std::to_string(i) + "/cpu_capacity");
+    int capacity = 0;
+    if (std::from_chars(line.data(), line.data() + line.size(), capacity).ec != std::errc()) break;
+    ++counts[capacity];
+  }
+  return counts;
+}
+
+}  // namespace
+
+std::string processor_kinds(const std::string& root) {
+  std::string text;
+  const int nodes = count_listed(line_of(root + "/system/node/online"));
+  if (nodes > 1) text = std::to_string(nodes) + " NUMA nodes";
+  // Intel's performance and efficiency cores have lists of their own.
+  int fast = count_listed(line_of(root + "/cpu_core/cpus")),
+      slow = count_listed(line_of(root + "/cpu_atom/cpus"));
+  if (const std::map<int, int> kinds = capacities(root); kinds.size() > 1) {
+    fast = kinds.rbegin()->second;
+    slow = 0;
+    for (const auto& [capacity, count] : kinds) slow += count;
+    slow -= fast;
+  }
+  if (fast > 0 && slow > 0) {
+    if (!text.empty()) text += ", ";
+    text += std::to_string(fast) + " fast and " + std::to_string(slow) + " slow cores";
+  }
+  return text;
 }
 
 int count_processors() {

@@ -17,6 +17,7 @@ namespace {
 
 std::atomic<TeamBackend> chosen_backend{TeamBackend::automatic};
 std::atomic<Executor*> process_executor{nullptr};
+std::atomic<bool> all_threads{false};
 
 // Returns whether the runtime can be used: it ends the process for a setting that it does not
 // understand.
@@ -146,6 +147,21 @@ std::string team_runtime(TeamBackend backend) {
   if (resolved(backend) == TeamBackend::own) return "own threads";
   return "OpenMP (" + openmp_library() + ")";
 }
+
+int threads_that_pay(int threads, uint64_t bytes) {
+  if (threads <= 1 || all_threads.load(std::memory_order_relaxed)) return threads;
+  static const int processors = count_processors();
+  // A thread reads about 20 GB/s. Each thread adds about 140 ns to an operation, which has to begin
+  // and end for all of them. The figure is that of an Emerald Rapids with 16 cores and of a Zen 5.
+  // The whole is least where n^2 is bytes / 2800.
+  constexpr uint64_t kBytes = 2800;
+  const uint64_t most = static_cast<uint64_t>(std::min(threads, processors));
+  uint64_t n = 1;
+  while (n < most && n * (n + 1) * kBytes < bytes) ++n;
+  return static_cast<int>(n);
+}
+
+bool use_all_threads(bool all) { return all_threads.exchange(all); }
 
 Executor* set_executor(Executor* executor) { return process_executor.exchange(executor); }
 

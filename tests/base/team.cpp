@@ -440,6 +440,53 @@ TEST_F(Worth, LongRunsCanAffordDelays) {
   }
 }
 
+// More threads than pay, or than there are processors, are not used unless a program insists.
+TEST(ThreadsThatPay, GrowWithTheWorkUpToTheProcessors) {
+  const bool before = use_all_threads(false);
+  const int processors = count_processors();
+  EXPECT_EQ(threads_that_pay(1, UINT64_MAX / 2), 1);
+  EXPECT_EQ(threads_that_pay(kMaxThreads, UINT64_MAX / 2), processors);
+  for (uint64_t bytes : {uint64_t{0}, uint64_t{1000}, uint64_t{100'000}, uint64_t{100'000'000}}) {
+    int previous = 0;
+    for (int threads : {1, 2, 4, 8, 16, 64}) {
+      const int used = threads_that_pay(threads, bytes);
+      EXPECT_GE(used, previous);
+      EXPECT_GE(used, 1);
+      EXPECT_LE(used, std::min(threads, processors));
+      previous = used;
+    }
+  }
+  EXPECT_EQ(threads_that_pay(16, 1000), 1) << "a kilobyte is read before a second thread begins";
+  use_all_threads(true);
+  EXPECT_EQ(threads_that_pay(16, 1000), 16);
+  use_all_threads(before);
+}
+
+TEST(ProcessorKinds, TellWhatDiffers) {
+  const std::filesystem::path root = std::filesystem::path(testing::TempDir()) / "devices";
+  const auto write = [&](const std::string& file, const std::string& text) {
+    std::filesystem::create_directories((root / file).parent_path());
+    std::ofstream(root / file) << text << '\n';
+  };
+  std::filesystem::remove_all(root);
+  EXPECT_EQ(processor_kinds(root), "");
+  write("system/node/online", "0");
+  EXPECT_EQ(processor_kinds(root), "");
+  write("system/node/online", "0-1,4");
+  EXPECT_EQ(processor_kinds(root), "3 NUMA nodes");
+  write("cpu_core/cpus", "0-15");
+  EXPECT_EQ(processor_kinds(root), "3 NUMA nodes");
+  write("cpu_atom/cpus", "16-31,40");
+  EXPECT_EQ(processor_kinds(root), "3 NUMA nodes, 16 fast and 17 slow cores");
+  std::filesystem::remove_all(root / "cpu_core");
+  for (const auto& [cpu, capacity] :
+       {std::pair{0, "1024"}, std::pair{1, "446"}, std::pair{2, "446"}})
+    write("system/cpu/cpu" + std::to_string(cpu) + "/cpu_capacity", capacity);
+  write("system/node/online", "0-99999999");  // not a list that a system would give
+  EXPECT_EQ(processor_kinds(root), "1 fast and 2 slow cores");
+  std::filesystem::remove_all(root);
+}
+
 TEST_F(Worth, OneDelayCostsAThirdOfASecondAtMost) {
   run(std::chrono::hours(1));
   EXPECT_FALSE(asked());

@@ -862,6 +862,25 @@ TEST_F(Command, BenchMeasuresTheModelAlone) {
   failure({"bench", "-m", kTiny, "--no-probes", "--machine"}, 2);
 }
 
+TEST_F(Command, BenchPrintsATableByThreads) {
+  const Args few = {"bench", "-m", kTiny,      "--no-probes", "-p",        "8",
+                    "-n",    "2",  "--repeat", "1",           "--threads", "1,3"};
+  const Json j = Json::parse(succeed(few + Args{"--json"}).out);
+  ASSERT_EQ(j["by_threads"].size(), 2u);
+  EXPECT_FALSE(j.contains("threads"));
+  for (const auto& [row, threads] : {std::pair{0, 1}, std::pair{1, 3}}) {
+    EXPECT_EQ(j["by_threads"][row]["threads"], threads);
+    EXPECT_GT(j["by_threads"][row]["prefill"]["tokens_per_s"].get<double>(), 0);
+    EXPECT_GT(j["by_threads"][row]["decode"]["tokens_per_s"].get<double>(), 0);
+  }
+  const std::string table = succeed(few).out;
+  EXPECT_NE(table.find("\n threads     prefill  of peak      decode  of memory\n       1 "),
+            std::string::npos)
+      << table;
+  EXPECT_NE(table.find("\n       3 "), std::string::npos) << table;
+  failure(few + Args{"--turns"}, 2);
+}
+
 TEST_F(Command, BenchTakesTurns) {
   const Args turns = {"bench", "-m", kTiny, "--turns", "-p", "8", "--repeat", "1"};
   const auto lines =

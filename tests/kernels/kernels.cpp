@@ -1,11 +1,13 @@
 // Every kernel of every instruction set gives the bits of the contract and touches only its
 // operands.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <numeric>
 
+#include "kernels/processor.hpp"
 #include "tests/support/kernel_testing.hpp"
 
 namespace stet::test::kernels_tests {
@@ -22,7 +24,7 @@ INSTANTIATE_TEST_SUITE_P(All, Kernel, testing::ValuesIn(isa_names()),
 // ---------------------------------------------------------------- choice of the table
 
 TEST(Isa, UnknownNamesGiveNothing) {
-  for (const char* name : {"", "AVX2", "avx", "avx2 ", "avx5120", "sse", "neon"})
+  for (const char* name : {"", "AVX2", "avx", "avx2 ", "avx5120", "sse", "NEON"})
     EXPECT_EQ(find_kernels(name), nullptr) << name;
 }
 
@@ -36,7 +38,7 @@ TEST(Isa, AForcedTableIsTheOneAskedFor) {
     ASSERT_NE(k, nullptr) << name;
     EXPECT_EQ(k->name, name);
   }
-  for (const char* name : {"portable", "avx2", "avx512", "avx512bf16"}) {
+  for (const char* name : {"portable", "avx2", "avx512", "avx512bf16", "neon", "neondot"}) {
     EXPECT_EQ(find_kernels(name) != nullptr, std::count(names.begin(), names.end(), name) == 1)
         << name;
   }
@@ -47,7 +49,7 @@ TEST(Isa, AForcedTableIsTheOneAskedFor) {
 // below.
 TEST(Isa, TablesShareNoFunction) {
   const std::vector<std::string> names = isa_names();
-  for (size_t i = 0; i < names.size() && names[i] != "avx512vnni"; ++i) {
+  for (size_t i = 0; i < names.size() && names[i] != "avx512vnni" && names[i] != "neondot"; ++i) {
     for (size_t j = 0; j < i; ++j) {
       const Kernels &a = *find_kernels(names[i].c_str()), &b = *find_kernels(names[j].c_str());
       for (int t = 0; t < kFloatWeightTypes; ++t) {
@@ -108,12 +110,30 @@ void expect_shared_but(const Kernels& a, const Kernels& b, bool quants, bool pai
   for (int t = 0; t < kStoredTypes; ++t) EXPECT_EQ(a.attend[t], b.attend[t]);
 }
 
-TEST(Isa, TablesOf512BitsShareUnchangedFunctions) {
-  const Kernels *const plain = find_kernels("avx512"), *const vnni = find_kernels("avx512vnni"),
-                       *const bf16 = find_kernels("avx512bf16");
-  if (vnni == nullptr) GTEST_SKIP() << "no AVX512-VNNI on this machine";
-  expect_shared_but(*plain, *vnni, true, false);
-  if (bf16 != nullptr) expect_shared_but(*vnni, *bf16, false, true);
+TEST(Isa, DerivedTablesShareUnchangedFunctions) {
+  bool any = false;
+  for (const auto& [base, bytes, pairs] : {std::array{"avx512", "avx512vnni", "avx512bf16"},
+                                           std::array{"neon", "neondot", "neonbf16"}}) {
+    const Kernels *const plain = find_kernels(base), *const dot = find_kernels(bytes),
+                         *const bf16 = find_kernels(pairs);
+    if (dot == nullptr) continue;
+    any = true;
+    expect_shared_but(*plain, *dot, true, false);
+    if (bf16 != nullptr) expect_shared_but(*dot, *bf16, false, true);
+  }
+  if (!any) GTEST_SKIP() << "no products of bytes on this machine";
+}
+
+// The table with VDPBF16PS leaves prompts to FMA on the Intel models where that is faster.
+TEST(Isa, PromptsOfBfloat16AreReadByTheFasterInstruction) {
+  for (const int model : {0x8F, 0xCF, 0xAD, 0xAE})
+    EXPECT_TRUE(reads_prompts_by_fma({true, 6, model})) << model;
+  for (const int model : {0x55, 0x6A, 0x8E, 0x9F, 0x0F, 0})  // Cooper Lake and Ice Lake among them
+    EXPECT_FALSE(reads_prompts_by_fma({true, 6, model})) << model;
+  EXPECT_FALSE(reads_prompts_by_fma({false, 6, 0x8F}));  // another maker's
+  EXPECT_FALSE(reads_prompts_by_fma({true, 15, 0x8F}));
+  EXPECT_FALSE(reads_prompts_by_fma({false, 0x19, 0x8F}));
+  EXPECT_FALSE(reads_prompts_by_fma({false, 0x1A, 2}));
 }
 
 // ---------------------------------------------------------------- linear layers

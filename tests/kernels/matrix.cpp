@@ -557,5 +557,26 @@ TEST_P(LinearOnEachIsa, BlasAgreesWithinRounding) {
   }
 }
 
+// Rows are divided where panels alone would leave threads idle, and nowhere else.
+TEST(RowParts, KeepAllThreadsBusy) {
+  const size_t tiles = detail::tiles_of(512);
+  for (size_t groups : {1, 2, 18, 19, 32, 108, 1000})
+    EXPECT_EQ(detail::row_parts(groups, tiles, 1), 1u) << groups;
+  EXPECT_EQ(detail::row_parts(32, tiles, 2), 1u) << "16 groups each";
+  EXPECT_EQ(detail::row_parts(128, tiles, 16), 1u) << "8 groups each";
+  EXPECT_EQ(detail::row_parts(18, 7, 16), 1u) << "too few rows to divide";
+  for (size_t threads : {2, 3, 8, 16, 32, 64}) {
+    for (size_t groups : {1, 18, 24, 32, 48, 108}) {
+      const size_t parts = detail::row_parts(groups, tiles, threads),
+                   rounds = (groups * parts + threads - 1) / threads;
+      EXPECT_LE(parts, 8u);
+      EXPECT_LE(rounds, (groups + threads - 1) / threads * parts) << "later than whole panels";
+      if (groups >= threads) {
+        EXPECT_GE(groups * parts * 10, rounds * threads * 7) << groups << " by " << threads;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace stet::test::matrix_tests

@@ -1,5 +1,5 @@
 // Reads STET_TEST_TEAM, which selects the team backend of a test program, so that every program can
-// run with any backend.
+// run with any backend. Lets small models use all threads, so that tests divide their work.
 #include <cstdlib>
 
 #include "stet/threads/team.hpp"
@@ -8,6 +8,7 @@ namespace stet::test {
 namespace {
 
 [[maybe_unused]] const bool is_chosen = [] {
+  use_all_threads(true);
   const char* const name = std::getenv("STET_TEST_TEAM");
   if (name != nullptr) set_team_backend(team_backend_of(name).value());
   return name != nullptr;

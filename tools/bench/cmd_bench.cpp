@@ -24,6 +24,7 @@ struct BenchCommand {
   bool machine = false, without_probes = false, snapshot = false, turns = false, json = false;
   std::vector<int64_t> lengths = {512, 4096, 16384};
   std::vector<int64_t> batch;     // numbers of sessions
+  std::vector<int64_t> threads;   // numbers of threads; several print a table
   std::vector<double> speculate;  // rates of right drafts
   std::vector<int64_t> rows;      // of a pass
   std::string directory;
@@ -37,6 +38,8 @@ struct Peak {
 };
 Peak peak(const Kernels& k, Contract contract) {
   if (contract == Contract::f32 || contract == Contract::f32_blas)
+    return {k.probe_fma, 2, "float32 FMA"};
+  if (contract == Contract::bf16 && k.tile_flushed != nullptr)
     return {k.probe_fma, 2, "float32 FMA"};
   if (contract == Contract::bf16) return {k.probe_dot, 4, "dot products of bfloat16 pairs"};
   return {k.probe_bytes, 8, "dot products of four bytes"};
@@ -234,8 +237,8 @@ std::shared_ptr<const Model> load(Json& j, BenchCommand& o, const SessionOptions
 }
 
 // Measures the model. Without probes there are no shares, and the peak of memory is the model's.
-void measure_model(Json& j, BenchCommand& o, const SessionOptions& options, const Probes& probes) {
-  const auto model = load(j, o, options);
+void measure_model(Json& j, const std::shared_ptr<const Model>& model, const BenchCommand& o,
+                   const SessionOptions& options, const Probes& probes) {
   Session session(model, options);
   const Speed s = measure_speed(session, o, probes);
   j["first_token_s"] = s.first;
@@ -271,6 +274,8 @@ void print_timings(const Json& j) {
   };
   out(fmt::format("machine   {} threads, {}, {}", j["threads"].get<int>(),
                   j["team"].get<std::string>(), j["isa"].get<std::string>()));
+  if (const std::string kinds = j["processors"].get<std::string>(); !kinds.empty())
+    out(", " + kinds);
   if (probes) {
     out(fmt::format(": reads {} at {:.1f} GB/s, {} {:.1f} GFLOP/s",
                     j.contains("model") ? "these weights" : "memory", number(j, "read_gb_per_s"),
@@ -300,6 +305,62 @@ void print_timings(const Json& j) {
                   1e6 * number(s, "fork_s")));
 }
 
+// Prints a row for each number of threads.
+void print_table(const Json& j) {
+  const std::string kinds = j["processors"].get<std::string>();
+  out(fmt::format("machine   {} processors, {}, {}{}{}\n", j["default_threads"].get<int>(),
+                  j["team"].get<std::string>(), j["isa"].get<std::string>(),
+                  kinds.empty() ? "" : ", ", kinds));
+  const auto text = [](const Json& of, const char* name) {
+    return of.contains(name) ? fmt::format("{:.1f}", of[name].get<double>()) : "";
+  };
+  const auto percent = [](const Json& of, const char* name) {
+    return of.contains(name) ? fmt::format("{:.0f} %", 100 * of[name].get<double>()) : "";
+  };
+  const bool model = j.contains("model");
+  if (model) {
+    out(fmt::format("{:>8}{:>12}{:>9}{:>12}{:>11}\n", "threads", "prefill", "of peak", "decode",
+                    "of memory"));
+  } else {
+    out(fmt::format("{:>8}{:>12}{:>12}\n", "threads", "GFLOP/s", "GB/s"));
+  }
+  for (const Json& row : j["by_threads"]) {
+    out(fmt::format("{:>8}", row["threads"].get<int>()));
+    if (model) {
+      const Json &p = row["prefill"], &d = row["decode"];
+      out(fmt::format("{:>12}{:>9}{:>12}{:>11}\n", text(p, "tokens_per_s"),
+                      percent(p, "share_of_peak"), text(d, "tokens_per_s"),
+                      percent(d, "share_of_read")));
+    } else {
+      out(fmt::format("{:>12}{:>12}\n", text(row, "peak_gflop_per_s"), text(row, "read_gb_per_s")));
+    }
+  }
+}
+
+// Measures the same with each number of threads, into an object each.
+void run_table(Json j, BenchCommand& o, SessionOptions options, const Kernels& kernels) {
+  std::shared_ptr<const Model> model;
+  if (!o.machine) model = load(j, o, options);
+  j["default_threads"] = default_threads();
+  Json rows = Json::array();
+  for (const int64_t n : o.threads) {
+    options.compute.threads = n > 0 ? static_cast<int>(n) : default_threads();
+    const Probes probes{kernels, options.compute.contract, options.compute.threads};
+    Json row;
+    row["threads"] = probes.threads;
+    if (o.machine)
+      note_machine(row, measure_machine(probes, o.repeat));
+    else
+      measure_model(row, model, o, options, probes);
+    rows.push_back(std::move(row));
+  }
+  j["by_threads"] = std::move(rows);
+  if (o.json)
+    out(dump(j, 2) + "\n");
+  else
+    print_table(j);
+}
+
 // Measures snapshots. Leaves out lengths beyond the model's maximum.
 void run_snapshot(BenchCommand& o, const SessionOptions& options) {
   const auto model = o.model.load_model();
@@ -318,25 +379,31 @@ void run_snapshot(BenchCommand& o, const SessionOptions& options) {
 }
 
 void run(BenchCommand& o) {
-  const SessionOptions options = o.model.session_options();
+  SessionOptions options = o.model.session_options();
+  const bool table = o.threads.size() > 1;
+  if (table && (o.snapshot || o.turns))
+    usage_error(std::string(o.snapshot ? "--snapshot" : "--turns") + " needs one --threads");
+  if (o.threads.size() == 1) options.compute.threads = static_cast<int>(o.threads[0]);
   if (o.snapshot) return run_snapshot(o, options);
   const int threads = options.compute.threads > 0 ? options.compute.threads : default_threads();
   const Kernels* kernels =
       options.compute.isa.empty() ? &best_kernels() : find_kernels(options.compute.isa.c_str());
   Json j;
   j["isa"] = kernels->name;
-  j["threads"] = threads;
+  j["processors"] = processor_kinds();
+  if (!table) j["threads"] = threads;
   j["team"] = team_runtime();
   j["peak_of"] = peak(*kernels, options.compute.contract).name;
   if (o.turns) {
     Session session(load(j, o, options), options);
     return answer_turns(session, options, std::move(j), o.prompt, o.repeat);
   }
+  if (table) return run_table(std::move(j), o, options, *kernels);
   const Probes probes{*kernels, options.compute.contract, threads};
   if (o.machine)
     note_machine(j, measure_machine(probes, o.repeat));
   else
-    measure_model(j, o, options, probes);
+    measure_model(j, load(j, o, options), o, options, probes);
   if (o.json)
     out(dump(j, 2) + "\n");
   else
@@ -410,6 +477,14 @@ void add_bench(Command& app) {
       ->needs(snapshot);
   sub->add_flag("--json", o->json, "print JSON (--turns always does)");
   o->model.add_to(*sub);
+  sub->remove_option("--threads");
+  sub->add_option("--threads", o->threads,
+                  "number of threads (default: all processors, or OMP_NUM_THREADS); several, as in "
+                  "1,2,4,8, print a table")
+      ->delimiter(',')
+      ->type_name("N,N")
+      ->group("Model")
+      ->check(integer(0, kMaxThreads));
   sub->callback([o] { run(*o); });
 }
 

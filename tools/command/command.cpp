@@ -199,10 +199,12 @@ void ModelOptions::add_to(Command& app) {
           "NAME")
       ->check(one_of({"own", "blas"}));
   add_threads(app, c.threads, "Model");
-  grouped(app.add_option(
-              "--isa", c.isa,
-              "portable, avx2, avx512, avx512vnni or avx512bf16 (default: the best this CPU has)"),
-          "NAME")
+  grouped(
+      app.add_option(
+          "--isa", c.isa,
+          "portable, avx2, avx512, avx512vnni, avx512bf16, neon, neondot or neonbf16 (default: the "
+          "best this CPU has)"),
+      "NAME")
       ->check({one_of(kernels_here()).fault, ""});  // no completion: other CPUs have other names
   grouped(
       app.add_option("--chunk", c.chunk, "tokens of a prompt processed per pass (default: 512)"),
@@ -266,9 +268,10 @@ bool computes(const Model& model, Contract contract) {
   }
 }
 
-// Returns true if the chosen kernels have an instruction for products of bfloat16.
+// Returns true if the chosen kernels read prompts by an instruction for products of bfloat16.
 bool has_bf16_products(const std::string& isa) {
-  return (isa.empty() ? std::string(best_kernels().name) : isa) == "avx512bf16";
+  const Kernels* const k = isa.empty() ? &best_kernels() : find_kernels(isa.c_str());
+  return k != nullptr && k->name == std::string_view("avx512bf16") && k->tile_flushed == nullptr;
 }
 
 // Returns the model. Prints a hint on stderr if it is large and another contract would be faster

@@ -114,7 +114,12 @@ int stet::tool::run_command(int argc, char** argv) {
         "stet: a transformer runtime whose state can be saved, moved and proved, bit for bit",
         "stet");
     app.allow_one_subcommand();
-    app.set_version([] { return "stet " STET_VERSION "\nteams: " + stet::team_runtime(); });
+    app.set_version([] {
+      std::string text = "stet " STET_VERSION "\nteams: " + stet::team_runtime();
+      if (const std::string kinds = stet::processor_kinds(); !kinds.empty())
+        text += "\nprocessors: " + kinds;
+      return text;
+    });
     add_subcommands(app, argc, argv);
     app.footer(kExamples);  // set last, since added subcommands inherit the application's footer
     return execute(app, argc, argv);

@@ -149,7 +149,8 @@ struct AttendTile {
 
 // The kernels of one instruction set.
 struct Kernels {
-  const char* name;  // "portable", "avx2", "avx512", "avx512vnni", "avx512bf16"
+  // "portable"; "avx2", "avx512", "avx512vnni", "avx512bf16"; "neon", "neondot", "neonbf16"
+  const char* name;
 
   // Linear layers. Packed weights: f32 [n/16][k][16]; 16-bit [n/16][k/2][16][2]; k is even. Each
   // output is one chain over k in the order 1, 0, 3, 2, 5, 4, ...
@@ -184,8 +185,8 @@ struct Kernels {
   // k0 of the first one.
   void (*pack_pairs)(const float* x, size_t ldx, int rows, size_t kc, uint32_t* packed);
   void (*tile_pairs)(const uint32_t* packed, const void* w, size_t k, size_t kc, const Tile& sums);
-  // tile_flushed computes the chain of tile_pairs in float32, where that is faster (AVX2);
-  // otherwise both are null. pack_rounded is like pack_rows, for inputs rounded to bfloat16.
+  // tile_flushed computes the chain of tile_pairs in float32, where that is faster; otherwise both
+  // are null. pack_rounded is like pack_rows, for inputs rounded to bfloat16.
   // tile_flushed is like tile, for these inputs and a panel by widen_panel, with denormals flushed.
   void (*pack_rounded)(const float* x, size_t ldx, int rows, size_t kc, float* packed);
   void (*tile_flushed)(const float* packed, const float* panel, size_t kc, const Tile& sums);
@@ -357,6 +358,7 @@ struct Kernels {
 STET_API extern const Kernels kernels_portable;
 STET_API extern const Kernels kernels_avx2;
 STET_API extern const Kernels kernels_avx512;
+STET_API extern const Kernels kernels_neon;
 
 // Returns true if streams of weights should be prefetched by software. Intel's hardware prefetchers
 // stop at the end of a 4 KB page and start late; AMD's work better alone (bench/README.md).

@@ -357,6 +357,24 @@ void group_product(const Pass& p, const Output& out, const Group& group, const G
   }
 }
 
+// Returns the number of parts that the rows of a product are divided into. All threads should finish
+// its groups of panels at about the same time. Of 18 groups, 16 threads would each compute one, and
+// then two threads the rest. Each part prepares the weights again, which costs about 1/64 of a group
+// (bench/shares.py).
+constexpr size_t row_parts(size_t groups, size_t tiles, size_t threads) {
+  constexpr size_t kMost = 8, kLeastTiles = 8, kOnce = 64;
+  // The last piece of the slowest thread ends half a piece late on average. Costs are compared as
+  // cost(parts) / parts; a gain of less than 1/25 is none.
+  const auto cost = [&](size_t parts) {
+    return (2 * ((groups * parts + threads - 1) / threads) + 1) * (kOnce + parts - 1);
+  };
+  size_t best = 1;
+  for (size_t parts = 2; threads > 1 && parts <= kMost && parts * kLeastTiles <= tiles; ++parts) {
+    if (cost(parts) * best < cost(best) * parts) best = parts;
+  }
+  return cost(best) * 25 < cost(1) * best * 24 ? best : 1;
+}
+
 template <class Arithmetic, class Output>
 void product(Team t, const Pass& p, const Output& out, Rows x) {
   float* const local = p.scratch->local[static_cast<size_t>(t.rank)].as<float>();
@@ -369,9 +387,13 @@ void product(Team t, const Pass& p, const Output& out, Rows x) {
   for (size_t row = 0; row < x.count; row += kGemmRows) {
     const size_t count = std::min(kGemmRows, x.count - row);
     pack<Arithmetic>(t, p, out.w.depth(), x.rows(row, count));
-    t.each(groups, [&](size_t i) {
-      group_product<Arithmetic>(p, out, group(i), group(i + threads), {count, 0, tiles_of(count)},
-                                row, local);
+    const size_t tiles = tiles_of(count), parts = row_parts(groups, tiles, threads);
+    t.each(groups * parts, [&](size_t i) {
+      const Range some = part_of(tiles, parts, i % parts);
+      const size_t first = some.begin * kTileRows;
+      group_product<Arithmetic>(p, out, group(i / parts), group((i + threads) / parts),
+                                {std::min(some.end * kTileRows, count) - first, some.begin, tiles},
+                                row + first, local);
     });
   }
 }

@@ -283,7 +283,7 @@ inline void BatchAppend::run_until_valid(size_t first_entry, const Pass& pass, c
   for (int tries = 0; tries <= detail::kMaxRestarts; ++tries) {
     const uint64_t weights = model().weights_version();
     forget_routers(pass);
-    run_interruptible(detail::team_of(first_.compute_),
+    run_interruptible(detail::team_of(first_.compute_, model(), pass.x.count),
                       // std::ref avoids allocating a copy of the closure
                       std::ref(forward));
     if (pass.hooks != nullptr) pass.hooks->rethrow();
@@ -407,7 +407,7 @@ inline void BatchAppend::hand_out(const Pass& pass, const Workspace& w) {
 
 inline void BatchAppend::run_head(const Pass& pass, Rows hidden, Rows logits) const {
   const auto head = [&](Team t) { model().head(t, pass, hidden, logits); };
-  run_interruptible(detail::team_of(first_.compute_), std::ref(head));
+  run_interruptible(detail::team_of(first_.compute_, model(), hidden.count), std::ref(head));
 }
 
 // Computes the logits of every entry and drafted row. Repeats this if the weights changed

@@ -41,6 +41,20 @@ inline TeamOptions team_of(const ComputeOptions& compute) {
   return {threads_of(compute), compute.team, compute.executor};
 }
 
+// Returns the team for a pass of `rows` rows: no more threads than pay, unless the program has an
+// executor of its own.
+inline TeamOptions team_of(const ComputeOptions& compute, const Model& model, size_t rows) {
+  constexpr uint64_t kOperations = 16;  // of a layer, about
+  constexpr uint64_t kRows = 8;         // multiplying these takes as long as reading the weights
+  TeamOptions team = team_of(compute);
+  if (team.executor != nullptr) return team;
+  uint64_t bytes = 0;
+  for (const std::span<const std::byte> matrix : model.matrices()) bytes += matrix.size();
+  const uint64_t operations = static_cast<uint64_t>(model.config().layers) * kOperations + 1;
+  team.threads = threads_that_pay(team.threads, bytes * (rows + kRows - 1) / kRows / operations);
+  return team;
+}
+
 inline void check_compute(const ComputeOptions& compute, const Model& model) {
   kernels_of(compute);
   model.check_contract(compute.contract);

@@ -204,6 +204,15 @@ STET_API void run_each(const TeamOptions& options, size_t n,
 // `automatic` is OpenMP, returns what OMP_NUM_THREADS or omp_set_num_threads() says. Throws an
 // argument Error for an invalid OMP_NUM_THREADS.
 STET_API int default_threads();
+// Returns how many of `threads` threads a pass should use: as many as pay, and no more than this
+// process has processors. Each of its operations reads `bytes` bytes of weights, or multiplies for
+// as long as that takes. Further threads would take longer to meet than they save.
+STET_API int threads_that_pay(int threads, uint64_t bytes);
+// Lets every pass use all threads that it is given, as tests do. Returns the previous setting.
+STET_API bool use_all_threads(bool all);
+// Describes for people how this machine's processors differ: "2 NUMA nodes", "8 fast and 16 slow
+// cores", or both. Returns "" if all are alike. `root` is where the system describes devices.
+STET_API std::string processor_kinds(const std::string& root = "/sys/devices");
 constexpr int kMaxThreads = 8192;  // the most processors that Linux supports
 
 }  // namespace stet
