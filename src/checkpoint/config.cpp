@@ -118,6 +118,20 @@ ModelConfig read_common(const JsonReader& json, const char* family, const Defaul
 
 namespace {
 
+Recurrence recurrence_from(const JsonReader& json) {
+  Recurrence r;
+  r.kind = static_cast<Recurrence::Kind>(
+      json.integer("kind", 1, static_cast<int>(Recurrence::Kind::mamba2)));
+  const int64_t least = r.kind == Recurrence::Kind::short_conv ? 0 : 1;
+  r.heads = json.integer("heads", least, kMaxHeads);
+  r.groups = json.integer("groups", least, kMaxHeads);
+  r.key_dim = json.integer("key_dim", least, kMaxHeadDim);
+  r.value_dim = json.integer("value_dim", least, kMaxHeadDim);
+  r.taps = json.integer("taps", 1, 64);
+  r.channels = json.integer("channels", 1, kMaxSize);
+  return r;
+}
+
 // Reads the members that exist if layers differ. Owners must have their own keys and values, of the
 // same shape.
 void read_layers(const JsonReader& json, ModelConfig& c) {
@@ -131,6 +145,11 @@ void read_layers(const JsonReader& json, ModelConfig& c) {
   read("owner_of", 0, c.layers - 1, c.owner_of);
   read("intermediate_of", 1, kMaxSize, c.intermediate_of);
   read("values_are_keys", 0, 1, c.values_are_keys);
+  read("recurrent_of", 0, 1, c.recurrent_of);
+  if (json.has_object("recurrence"))
+    c.recurrence = recurrence_from(json.required_object("recurrence"));
+  if (c.recurrent_of.empty() != (c.recurrence.kind == Recurrence::Kind::none))
+    json.fail("recurrence", "an object, if recurrent_of says which layers are recurrent");
   c.layer_inputs = json.integer_or("layer_inputs", 0, 0, kMaxSize);
   c.layer_input_tokens = json.integer_or("layer_input_tokens", 0, 0, kMaxSize);
   c.streams = json.integer_or("streams", 0, 0, kMaxSize);
@@ -139,7 +158,8 @@ void read_layers(const JsonReader& json, ModelConfig& c) {
   c.scaled_streams = json.boolean_or("scaled_streams", false);
   c.gate_floor = json.numbers("gate_floor");
   for (int64_t i = 0; i < c.layers && !c.owner_of.empty(); ++i) {
-    const LayerShape l = c.layer(i), own = c.layer(l.owner);
+    const LayerShape l = c.layer(i), own = c.layer(std::max<int64_t>(0, l.owner));
+    if (l.recurrent) continue;
     if (l.owner > i || own.owner != l.owner || own.kv_heads != l.kv_heads ||
         own.key_dim != l.key_dim)
       json.fail("owner_of", "earlier layers with keys and values of the same shape");
@@ -208,7 +228,8 @@ std::string ModelConfig::canonical() const {
                                    {"head_dim_of", &head_dim_of},
                                    {"owner_of", &owner_of},
                                    {"intermediate_of", &intermediate_of},
-                                   {"values_are_keys", &values_are_keys}}) {
+                                   {"values_are_keys", &values_are_keys},
+                                   {"recurrent_of", &recurrent_of}}) {
     if (!each->empty()) j[name] = *each;
   }
   for (const auto& [name, value] : {std::pair("layer_inputs", layer_inputs),
@@ -218,9 +239,30 @@ std::string ModelConfig::canonical() const {
                                     {"laurel_rank", laurel_rank}}) {
     if (value != 0) j[name] = value;
   }
+  if (recurrence.kind != Recurrence::Kind::none)
+    j["recurrence"] = {{"kind", static_cast<int>(recurrence.kind)},
+                       {"heads", recurrence.heads},
+                       {"groups", recurrence.groups},
+                       {"key_dim", recurrence.key_dim},
+                       {"value_dim", recurrence.value_dim},
+                       {"taps", recurrence.taps},
+                       {"channels", recurrence.channels}};
   if (scaled_streams) j["scaled_streams"] = true;
   if (!gate_floor.empty()) j["gate_floor"] = gate_floor;
   return j.dump();
+}
+
+RecurrentShape recurrent_shape(const ModelConfig& config) {
+  const Recurrence& r = config.recurrence;
+  std::vector<std::vector<RecurrentArray>> layers(static_cast<size_t>(config.layers));
+  for (int64_t i = 0; i < config.layers; ++i) {
+    std::vector<RecurrentArray>& arrays = layers[static_cast<size_t>(i)];
+    if (!config.layer(i).recurrent) continue;
+    if (r.kind != Recurrence::Kind::short_conv)
+      arrays.push_back({"state", {r.heads, r.key_dim, r.value_dim}});
+    arrays.push_back({"conv", {r.taps - 1, r.channels}});
+  }
+  return RecurrentShape::of(std::move(layers));
 }
 
 namespace {

@@ -281,7 +281,9 @@ inline void BatchAppend::run_pass(size_t most, Workspace& w) {
     const std::span<const int32_t> part =
         e.ids.subspan(done(e)).first(std::min(e.ids.size() - done(e), most - w.ids.size()));
     if (part.empty()) break;
-    w.spans.push_back({&e.session->state_.kv, e.session->size(), w.ids.size(), part.size()});
+    State& state = e.session->state_;
+    w.spans.push_back({&state.kv, e.session->size(), w.ids.size(), part.size(),
+                       state.recurrent.numbers().data(), state.recurrent.next()});
     w.ids.insert(w.ids.end(), part.begin(), part.end());
   }
   std::vector<detail::WatchedRows> watched;
@@ -298,6 +300,7 @@ inline void BatchAppend::run_pass(size_t most, Workspace& w) {
     const auto ids = w.ids.begin() + static_cast<std::ptrdiff_t>(span.row);
     if (!e.session->state_.edits.empty()) e.session->keep_rows(pass.out.rows(span.row, span.count));
     KvWriter(*span.kv).commit(static_cast<int64_t>(span.count));
+    e.session->state_.recurrent.commit_pass();
     e.session->state_.tokens.insert(e.session->state_.tokens.end(), ids,
                                     ids + static_cast<std::ptrdiff_t>(span.count));
     std::copy_n(pass.out.row(span.row + span.count - 1), pass.out.width, w.last.row(entry++));

@@ -16,7 +16,8 @@ inline KvShape kv_shape(const ModelConfig& c, KvType type) {
   std::vector<KvLayer> layers;
   for (int64_t i = 0; i < c.layers; ++i) {
     const LayerShape l = c.layer(i);
-    layers.push_back({l.owner, l.kv_heads, l.key_dim, l.value_dim, l.window});
+    layers.push_back(l.recurrent ? KvLayer{.owner = -1}
+                                 : KvLayer{l.owner, l.kv_heads, l.key_dim, l.value_dim, l.window});
   }
   return KvShape::of(std::move(layers), type);
 }
@@ -76,6 +77,7 @@ inline Session::Session(std::shared_ptr<const Model> model, const SessionOptions
   recompute_ = Recomputer(model_, compute_.contract, options.window);
   state_.kv = KvCache(detail::kv_shape(c, options.kv_type), checked_capacity(c, options.capacity),
                       recompute_.keeps_windows_only());
+  state_.recurrent = RecurrentState(recurrent_shape(c));
   recompute_.set_whole_kv(target());
 }
 
@@ -87,6 +89,10 @@ inline Session::Session(std::shared_ptr<const Model> model, State state,
   const KvShape& shape = state_.kv.shape();
   if (!(shape == detail::kv_shape(model_->config(), shape.type)) || state_.kv.size() != size()) {
     throw Error(ErrorKind::argument, "", "state", "keys and values of this model", "another shape");
+  }
+  if (!(state_.recurrent.shape() == recurrent_shape(model_->config()))) {
+    throw Error(ErrorKind::argument, "", "state", "recurrent arrays of this model",
+                "others or none");
   }
   const StateOrigin origin = origin_of(*model_, compute_.contract);
   detail::check_origin(state_.origin, origin, *model_);
@@ -194,6 +200,7 @@ inline void Session::begin_append(const Session& first, std::span<const int32_t>
   // The previous logits buffer becomes the next spare one, unless there is none or it is shared.
   if (state_.logits == nullptr || logits_shared_.is_set()) spare_ = new_logits_buffer();
   with_healing([&] { KvWriter(state_.kv).prepare(static_cast<int64_t>(ids.size())); });
+  state_.recurrent.begin_append();
   pending_ = {size(), std::move(logits)};
   if (mark) mark_callback();
 }
@@ -215,6 +222,7 @@ inline std::shared_ptr<std::vector<float>> Session::new_logits_buffer() const {
 inline void Session::undo_append() {
   recompute_.blocks_changed();
   KvWriter(state_.kv).truncate(pending_.before);
+  state_.recurrent.undo_append();
   state_.kept.truncate(pending_.before);
   state_.tokens.resize(static_cast<size_t>(pending_.before));
   spare_ = std::move(pending_.logits);
@@ -225,6 +233,7 @@ inline void Session::undo_append() {
 // Commits the append; cannot fail. The next append reuses the previous logits buffer unless it is
 // shared.
 inline void Session::finish_append() {
+  state_.recurrent.finish_append();
   if (spare_ == nullptr) spare_ = std::move(state_.logits);
   state_.logits = std::move(pending_.logits);
   logits_shared_.clear();
