@@ -32,6 +32,53 @@ std::vector<int64_t> read_windows(const JsonReader& json, int64_t layers, int64_
   return result;
 }
 
+std::vector<int64_t> read_recurrent(const JsonReader& json, int64_t layers,
+                                    const std::vector<std::string>& recurrent,
+                                    const std::vector<std::string>& attention,
+                                    const std::function<bool(int64_t)>& otherwise) {
+  std::vector<int64_t> of;
+  const std::vector<std::string> types = json.strings("layer_types");
+  if (!types.empty() && static_cast<int64_t>(types.size()) != layers)
+    json.fail("layer_types", "one entry for each of " + std::to_string(layers) + " layers");
+  for (int64_t i = 0; i < layers; ++i) {
+    if (types.empty()) {
+      of.push_back(otherwise(i) ? 1 : 0);
+      continue;
+    }
+    const std::string& type = types[static_cast<size_t>(i)];
+    const bool is = std::ranges::find(recurrent, type) != recurrent.end();
+    if (!is && std::ranges::find(attention, type) == attention.end())
+      throw Error(ErrorKind::unsupported, json.file(), json.path_of("layer_types"),
+                  recurrent[0] + " or " + attention[0], type);
+    of.push_back(is ? 1 : 0);
+  }
+  if (std::ranges::count(of, 1) == 0) of.clear();
+  return of;
+}
+
+int64_t read_integer_or_word(const JsonReader& json, const char* name, const char* word,
+                             int64_t otherwise, int64_t max) {
+  if (!json.has(name) || json_of(json).at(name) == word) return otherwise;
+  return json.integer(name, 1, max);
+}
+
+void read_step_limits(const JsonReader& json, const char* name, Recurrence* r) {
+  if (!json.has(name)) return;
+  const auto& limits = json_of(json).at(name);
+  // transformers 5 writes infinity as an object.
+  const bool open = limits.is_array() && limits.size() == 2 &&
+                    limits[1] == nlohmann::json({{"__float__", "Infinity"}});
+  const std::vector<double> both = open ? std::vector<double>{} : json.numbers(name);
+  const double least = open && limits[0].is_number() ? limits[0].get<double>()
+                       : both.size() == 2            ? both[0]
+                                                     : -1;
+  const double most = open || both.size() != 2 || both[1] > 1e30 ? 0 : both[1];
+  if (!(least >= 0) || (most != 0 && most < least))
+    json.fail(name, "two limits, the lower one first");
+  r->least_step = least;
+  r->most_step = most;
+}
+
 std::vector<int32_t> read_ids(const JsonReader& json, const std::string& name, int64_t vocab_size) {
   std::vector<int32_t> ids;
   for (int64_t id : json.integer_or_integers(name, 0, vocab_size - 1))
@@ -131,8 +178,12 @@ Recurrence recurrence_from(const JsonReader& json) {
   r.groups = json.integer("groups", least, kMaxHeads);
   r.key_dim = json.integer("key_dim", least, kMaxHeadDim);
   r.value_dim = json.integer("value_dim", least, kMaxHeadDim);
-  r.taps = json.integer("taps", 1, 64);
+  r.taps = json.integer("taps", 1, kMaxTaps);
   r.channels = json.integer("channels", 1, kMaxSize);
+  r.conv_bias = json.boolean_or("conv_bias", false);
+  r.projection_bias = json.boolean_or("projection_bias", false);
+  r.least_step = json.number_or("least_step", 0, 0, 1e30);
+  r.most_step = json.number_or("most_step", 0, 0, 1e30);
   return r;
 }
 
@@ -229,6 +280,7 @@ std::string ModelConfig::canonical() const {
                     {"rule", static_cast<int>(experts.rule)},
                     {"dense", experts.dense}};
   if (experts.count > 0 && experts.factor != 1) j["experts"]["factor"] = experts.factor;
+  if (experts.count > 0 && experts.biased) j["experts"]["biased"] = true;
   if (experts.count > 0 && experts.shared != 0) j["experts"]["shared"] = experts.shared;
   for (const auto& [name, each] : {std::pair("kv_heads_of", &kv_heads_of),
                                    {"head_dim_of", &head_dim_of},
@@ -253,6 +305,10 @@ std::string ModelConfig::canonical() const {
                        {"value_dim", recurrence.value_dim},
                        {"taps", recurrence.taps},
                        {"channels", recurrence.channels}};
+  if (recurrence.conv_bias) j["recurrence"]["conv_bias"] = true;
+  if (recurrence.projection_bias) j["recurrence"]["projection_bias"] = true;
+  if (recurrence.least_step != 0) j["recurrence"]["least_step"] = recurrence.least_step;
+  if (recurrence.most_step != 0) j["recurrence"]["most_step"] = recurrence.most_step;
   if (scaled_streams) j["scaled_streams"] = true;
   if (!gate_floor.empty()) j["gate_floor"] = gate_floor;
   return j.dump();
@@ -283,6 +339,7 @@ ExpertShape experts_from(const JsonReader& json, const ModelConfig& config) {
   e.dense = json.integers("dense", 0, config.layers - 1);
   if (!std::ranges::is_sorted(e.dense)) json.fail("dense", "ascending layers");
   e.factor = json.number_or("factor", 1, 1e-6, 1e6);
+  e.biased = json.boolean_or("biased", false);
   e.shared = json.integer_or("shared", 0, 0, kMaxSize);
   return e;
 }

@@ -58,14 +58,15 @@ struct ExpertShape {
   RouterRule rule = RouterRule::softmax_divided;
   std::vector<int64_t> dense;  // ascending: the layers that have a plain MLP instead
   double factor = 1;           // of all weights
+  bool biased = false;         // under the sigmoid rules: experts are chosen by a score plus a bias
   // Intermediate size of the expert that every token passes through; 0: none.
   int64_t shared = 0;
 
   bool operator==(const ExpertShape&) const = default;
 };
 
-// What recurrent layers compute in place of attention, and the arrays that they keep in place of
-// keys and values. All recurrent layers of a model have one shape.
+// Describes what recurrent layers compute in place of attention, and the arrays that they keep in
+// place of keys and values. All recurrent layers of a model have one shape.
 struct Recurrence {
   enum class Kind { none, delta_net, short_conv, mamba2 };
 
@@ -76,7 +77,12 @@ struct Recurrence {
   int64_t value_dim = 0;  // per head
   int64_t taps = 0;       // of the causal convolution, the present position's included
   int64_t channels = 0;   // of the convolution
+  bool conv_bias = false;
+  bool projection_bias = false;          // of the matrices before and after the recurrence
+  double least_step = 0, most_step = 0;  // mamba2: limits of the time step; most 0: none
 
+  // Returns the columns of the recurrence's output.
+  int64_t output() const { return kind == Kind::short_conv ? channels : heads * value_dim; }
   bool operator==(const Recurrence&) const = default;
 };
 
@@ -199,7 +205,7 @@ struct GenerationConfig {
 //   delta_net   "state" [heads][key_dim][value_dim], "conv" [taps - 1][channels]
 //   short_conv  "conv" [taps - 1][channels]
 //   mamba2      "state" [heads][key_dim][value_dim], "conv" [taps - 1][channels]
-// "conv" holds the last inputs of the convolution, oldest first; zeros stand before the first token.
+// "conv" holds the last inputs of the convolution, oldest first; zeros precede the first token.
 STET_API RecurrentShape recurrent_shape(const ModelConfig& config);
 
 // Returns the capacity of a session in positions; 0 requests the model's maximum. Throws an
