@@ -132,7 +132,7 @@ TEST_P(RecurrenceKernels, Convolution) {
   }
 }
 
-// Inputs of some tokens of one head, whose vectors stand in wider rows.
+// Inputs of some tokens of one head, whose vectors are parts of wider rows.
 struct Tokens {
   Tokens(size_t key, size_t value, size_t count)
       : key_dim(key),

@@ -35,7 +35,7 @@ struct Convolution {
 // Loads NAME.weight [channels taps] and, if the recurrence has them, NAME.bias [channels].
 Convolution load_convolution(WeightLoader& w, const std::string& name, const Recurrence& r);
 
-// What a gated delta rule or Mamba-2 multiplies for each head.
+// The numbers of each head that a gated delta rule or Mamba-2 reads.
 struct StateGates {
   Vector a;        // [heads]: -exp(A_log)
   Vector dt_bias;  // [heads]
