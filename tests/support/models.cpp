@@ -138,7 +138,8 @@ std::vector<Subject> recurrent_subjects() {
   };
   for (const char* name :
        {"qwen35-tiny", "qwen35-vl-tiny", "qwen35moe-tiny", "qwen35moe-fused-tiny", "qwen3next-tiny",
-        "lfm2-tiny", "lfm2moe-tiny", "granite-h-tiny", "granite-hd-tiny", "granite-dense-tiny"})
+        "lfm2-tiny", "lfm2moe-tiny", "granite-h-tiny", "granite-hd-tiny", "granite-dense-tiny",
+        "qwen35-odd-tiny", "lfm2-odd-tiny", "granite-odd-tiny"})
     add(name, Contract::f32);
   add("qwen35-vl-tiny", Contract::bf16);
   for (const char* name : {"qwen3next-tiny", "lfm2moe-tiny", "granite-h-tiny"})
