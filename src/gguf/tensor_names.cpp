@@ -413,7 +413,21 @@ std::optional<GgufStored> stored_as(const GgufArchitecture& a, const std::string
   const auto layer = numbered(canonical, names.layers);
   if (layer && layer->second == "layer_scalar" && a.layout == GgufLayout::gemma4)
     return GgufStored{fmt::format("blk.{}.layer_output_scale.weight", layer->first), {}, false};
-  const size_t dot = layer ? layer->second.rfind('.') : std::string::npos;
+  if (!layer) return std::nullopt;
+  if (a.layout == GgufLayout::qwen_hybrid && layer->second == "self_attn.q_gate.weight")
+    return GgufStored{fmt::format("blk.{}.attn_q.weight", layer->first), {}, false, true};
+  for (const char part : {'b', 'a'}) {
+    if (std::string_view(a.name) == "qwen3next" &&
+        layer->second == fmt::format("linear_attn.in_proj_{}.weight", part))
+      return GgufStored{fmt::format("blk.{}.ssm_ba.weight", layer->first), {}, false, part == 'a'};
+  }
+  if (const Rename* const bare = find_in(names.layer, layer->second, &Rename::to);
+      bare != nullptr && (bare->change == Change::bare || bare->change == Change::bare_bias))
+    return GgufStored{fmt::format("blk.{}.{}{}", layer->first, bare->from,
+                                  bare->change == Change::bare ? "" : ".bias"),
+                      {},
+                      false};
+  const size_t dot = layer->second.rfind('.');
   if (dot == std::string::npos) return std::nullopt;
   const std::string kind = layer->second.substr(dot + 1);
   const GgufExpertNames* const experts = experts_of(a);

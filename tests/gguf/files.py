@@ -197,6 +197,17 @@ class Gguf(unittest.TestCase):
             gguf_recurrent.write(rounded, self.file, "Q8_0")
             self.assertEqual(run("logits", "-m", rounded, *ids),
                              run("logits", "-m", self.file, "--compute", "f32", *ids), name)
+        # A file written by stet is the same model again.
+        for name in ("qwen3next-tiny", "qwen35-odd-tiny", "qwen35moe-tiny", "lfm2-odd-tiny", "lfm2moe-tiny",
+                     "granite-h-tiny", "granite-hd-tiny", "granite-dense-tiny"):
+            model = os.path.join(ROOT, "tests", "data", "models", name)
+            run("convert-model", "-m", model, "-o", self.file, "--tokenizer", "none")
+            self.assertEqual(run("logits", "-m", model, *ids), run("logits", "-m", self.file, "--compute", "f32", *ids),
+                             name)
+            self.assertEqual(
+                *[json.loads(run("inspect", m, "--json"))["fingerprints"]["model"] for m in (model, self.file)], name)
+        limited = os.path.join(ROOT, "tests", "data", "models", "granite-odd-tiny")
+        self.assertIn("recurrence", run("convert-model", "-m", limited, "-o", self.file, "--tokenizer", "none", status=1))
 
     def test_q8_0_and_q4_0_go_into_their_contracts_without_loss(self):
         for pocket, (kind, contract) in with_pockets((("Q8_0", "q8"), ("Q4_0", "q4"))):
