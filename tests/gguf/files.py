@@ -207,7 +207,8 @@ class Gguf(unittest.TestCase):
             self.assertEqual(
                 *[json.loads(run("inspect", m, "--json"))["fingerprints"]["model"] for m in (model, self.file)], name)
         limited = os.path.join(ROOT, "tests", "data", "models", "granite-odd-tiny")
-        self.assertIn("recurrence", run("convert-model", "-m", limited, "-o", self.file, "--tokenizer", "none", status=1))
+        self.assertIn("recurrence",
+                      run("convert-model", "-m", limited, "-o", self.file, "--tokenizer", "none", status=1))
 
     def test_q8_0_and_q4_0_go_into_their_contracts_without_loss(self):
         for pocket, (kind, contract) in with_pockets((("Q8_0", "q8"), ("Q4_0", "q4"))):
