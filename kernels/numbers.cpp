@@ -156,6 +156,13 @@ std::optional<size_t> find_not_finite(std::span<const float> x) {
 double inverse_square_root(double x) { return 1.0 / __builtin_sqrt(x); }
 float square_root(float x) { return __builtin_sqrtf(x); }
 
+void limit(std::span<float> x, float least, float most) {
+  for (float& v : x) {
+    if (v < least) v = least;
+    if (v > most) v = most;
+  }
+}
+
 void add_offset(std::span<float> x, float offset) {
   for (float& f : x) f += offset;
 }

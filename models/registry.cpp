@@ -11,7 +11,9 @@
 #include "models/gpt_neox.hpp"
 #include "models/gpt_oss.hpp"
 #include "models/granite.hpp"
+#include "models/granite_hybrid.hpp"
 #include "models/granite_moe.hpp"
+#include "models/lfm2.hpp"
 #include "models/llama.hpp"
 #include "models/mistral.hpp"
 #include "models/mixtral.hpp"
@@ -21,7 +23,9 @@
 #include "models/phi3.hpp"
 #include "models/qwen2.hpp"
 #include "models/qwen3.hpp"
+#include "models/qwen3_5.hpp"
 #include "models/qwen3_moe.hpp"
+#include "models/qwen3_next.hpp"
 #include "models/smollm3.hpp"
 
 namespace stet {
@@ -31,11 +35,13 @@ namespace {
 struct Registry {
   std::mutex mutex;
   std::deque<Family> families = {
-      gemma_family(),  gemma2_family(),   gemma3_family(),  gemma3n_family(), gemma4_family(),
-      gpt2_family(),   gpt_neox_family(), gpt_oss_family(), granite_family(), granite_moe_family(),
-      llama_family(),  mistral_family(),  mixtral_family(), olmo2_family(),   olmo3_family(),
-      olmoe_family(),  phi3_family(),     qwen2_family(),   qwen3_family(),   qwen3_moe_family(),
-      smollm3_family()};
+      gemma_family(),      gemma2_family(),         gemma3_family(),      gemma3n_family(),
+      gemma4_family(),     gpt2_family(),           gpt_neox_family(),    gpt_oss_family(),
+      granite_family(),    granite_hybrid_family(), granite_moe_family(), lfm2_family(),
+      lfm2_moe_family(),   llama_family(),          mistral_family(),     mixtral_family(),
+      olmo2_family(),      olmo3_family(),          olmoe_family(),       phi3_family(),
+      qwen2_family(),      qwen3_family(),          qwen3_5_family(),     qwen3_moe_family(),
+      qwen3_next_family(), smollm3_family()};
 };
 
 Registry& registry() {

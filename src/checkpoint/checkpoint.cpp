@@ -8,6 +8,7 @@
 
 #include "src/base/json_value.hpp"
 #include "src/checkpoint/gpt_oss_tensors.hpp"
+#include "src/checkpoint/recurrent_tensors.hpp"
 #include "src/gguf/tensors.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/limits.hpp"
@@ -81,6 +82,7 @@ Checkpoint Checkpoint::open(const FileSource& source) {
     checkpoint.add_all_of(checkpoint.add_file(safetensors_source(source.open(name))));
   }
   checkpoint.split_stacks_of_gpt_oss();
+  if (!checkpoint.packed_) checkpoint.derive_recurrent_tensors(source);
   return checkpoint;
 }
 
@@ -116,6 +118,30 @@ void Checkpoint::split_stacks_of_gpt_oss() {
   if (stacks.empty()) return;
   for (const FileTensor& stack : stacks) locations_.erase(stack.view.name);
   for (auto& source : gpt_oss_experts(stacks)) add_all_of(add_file(std::move(source)));
+}
+
+namespace {
+
+// Reads how a config divides packed projections, which their shapes do not show.
+KeyHeads read_key_heads(const FileSource& source) {
+  const char* const config = "config.json";
+  const JsonReader top =
+      parse_python_json(source.read(config, kIndexLimit), source.path_of(config));
+  const std::optional<JsonReader> nested = top.object("text_config");
+  const JsonReader& json = nested ? *nested : top;
+  return {json.integer_or("linear_num_key_heads", 16, 1, kMaxHeads),
+          json.integer_or("linear_key_head_dim", 128, 1, kMaxHeadDim)};
+}
+
+}  // namespace
+
+void Checkpoint::derive_recurrent_tensors(const FileSource& source) {
+  std::map<std::string, SourceTensor> all;
+  for (const auto& [name, location] : locations_) all[name] = {location.file, location.index};
+  RecurrentTensors made =
+      recurrent_tensors(all, packs_key_heads(all) ? read_key_heads(source) : KeyHeads{});
+  for (const std::string& name : made.replaced) locations_.erase(name);
+  for (auto& tensors : made.sources) add_all_of(add_file(std::move(tensors)));
 }
 
 void Checkpoint::add_shards(const FileSource& source) {

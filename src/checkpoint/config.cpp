@@ -32,6 +32,53 @@ std::vector<int64_t> read_windows(const JsonReader& json, int64_t layers, int64_
   return result;
 }
 
+std::vector<int64_t> read_recurrent(const JsonReader& json, int64_t layers,
+                                    const std::vector<std::string>& recurrent,
+                                    const std::vector<std::string>& attention,
+                                    const std::function<bool(int64_t)>& otherwise) {
+  std::vector<int64_t> of;
+  const std::vector<std::string> types = json.strings("layer_types");
+  if (!types.empty() && static_cast<int64_t>(types.size()) != layers)
+    json.fail("layer_types", "one entry for each of " + std::to_string(layers) + " layers");
+  for (int64_t i = 0; i < layers; ++i) {
+    if (types.empty()) {
+      of.push_back(otherwise(i) ? 1 : 0);
+      continue;
+    }
+    const std::string& type = types[static_cast<size_t>(i)];
+    const bool is = std::ranges::find(recurrent, type) != recurrent.end();
+    if (!is && std::ranges::find(attention, type) == attention.end())
+      throw Error(ErrorKind::unsupported, json.file(), json.path_of("layer_types"),
+                  recurrent[0] + " or " + attention[0], type);
+    of.push_back(is ? 1 : 0);
+  }
+  if (std::ranges::count(of, 1) == 0) of.clear();
+  return of;
+}
+
+int64_t read_integer_or_word(const JsonReader& json, const char* name, const char* word,
+                             int64_t otherwise, int64_t max) {
+  if (!json.has(name) || json_of(json).at(name) == word) return otherwise;
+  return json.integer(name, 1, max);
+}
+
+void read_step_limits(const JsonReader& json, const char* name, Recurrence* r) {
+  if (!json.has(name)) return;
+  const auto& limits = json_of(json).at(name);
+  // transformers 5 writes infinity as an object.
+  const bool open = limits.is_array() && limits.size() == 2 &&
+                    limits[1] == nlohmann::json({{"__float__", "Infinity"}});
+  const std::vector<double> both = open ? std::vector<double>{} : json.numbers(name);
+  const double least = open && limits[0].is_number() ? limits[0].get<double>()
+                       : both.size() == 2            ? both[0]
+                                                     : -1;
+  const double most = open || both.size() != 2 || both[1] > 1e30 ? 0 : both[1];
+  if (!(least >= 0) || (most != 0 && most < least))
+    json.fail(name, "two limits, the lower one first");
+  r->least_step = least;
+  r->most_step = most;
+}
+
 std::vector<int32_t> read_ids(const JsonReader& json, const std::string& name, int64_t vocab_size) {
   std::vector<int32_t> ids;
   for (int64_t id : json.integer_or_integers(name, 0, vocab_size - 1))
@@ -122,6 +169,24 @@ ModelConfig read_common(const JsonReader& json, const char* family, const Defaul
 
 namespace {
 
+Recurrence recurrence_from(const JsonReader& json) {
+  Recurrence r;
+  r.kind = static_cast<Recurrence::Kind>(
+      json.integer("kind", 1, static_cast<int>(Recurrence::Kind::mamba2)));
+  const int64_t least = r.kind == Recurrence::Kind::short_conv ? 0 : 1;
+  r.heads = json.integer("heads", least, kMaxHeads);
+  r.groups = json.integer("groups", least, kMaxHeads);
+  r.key_dim = json.integer("key_dim", least, kMaxHeadDim);
+  r.value_dim = json.integer("value_dim", least, kMaxHeadDim);
+  r.taps = json.integer("taps", 1, kMaxTaps);
+  r.channels = json.integer("channels", 1, kMaxSize);
+  r.conv_bias = json.boolean_or("conv_bias", false);
+  r.projection_bias = json.boolean_or("projection_bias", false);
+  r.least_step = json.number_or("least_step", 0, 0, 1e30);
+  r.most_step = json.number_or("most_step", 0, 0, 1e30);
+  return r;
+}
+
 // Reads the members that exist if layers differ. Owners must have their own keys and values, of the
 // same shape.
 void read_layers(const JsonReader& json, ModelConfig& c) {
@@ -135,6 +200,11 @@ void read_layers(const JsonReader& json, ModelConfig& c) {
   read("owner_of", 0, c.layers - 1, c.owner_of);
   read("intermediate_of", 1, kMaxSize, c.intermediate_of);
   read("values_are_keys", 0, 1, c.values_are_keys);
+  read("recurrent_of", 0, 1, c.recurrent_of);
+  if (json.has_object("recurrence"))
+    c.recurrence = recurrence_from(json.required_object("recurrence"));
+  if (c.recurrent_of.empty() != (c.recurrence.kind == Recurrence::Kind::none))
+    json.fail("recurrence", "an object, if recurrent_of says which layers are recurrent");
   c.layer_inputs = json.integer_or("layer_inputs", 0, 0, kMaxSize);
   c.layer_input_tokens = json.integer_or("layer_input_tokens", 0, 0, kMaxSize);
   c.streams = json.integer_or("streams", 0, 0, kMaxSize);
@@ -143,7 +213,8 @@ void read_layers(const JsonReader& json, ModelConfig& c) {
   c.scaled_streams = json.boolean_or("scaled_streams", false);
   c.gate_floor = json.numbers("gate_floor");
   for (int64_t i = 0; i < c.layers && !c.owner_of.empty(); ++i) {
-    const LayerShape l = c.layer(i), own = c.layer(l.owner);
+    const LayerShape l = c.layer(i), own = c.layer(std::max<int64_t>(0, l.owner));
+    if (l.recurrent) continue;
     if (l.owner > i || own.owner != l.owner || own.kv_heads != l.kv_heads ||
         own.key_dim != l.key_dim)
       json.fail("owner_of", "earlier layers with keys and values of the same shape");
@@ -209,12 +280,14 @@ std::string ModelConfig::canonical() const {
                     {"rule", static_cast<int>(experts.rule)},
                     {"dense", experts.dense}};
   if (experts.count > 0 && experts.factor != 1) j["experts"]["factor"] = experts.factor;
+  if (experts.count > 0 && experts.biased) j["experts"]["biased"] = true;
   if (experts.count > 0 && experts.shared != 0) j["experts"]["shared"] = experts.shared;
   for (const auto& [name, each] : {std::pair("kv_heads_of", &kv_heads_of),
                                    {"head_dim_of", &head_dim_of},
                                    {"owner_of", &owner_of},
                                    {"intermediate_of", &intermediate_of},
-                                   {"values_are_keys", &values_are_keys}}) {
+                                   {"values_are_keys", &values_are_keys},
+                                   {"recurrent_of", &recurrent_of}}) {
     if (!each->empty()) j[name] = *each;
   }
   for (const auto& [name, value] : {std::pair("layer_inputs", layer_inputs),
@@ -224,9 +297,34 @@ std::string ModelConfig::canonical() const {
                                     {"laurel_rank", laurel_rank}}) {
     if (value != 0) j[name] = value;
   }
+  if (recurrence.kind != Recurrence::Kind::none)
+    j["recurrence"] = {{"kind", static_cast<int>(recurrence.kind)},
+                       {"heads", recurrence.heads},
+                       {"groups", recurrence.groups},
+                       {"key_dim", recurrence.key_dim},
+                       {"value_dim", recurrence.value_dim},
+                       {"taps", recurrence.taps},
+                       {"channels", recurrence.channels}};
+  if (recurrence.conv_bias) j["recurrence"]["conv_bias"] = true;
+  if (recurrence.projection_bias) j["recurrence"]["projection_bias"] = true;
+  if (recurrence.least_step != 0) j["recurrence"]["least_step"] = recurrence.least_step;
+  if (recurrence.most_step != 0) j["recurrence"]["most_step"] = recurrence.most_step;
   if (scaled_streams) j["scaled_streams"] = true;
   if (!gate_floor.empty()) j["gate_floor"] = gate_floor;
   return j.dump();
+}
+
+RecurrentShape recurrent_shape(const ModelConfig& config) {
+  const Recurrence& r = config.recurrence;
+  std::vector<std::vector<RecurrentArray>> layers(static_cast<size_t>(config.layers));
+  for (int64_t i = 0; i < config.layers; ++i) {
+    std::vector<RecurrentArray>& arrays = layers[static_cast<size_t>(i)];
+    if (!config.layer(i).recurrent) continue;
+    if (r.kind != Recurrence::Kind::short_conv)
+      arrays.push_back({"state", {r.heads, r.key_dim, r.value_dim}});
+    arrays.push_back({"conv", {r.taps - 1, r.channels}});
+  }
+  return RecurrentShape::of(std::move(layers));
 }
 
 namespace {
@@ -241,6 +339,7 @@ ExpertShape experts_from(const JsonReader& json, const ModelConfig& config) {
   e.dense = json.integers("dense", 0, config.layers - 1);
   if (!std::ranges::is_sorted(e.dense)) json.fail("dense", "ascending layers");
   e.factor = json.number_or("factor", 1, 1e-6, 1e6);
+  e.biased = json.boolean_or("biased", false);
   e.shared = json.integer_or("shared", 0, 0, kMaxSize);
   return e;
 }

@@ -26,7 +26,9 @@ struct WithoutEffect {
   const char* value;  // as JSON; null: any value
 };
 constexpr WithoutEffect kWithoutEffect[] = {
-    {"finetuned", nullptr},          // YaRN's authors: the checkpoint was trained on long texts
+    {"finetuned", nullptr},      // YaRN's authors: the checkpoint was trained on long texts
+    {"mrope_section", nullptr},  // Qwen: axes of images; a text's three positions are equal
+    {"mrope_interleaved", nullptr},
     {"rope_interleaved", "false"},   // nanotron: pairs are halves of a head, as everywhere here
     {"partial_rotary_factor", "1"},  // all of a head is rotated
     {"partial_rotary_factor", "1.0"}};

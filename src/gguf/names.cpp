@@ -38,7 +38,15 @@ const GgufArchitecture kArchitectures[] = {
     {"smollm3", "SmolLM3ForCausalLM", "smollm3", GgufLayout::llama, true, false},
     {"gpt-oss", "GptOssForCausalLM", "gpt_oss", GgufLayout::gpt_oss, false, false},
     {"gptneox", "GPTNeoXForCausalLM", "gpt_neox", GgufLayout::gpt_neox, false, false},
-    {"phi3", "Phi3ForCausalLM", "phi3", GgufLayout::phi3, false, false}};
+    {"phi3", "Phi3ForCausalLM", "phi3", GgufLayout::phi3, false, false},
+    {"qwen3next", "Qwen3NextForCausalLM", "qwen3_next", GgufLayout::qwen_hybrid, false, false},
+    {"qwen35", "Qwen3_5ForCausalLM", "qwen3_5_text", GgufLayout::qwen_hybrid, false, false},
+    {"qwen35moe", "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", GgufLayout::qwen_hybrid, false,
+     false},
+    {"lfm2", "Lfm2ForCausalLM", "lfm2", GgufLayout::lfm2, false, false},
+    {"lfm2moe", "Lfm2MoeForCausalLM", "lfm2_moe", GgufLayout::lfm2, false, false},
+    {"granitehybrid", "GraniteMoeHybridForCausalLM", "granitemoehybrid", GgufLayout::granite_hybrid,
+     true, false}};
 
 // Returns whether a key of stet's own says that the model is a Mistral: llama.cpp takes it for a
 // Llama.
@@ -145,6 +153,11 @@ const GgufArchitecture& architecture_for(const ModelConfig& c, const std::string
                            : c.family == "gpt_neox"                       ? "gptneox"
                            : c.family == "qwen3_moe"                      ? "qwen3moe"
                            : c.family == "gpt_oss"                        ? "gpt-oss"
+                           : c.family == "qwen3_next"                     ? "qwen3next"
+                           : c.family == "qwen3_5"                        ? "qwen35"
+                           : c.family == "qwen3_5_moe"                    ? "qwen35moe"
+                           : c.family == "lfm2_moe"                       ? "lfm2moe"
+                           : c.family == "granitemoehybrid"               ? "granitehybrid"
                                                                           : c.family;
   if (const GgufArchitecture* const found = find_architecture(name)) return *found;
   throw Error(ErrorKind::unsupported, file, "model_type", "",
@@ -160,8 +173,10 @@ GgufNames::GgufNames(const std::vector<Gguf>& parts)
     keys_.fail("token_embd.weight", "a matrix", embedding == nullptr ? "none" : "another shape");
   vocab_size_ = embedding->shape[0];
   heads_ = need("attention.head_count", kMaxHeads);
-  if (architecture_.layout == GgufLayout::gemma4)
-    kv_heads_ = std::ranges::max(of_layers("attention.head_count_kv", 1, heads_));
+  const bool each =
+      keys_.has(key("attention.head_count_kv")) && keys_.is_array(key("attention.head_count_kv"));
+  if (each || architecture_.layout == GgufLayout::gemma4)  // 0 for layers without attention
+    kv_heads_ = std::ranges::max(of_layers("attention.head_count_kv", 0, heads_));
   else
     kv_heads_ = keys_.integer(key("attention.head_count_kv"), 1, heads_).value_or(heads_);
 }
@@ -236,7 +251,10 @@ nlohmann::ordered_json GgufNames::common_config() const {
              architecture_.gemma ? "gelu_pytorch_tanh" : "silu"}};
   const bool gemma4 = architecture_.layout == GgufLayout::gemma4,  // its layers differ
       gemma3n = architecture_.layout == GgufLayout::gemma3n;
-  if (!gemma4 && !gemma3n) c["intermediate_size"] = need("feed_forward_length", kMaxSize);
+  // Mixtures need no width of an MLP.
+  const bool mlp = architecture_.layout != GgufLayout::qwen_hybrid ||
+                   keys_.integer(key("feed_forward_length"), 0, kMaxSize).value_or(0) > 0;
+  if (!gemma4 && !gemma3n && mlp) c["intermediate_size"] = need("feed_forward_length", kMaxSize);
   if (architecture_.layout != GgufLayout::gpt_neox)
     c["rms_norm_eps"] = published_number("attention.layer_norm_rms_epsilon");
   if (std::string(architecture_.model_type).starts_with("qwen")) c.erase("attention_bias");
@@ -339,6 +357,9 @@ void GgufNames::add_own(nlohmann::ordered_json& c) const {
   }
   if (name == "gemma4") add_gemma4(c);
   if (name == "gemma3n") add_gemma3n(c);
+  if (architecture_.layout == GgufLayout::qwen_hybrid) add_qwen_hybrid(c);
+  if (architecture_.layout == GgufLayout::lfm2) add_lfm2(c);
+  if (architecture_.layout == GgufLayout::granite_hybrid) add_granite_hybrid(c);
   if (name == "gemma3") {
     c["rope_local_base_freq"] = keys_.number(key("rope.freq_base_swa")).value_or(10000);
     c["sliding_window_pattern"] = 6;
@@ -362,7 +383,7 @@ void GgufNames::add_own(nlohmann::ordered_json& c) const {
     if (!c.contains("sliding_window")) c["sliding_window"] = nullptr;
   }
   if (may_have_experts(name)) add_experts(c);
-  if (name == "granite" || name == "granitemoe") {
+  if (name == "granite" || name == "granitemoe" || name == "granitehybrid") {
     copy("embedding_scale", "embedding_multiplier");
     copy("attention.scale", "attention_multiplier");
     copy("residual_scale", "residual_multiplier");

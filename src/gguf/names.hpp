@@ -14,7 +14,19 @@ namespace stet {
 
 // Naming schemes for the tensors of a layer. In four_norms, ffn_norm is not the norm after
 // attention.
-enum class GgufLayout { llama, four_norms, gemma4, gemma3n, gpt2, gpt_neox, phi3, gpt_oss };
+enum class GgufLayout {
+  llama,
+  four_norms,
+  gemma4,
+  gemma3n,
+  gpt2,
+  gpt_neox,
+  phi3,
+  gpt_oss,
+  qwen_hybrid,
+  lfm2,
+  granite_hybrid
+};
 
 struct GgufArchitecture {
   const char* name;                     // general.architecture
@@ -22,6 +34,8 @@ struct GgufArchitecture {
   GgufLayout layout;
   bool rotated;  // rotary pairs of q and k are neighbours
   bool gemma;    // norm weights include the added 1
+
+  bool adds_one() const { return gemma || layout == GgufLayout::qwen_hybrid; }
 };
 
 // Returns the architecture under which a model of that config is written. Throws an unsupported
@@ -33,6 +47,8 @@ struct GgufStored {
   std::string name;
   enum class Rows { as_they_are, queries, keys } rows = Rows::as_they_are;
   bool plus_one = false;
+  // The tensor shares one of the file with another: of each head, the other's rows precede its own.
+  bool follows = false;
 };
 // Returns how the tensor named as WeightSpec::canonical is stored, or nothing if GGUF has no place
 // for it.
@@ -65,6 +81,10 @@ class GgufNames {
     bool less_one = false;
     bool transposed = false;
     int64_t fused_heads = 0;  // q, k and v of each of these heads are adjacent
+    // Not 0: rows from `first` on, or else the columns, belong to heads of values, `head_width` each.
+    // The file has all first heads of the `tiled_groups` groups, then all second ones, and so on.
+    int64_t tiled_groups = 0, head_width = 0, first = 0;
+    bool tiled_columns = false;
   };
   // Returns the published name. Returns nothing for tensors implied by the config: rope_freqs, and
   // a head equal to the embeddings.
@@ -91,6 +111,14 @@ class GgufNames {
   void add_own(nlohmann::ordered_json& config) const;
   void add_gemma4(nlohmann::ordered_json& config) const;
   void add_gemma4_experts(nlohmann::ordered_json& config) const;
+  void add_qwen_hybrid(nlohmann::ordered_json& config) const;
+  void add_lfm2(nlohmann::ordered_json& config) const;
+  void add_granite_hybrid(nlohmann::ordered_json& config) const;
+  void add_recurrent_types(nlohmann::ordered_json& config, const char* recurrent,
+                           const char* attention) const;
+  const std::vector<int64_t>& shape_of(const std::string& name) const;
+  std::optional<int64_t> layer_with(const char* stem) const;
+  void tile(const std::string& stem, Published& p) const;
   nlohmann::ordered_json gemma4_ropes(int64_t full_dim) const;
   void add_gemma3n(nlohmann::ordered_json& config) const;
   const std::vector<double>& sliding_layers() const;

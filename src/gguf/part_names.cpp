@@ -14,7 +14,12 @@ constexpr GgufExpertNames kGgufExperts[] = {
     {"gpt-oss", "mlp.router", "mlp.experts", "gate_proj", "up_proj", "down_proj"},
     {"gemma4", "router.proj", "experts", "gate_proj", "up_proj", "down_proj", true},
     {"qwen3moe", "mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"},
-    {"olmoe", "mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"}};
+    {"olmoe", "mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"},
+    {"qwen3next", "mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"},
+    {"qwen35moe", "mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"},
+    {"lfm2moe", "feed_forward.gate", "feed_forward.experts", "w1", "w3", "w2"},
+    {"granitehybrid", "block_sparse_moe.router.layer", "block_sparse_moe.experts", "gate_proj",
+     "up_proj", "down_proj"}};
 
 // llama.cpp's name of a tensor of experts, and the expert's matrix in it. If there are two, the rows
 // of the second follow those of the first.

@@ -45,6 +45,10 @@ constexpr Kept kQ5InBytes = {6, DType::q8_0, q5_0_as_q8_0};
 const Kept* kept(const StoredTensor& t) {
   if (t.to.less_one || t.to.transposed || t.from.shape.size() != 2) return nullptr;
   if (t.from.type == kQ5InBytes.type && t.from.shape[0] % kLanes != 0) return &kQ5InBytes;
+  // Columns of heads can change places if each head is whole blocks.
+  if (t.to.tiled_columns &&
+      t.to.head_width % static_cast<int64_t>(ggml_type(t.from.type)->elements) != 0)
+    return nullptr;
   const auto found = std::ranges::find(kKept, t.from.type, &Kept::type);
   return found == std::end(kKept) ? nullptr : found;
 }
@@ -58,7 +62,7 @@ DType dtype_of(const StoredTensor& t) {
 // Returns whether the file stores the published rows unchanged, though perhaps in another order.
 bool rows_as_published(const StoredTensor& t) {
   const Kept* const as = kept(t);
-  const bool whole_rows = !t.to.transposed && t.to.fused_heads == 0 &&
+  const bool whole_rows = !t.to.transposed && t.to.fused_heads == 0 && t.to.tiled_groups == 0 &&
                           (t.to.rotated_heads == 0 || t.from.shape.size() == 2),
              same_type = as != nullptr ? as->transcode == nullptr
                                        : dtype_of(t) != DType::f32 || t.from.type == 0;
@@ -71,9 +75,20 @@ std::vector<int64_t> shape_of(const StoredTensor& t) {
   return shape;
 }
 
+// Returns where the file has row or column `i` of `n`, of which those from `first` on belong to heads
+// of values.
+size_t place_in_tiles(const GgufNames::Published& p, size_t i, size_t n) {
+  const auto first = static_cast<size_t>(p.first), width = static_cast<size_t>(p.head_width),
+             groups = static_cast<size_t>(p.tiled_groups);
+  if (i < first) return i;
+  const size_t each = (n - first) / width / groups, head = (i - first) / width;
+  return first + (head % each * groups + head / each) * width + (i - first) % width;
+}
+
 // Returns the row of the file that holds published row `row`. In q and k of Llama, neighbouring
 // rows go back to the halves of a head. GPT-NeoX interleaves q, k and v by head.
 size_t row_in_file(const StoredTensor& t, size_t row, size_t rows) {
+  if (t.to.tiled_groups > 0 && !t.to.tiled_columns) return place_in_tiles(t.to, row, rows);
   if (t.to.rotated_heads > 0) return paired_row(row, rows, static_cast<size_t>(t.to.rotated_heads));
   if (t.to.fused_heads > 0) {
     const size_t each = rows / 3 / static_cast<size_t>(t.to.fused_heads), head = row / (3 * each),
@@ -93,18 +108,30 @@ void transpose(std::span<std::byte> data, size_t rows, size_t element) {
   });
 }
 
+// Puts the columns of a row of heads in the published order. `unit` is a block's size in bytes, or
+// an element's, and `elements` the columns that it has.
+void untile_columns(const StoredTensor& t, size_t elements, size_t unit, std::span<std::byte> row) {
+  const std::vector<std::byte> from(row.begin(), row.end());
+  const size_t units = row.size() / unit;
+  for (size_t i = 0; i < units; ++i) {
+    const size_t at = place_in_tiles(t.to, i * elements, units * elements) / elements;
+    std::memcpy(&row[i * unit], &from[at * unit], unit);
+  }
+}
+
 // Writes the data of a tensor in its published form.
 void fill(const StoredTensor& t, std::span<std::byte> data) {
   const GgufTensor& stored = t.from;
   const DType dtype = dtype_of(t);
   const GgmlType type = *ggml_type(stored.type);
-  const bool matrix = stored.shape.size() > 1 || t.to.rotated_heads > 0 || t.to.fused_heads > 0;
+  const bool matrix = stored.shape.size() > 1 || t.to.rotated_heads > 0 || t.to.fused_heads > 0 ||
+                      t.to.tiled_groups > 0;
   const auto rows = static_cast<size_t>(matrix ? stored.shape.front() : 1);
   const size_t from_bytes = stored.bytes.size() / rows, to_bytes = data.size() / rows,
                blocks = from_bytes / type.bytes,
                at_once = std::max<size_t>(1, kMadeAtOnce / to_bytes);
   const Kept* const as = kept(t);
-  const auto make_row = [&](size_t row) {
+  const auto make_plain_row = [&](size_t row) {
     const std::byte* const from = stored.bytes.data() + row_in_file(t, row, rows) * from_bytes;
     std::byte* const to = data.data() + row * to_bytes;
     if (as != nullptr && as->transcode != nullptr) {
@@ -119,6 +146,13 @@ void fill(const StoredTensor& t, std::span<std::byte> data) {
     float* const numbers = reinterpret_cast<float*>(to);
     dequantize_ggml(stored.type, from, blocks, numbers);
     if (t.to.less_one) add_offset({numbers, to_bytes / sizeof(float)}, -1.0f);
+  };
+  const auto make_row = [&](size_t row) {
+    make_plain_row(row);
+    if (!t.to.tiled_columns) return;
+    const size_t elements = is_block_dtype(dtype) ? ggml_type(ggml_number(dtype))->elements : 1;
+    untile_columns(t, elements, to_bytes * elements / static_cast<size_t>(stored.shape.back()),
+                   data.subspan(row * to_bytes, to_bytes));
   };
   run_each(default_threads(), (rows + at_once - 1) / at_once, [&](size_t piece) {
     for (size_t row = piece * at_once; row < std::min(rows, (piece + 1) * at_once); ++row)

@@ -132,6 +132,12 @@ struct Tensor {
   std::vector<const WeightSpec*> more = {};
   std::vector<float> values;
   GgufStored stored;
+  const WeightSpec* second = nullptr;  // of each head, its rows follow those of `need`
+  size_t each = 0;                     // rows of such a head
+  // If not 0, rows or elements from `first` on, or else the columns, belong to heads of values of
+  // `head_width` each. The file has them in tiled order (GgufNames::Published).
+  size_t groups = 0, head_width = 0, first = 0;
+  bool columns = false;
 };
 
 class Conversion {
@@ -218,10 +224,61 @@ class Conversion {
     if (!stored)
       throw Error(ErrorKind::unsupported, checkpoint_.source(), need.name, "",
                   std::string("llama.cpp's ") + architecture_.name + " has no such tensor");
+    if (stored->follows) return add_second(stored->name, need);
+    std::string name = stored->name;
+    // Granite's MLP beside experts has the names of a shared expert.
+    if (architecture_.layout == GgufLayout::granite_hybrid && config_.experts.count > 0 &&
+        need.canonical.find(".mlp.") != std::string::npos)
+      name.insert(name.rfind('.'), "_shexp");
     std::vector<int64_t> shape = {need.columns};
     if (!need.is_vector) shape.insert(shape.begin(), need.rows);
-    entries_.push_back(
-        {{stored->name, ggml_number(dtype_of(need)), shape}, &need, {}, {}, *stored});
+    const Recurrence& r = config_.recurrence;
+    if (name.ends_with("conv1d.weight") || name.ends_with("shortconv.conv.weight"))
+      shape = {r.channels, r.taps};
+    if (architecture_.layout == GgufLayout::granite_hybrid) {
+      if (name.ends_with(".ssm_a") || name.ends_with(".ssm_d")) shape = {need.columns, 1};
+      if (name.ends_with(".ssm_norm.weight")) shape = {r.groups, need.columns / r.groups};
+    }
+    entries_.push_back({{name, ggml_number(dtype_of(need)), shape}, &need, {}, {}, *stored});
+    tile(need, entries_.back());
+  }
+
+  void add_second(const std::string& name, const WeightSpec& need) {
+    const auto found =
+        std::ranges::find_if(entries_, [&](const Tensor& t) { return t.declared.name == name; });
+    const Recurrence& r = config_.recurrence;
+    found->second = &need;
+    found->declared.shape[0] += need.rows;
+    found->each = static_cast<size_t>(name.ends_with("attn_q.weight") ? config_.head_dim
+                                                                      : r.heads / r.groups);
+  }
+
+  // Notes how the file orders heads of values, if there are more of them than heads of keys.
+  void tile(const WeightSpec& need, Tensor& t) const {
+    const Recurrence& r = config_.recurrence;
+    const std::string architecture = architecture_.name, mix = ".linear_attn.";
+    const size_t at = need.canonical.find(mix);
+    if ((architecture != "qwen35" && architecture != "qwen35moe") || at == std::string::npos ||
+        r.heads == r.groups)
+      return;
+    const std::string name = need.canonical.substr(at + mix.size());
+    if (name == "norm.weight") return;
+    const bool conv = name == "conv1d.weight", single = name == "A" || name == "dt_bias" ||
+                                                        name == "in_proj_a.weight" ||
+                                                        name == "in_proj_b.weight";
+    t.groups = static_cast<size_t>(r.groups);
+    t.head_width = static_cast<size_t>(single ? 1 : conv ? r.value_dim * r.taps : r.value_dim);
+    t.columns = name == "out_proj.weight";
+    if (conv || name == "in_proj_qkv.weight")
+      t.first = static_cast<size_t>(2 * r.groups * r.key_dim * (conv ? r.taps : 1));
+  }
+  // Returns the place in the model of place `i` of the file, of `n`.
+  static size_t untiled(const Tensor& t, size_t i, size_t n) {
+    if (i < t.first) return i;
+    const size_t each = (n - t.first) / t.head_width / t.groups,
+                 head = (i - t.first) / t.head_width;
+    return t.first + (head % t.groups * each + head / t.groups) * t.head_width +
+           (i - t.first) % t.head_width;
   }
 
   void add_head() {
@@ -298,6 +355,8 @@ class Conversion {
   // Returns the row of the model for row `row` of the file. llama.cpp stores the rotary pairs of
   // Llama's heads as neighbours.
   size_t model_row(const Tensor& e, size_t row) const {
+    if (e.groups > 0 && !e.columns && !e.need->is_vector)
+      return untiled(e, row, static_cast<size_t>(e.need->rows));
     if (e.stored.rows == GgufStored::Rows::as_they_are) return row;
     const auto d = static_cast<size_t>(config_.head_dim), within = row % d;
     return row - within + within % 2 * (d / 2) + within / 2;
@@ -306,13 +365,17 @@ class Conversion {
   void encode(const Tensor& e, const SourceRows& rows, size_t row,
               const std::vector<float>& importance, std::byte* to) const {
     const GgufDeclared& d = e.declared;
-    const auto columns = static_cast<size_t>(d.shape.back());
-    if (rows.stored_as(d.type)) return rows.copy(model_row(e, row), to);
+    const auto columns = static_cast<size_t>(e.need->columns);
+    if (rows.stored_as(d.type) && !e.columns) return rows.copy(model_row(e, row), to);
     std::vector<float> values(columns);
     rows.widen(e.need->is_vector ? row : model_row(e, row), values);
     if (d.shape.size() == 1 && e.stored.rows != GgufStored::Rows::as_they_are) {  // a bias
       const std::vector<float> model = values;
       for (size_t i = 0; i < columns; ++i) values[i] = model[model_row(e, i)];
+    }
+    if (e.groups > 0 && (e.columns || e.need->is_vector)) {
+      const std::vector<float> model = values;
+      for (size_t i = 0; i < columns; ++i) values[i] = model[untiled(e, i, columns)];
     }
     if (e.stored.plus_one) add_offset(values, 1.0f);
     require_in_range(e, values);
@@ -333,8 +396,21 @@ class Conversion {
 
   void write(const Tensor& e, GgufWriter& writer) const {
     if (e.need == nullptr) return writer.write(std::as_bytes(std::span(e.values)));
+    if (e.second != nullptr) return write_both(e, writer);
     write(e, *e.need, writer);
     for (const WeightSpec* const need : e.more) write(e, *need, writer);
+  }
+
+  // Writes the rows of two tensors, head by head in turn.
+  void write_both(const Tensor& e, GgufWriter& writer) const {
+    const SourceRows first(checkpoint_, *e.need), second(checkpoint_, *e.second);
+    const auto count = static_cast<size_t>(e.declared.shape[0]);
+    std::vector<std::byte> bytes(e.declared.bytes() / count);
+    for (size_t i = 0; i < count; ++i) {
+      const size_t row = i / (2 * e.each) * e.each + i % e.each;
+      encode(e, i / e.each % 2 == 0 ? first : second, row, {}, bytes.data());
+      writer.write(bytes);
+    }
   }
 
   void write(const Tensor& e, const WeightSpec& need, GgufWriter& writer) const {

@@ -19,7 +19,12 @@ class Writer {
     count("block_count", c_.layers);
     counts("feed_forward_length", c_.intermediate_of, c_.intermediate_size);
     count("attention.head_count", c_.heads);
-    counts("attention.head_count_kv", c_.kv_heads_of, c_.kv_heads);
+    std::vector<int64_t> kv_heads = c_.kv_heads_of;
+    // llama.cpp tells recurrent layers by these zeros. It derives those of Qwen.
+    if (a_.layout == GgufLayout::lfm2 || a_.layout == GgufLayout::granite_hybrid) {
+      for (const LayerShape& l : layers()) kv_heads.push_back(l.recurrent ? 0 : l.kv_heads);
+    }
+    counts("attention.head_count_kv", kv_heads, c_.kv_heads);
     const bool layer_norm = a_.layout == GgufLayout::gpt2 || a_.layout == GgufLayout::gpt_neox;
     number(layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon",
            c_.norm_eps);
@@ -79,8 +84,29 @@ class Writer {
     if (c_.qkv_clip != 0) number("attention.clamp_kqv", c_.qkv_clip);
   }
 
+  void add_recurrence() {
+    const Recurrence& r = c_.recurrence;
+    if (r.kind == Recurrence::Kind::none) return;
+    if (r.kind == Recurrence::Kind::short_conv) return count("shortconv.l_cache", r.taps);
+    count("ssm.conv_kernel", r.taps);
+    count("ssm.state_size", r.key_dim);
+    count("ssm.group_count", r.groups);
+    count("ssm.time_step_rank", r.heads);
+    count("ssm.inner_size", r.output());
+    if (r.kind == Recurrence::Kind::delta_net) count("full_attention_interval", 4);
+    if (r.kind == Recurrence::Kind::mamba2)
+      keys_.boolean(key("rope.scaling.finetuned"), std::ranges::count(c_.rope_of, 0) > 0);
+  }
+
   void add_own() {
-    if (c_.family == "granite" || c_.family == "granitemoe") {
+    if (c_.experts.shared > 0) count("expert_shared_feed_forward_length", c_.experts.shared);
+    if (c_.family == "lfm2_moe") {
+      count("leading_dense_block_count", std::ssize(c_.experts.dense));
+      count("expert_gating_func", 2);
+      number("expert_weights_scale", c_.experts.factor);
+      keys_.boolean(key("expert_weights_norm"), c_.experts.rule == RouterRule::sigmoid_divided);
+    }
+    if (c_.family == "granite" || c_.family == "granitemoe" || c_.family == "granitemoehybrid") {
       number("embedding_scale", c_.embedding_scale);
       number("attention.scale", c_.attention_scale);
       number("residual_scale", c_.residual_scale);
@@ -136,6 +162,7 @@ void add_config_keys(const ModelConfig& c, const GgufArchitecture& a, GgufKeys& 
   writer.add_rope();
   writer.add_windows();
   writer.add_experts();
+  writer.add_recurrence();
   writer.add_own();
 }
 

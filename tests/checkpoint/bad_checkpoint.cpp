@@ -174,10 +174,12 @@ TEST_F(BadCheckpoint, UnknownArchitecture) {
       "GemmaForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, "
       "Gemma3nForCausalLM, Gemma3nForConditionalGeneration, Gemma4ForCausalLM, "
       "Gemma4ForConditionalGeneration, GPT2LMHeadModel, GPTNeoXForCausalLM, GptOssForCausalLM, "
-      "GraniteForCausalLM, "
-      "GraniteMoeForCausalLM, LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, "
+      "GraniteForCausalLM, GraniteMoeHybridForCausalLM, GraniteMoeForCausalLM, Lfm2ForCausalLM, "
+      "Lfm2MoeForCausalLM, LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, "
       "Olmo2ForCausalLM, Olmo3ForCausalLM, OlmoeForCausalLM, Phi3ForCausalLM, Qwen2ForCausalLM, "
-      "Qwen3ForCausalLM, Qwen3MoeForCausalLM, SmolLM3ForCausalLM";
+      "Qwen3ForCausalLM, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration, "
+      "Qwen3_5MoeForCausalLM, Qwen3_5MoeForConditionalGeneration, Qwen3MoeForCausalLM, "
+      "Qwen3NextForCausalLM, SmolLM3ForCausalLM";
   EXPECT_EQ(
       config_error(ErrorKind::unsupported, [](Json& j) { j["architectures"] = {"BertModel"}; }),
       "@/config.json: architectures: expected one of " + known + ", found BertModel");

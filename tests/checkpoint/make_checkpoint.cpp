@@ -358,7 +358,9 @@ TEST(MakeCheckpoint, FailuresAreOneLineAndLeaveNothing) {
          "gpt2, gpt-oss-20b, llama2-7b, "
          "llama3.1-8b, llama3.2-1b, llama3.2-3b, llama3.3-70b, mistral-7b, qwen2.5-0.5b, "
          "qwen3-0.6b, qwen3-30b-a3b, gemma4-e2b, gemma4-e4b, gemma4-12b, gemma4-26b-a4b, "
-         "gemma4-31b or the path of "
+         "gemma4-31b, qwen3.5-0.8b, qwen3.5-2b, qwen3.5-4b, qwen3.5-9b, qwen3.5-35b-a3b, "
+         "qwen3-next-80b, lfm2-350m, lfm2-1.2b, lfm2-2.6b, lfm2-8b-a1b, granite-4-micro, "
+         "granite-4-h-micro, granite-4-h-tiny, granite-4-h-small or the path of "
          "a config.json, found gemma9-1b");
   expect(dir / "none.json" + out, 1,
          dir / "none.json" + ": cannot be read: No such file or directory");

@@ -13,6 +13,7 @@ import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import gguf_gemma4  # noqa: E402
+import gguf_recurrent  # noqa: E402
 import gguf_gpt_oss  # noqa: E402
 import gguf_writer  # noqa: E402
 
@@ -210,6 +211,33 @@ class Gguf(unittest.TestCase):
                 with open(self.file, "wb") as file:
                     file.write(raw.replace(key.encode(), key.encode()[:-1] + b"_", 1))
                 self.assertIn(f"{key}: expected ", run("logits", "-m", self.file, "--ids", "2", "--digest", status=1))
+    def test_recurrent_layers_are_those_of_the_checkpoint(self):
+        ids = ["--ids", ",".join(str(7 * i % 300) for i in range(40)), "--digest"]
+        for name in ("qwen3next-tiny", "qwen35-tiny", "qwen35moe-tiny", "qwen35moe-fused-tiny", "lfm2-tiny",
+                     "lfm2moe-tiny", "granite-h-tiny", "granite-hd-tiny"):
+            model = os.path.join(ROOT, "tests", "data", "models", name)
+            gguf_recurrent.write(model, self.file, "F32")
+            self.assertEqual(run("logits", "-m", model, *ids), run("logits", "-m", self.file, *ids), name)
+            self.assertEqual(
+                *[json.loads(run("inspect", m, "--json"))["fingerprints"]["model"] for m in (model, self.file)], name)
+            rounded = os.path.join(self.directory.name, name)
+            os.makedirs(rounded)
+            gguf_recurrent.round_weights(model, rounded)
+            gguf_recurrent.write(rounded, self.file, "Q8_0")
+            self.assertEqual(run("logits", "-m", rounded, *ids),
+                             run("logits", "-m", self.file, "--compute", "f32", *ids), name)
+        # A file written by stet is the same model again.
+        for name in ("qwen3next-tiny", "qwen35-odd-tiny", "qwen35moe-tiny", "lfm2-odd-tiny", "lfm2moe-tiny",
+                     "granite-h-tiny", "granite-hd-tiny", "granite-dense-tiny"):
+            model = os.path.join(ROOT, "tests", "data", "models", name)
+            run("convert-model", "-m", model, "-o", self.file, "--tokenizer", "none")
+            self.assertEqual(run("logits", "-m", model, *ids), run("logits", "-m", self.file, "--compute", "f32", *ids),
+                             name)
+            self.assertEqual(
+                *[json.loads(run("inspect", m, "--json"))["fingerprints"]["model"] for m in (model, self.file)], name)
+        limited = os.path.join(ROOT, "tests", "data", "models", "granite-odd-tiny")
+        self.assertIn("recurrence",
+                      run("convert-model", "-m", limited, "-o", self.file, "--tokenizer", "none", status=1))
 
     def test_q8_0_and_q4_0_go_into_their_contracts_without_loss(self):
         for pocket, (kind, contract) in with_pockets((("Q8_0", "q8"), ("Q4_0", "q4"))):

@@ -1,10 +1,12 @@
 // Golden bits: digests, committed in tests/data/golden_bits, that every compiler, instruction set,
 // number of threads and chunking must reproduce. For each checkpoint NAME, NAME.ids.json is an
 // array of token ids, and digests.txt has two lines, "NAME logits DIGEST" and "NAME kv DIGEST".
+// Models with recurrent layers have a third one, "NAME recurrent DIGEST".
 //
-// Both are XXH3-128. The first covers the logits of all positions ([T][vocab], little-endian
-// float32), the second the bytes of all blocks of keys and values in order. "NAME@bf16", "@q8" and
-// "@q4" use that contract. "+q8" stores keys and values as q8.
+// All are XXH3-128. The first covers the logits of all positions ([T][vocab], little-endian
+// float32). The second covers the bytes of all blocks of keys and values in order, and the third the
+// arrays of recurrent layers. "NAME@bf16", "@q8" and "@q4" use that contract. "+q8" stores keys and
+// values as q8.
 #include <fmt/format.h>
 
 #include <fstream>
@@ -62,6 +64,10 @@ void reproduce(const Subject& subject, const std::string& name, KvType kv) {
               expected.at(name + " logits"))
         << how;
     EXPECT_EQ(digest_text(digest_of(kv_bytes(session.kv()))), expected.at(name + " kv")) << how;
+    const std::span<const float> arrays = session.state().recurrent.numbers();
+    if (arrays.empty()) return;
+    EXPECT_EQ(digest_text(digest_of(std::as_bytes(arrays))), expected.at(name + " recurrent"))
+        << how;
   };
   for_each_way(check);
 }
@@ -79,6 +85,8 @@ TEST(GoldenBitsOfQ8, Reproduced) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, GoldenBits, testing::ValuesIn(subjects_and_contracts()),
+                         subject_name);
+INSTANTIATE_TEST_SUITE_P(Recurrent, GoldenBits, testing::ValuesIn(recurrent_subjects()),
                          subject_name);
 
 }  // namespace

@@ -100,6 +100,40 @@ TEST_P(GoldenModel, KeysAndValues) {
   }
 }
 
+// The arrays of recurrent layers after all tokens, and after a third of them. The reference has
+// convolutions' inputs as [channels][inputs], and Mamba's states as [heads][columns][rows].
+void expect_states(const Golden& golden, const Session& at, const std::string& end) {
+  Session session = at.fork();
+  const RecurrentState arrays = session.state().recurrent;
+  const bool mamba = session.model().config().recurrence.kind == Recurrence::Kind::mamba2;
+  for (size_t layer = 0; layer < arrays.shape().layers.size(); ++layer) {
+    for (size_t i = 0; i < arrays.shape().layers[layer].size(); ++i) {
+      const RecurrentArray& a = arrays.shape().layers[layer][i];
+      const std::span<const float> x = arrays.array(static_cast<int64_t>(layer), i);
+      std::vector<float> got(x.begin(), x.end());
+      const auto rows = static_cast<size_t>(a.dims[a.dims.size() - 2]),
+                 columns = static_cast<size_t>(a.dims.back()), each = rows * columns;
+      for (size_t n = 0; n < x.size() && (a.name == "conv" || mamba); ++n)
+        got[n / each * each + n % columns * rows + n % each / columns] = x[n];
+      const std::string name = a.name + end + "." + std::to_string(layer);
+      expect_close(got, golden.floats(name), name);
+    }
+  }
+}
+
+TEST_P(GoldenModel, RecurrentStates) {
+  const Golden golden(directory() + "/golden.safetensors");
+  Session session(model(directory()));
+  if (session.model().config().recurrent_of.empty()) GTEST_SKIP() << "no recurrent layers";
+  const std::vector<int32_t> ids = golden.ids("input_ids");
+  const std::span<const int32_t> all(ids);
+  const size_t third = ids.size() / 3;
+  session.append(all.first(third));
+  expect_states(golden, session, "_mid");
+  session.append(all.subspan(third));
+  expect_states(golden, session, "");
+}
+
 TEST_P(GoldenModel, GreedyContinuation) {
   const Golden golden(directory() + "/golden.safetensors");
   Session session(model(directory()));
@@ -160,7 +194,10 @@ INSTANTIATE_TEST_SUITE_P(Models, GoldenModel,
                                          "qwen3moe-tiny", "mixtral-tiny", "olmoe-tiny",
                                          "gptoss-tiny", "gptoss-mxfp4-tiny", "gemma4-dense-tiny",
                                          "gemma4-small-tiny", "gemma4-vl-tiny", "gemma4-moe-tiny",
-                                         "gemma3n-tiny"),
+                                         "gemma3n-tiny", "qwen35-tiny", "qwen35-vl-tiny",
+                                         "qwen35moe-tiny", "qwen35moe-fused-tiny", "qwen3next-tiny",
+                                         "lfm2-tiny", "lfm2moe-tiny", "granite-h-tiny",
+                                         "granite-hd-tiny", "granite-dense-tiny"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

@@ -129,6 +129,25 @@ std::vector<Subject> subjects_and_contracts() {
   return all;
 }
 
+std::vector<Subject> recurrent_subjects() {
+  std::vector<Subject> all;
+  const auto add = [&](const std::string& name, Contract contract) {
+    const std::string end =
+        contract == Contract::f32 ? "" : std::string("@") + contract_name(contract);
+    all.push_back({name + end, data_path("models/" + name), contract});
+  };
+  for (const char* name :
+       {"qwen35-tiny", "qwen35-vl-tiny", "qwen35moe-tiny", "qwen35moe-fused-tiny", "qwen3next-tiny",
+        "lfm2-tiny", "lfm2moe-tiny", "granite-h-tiny", "granite-hd-tiny", "granite-dense-tiny",
+        "qwen35-odd-tiny", "lfm2-odd-tiny", "granite-odd-tiny"})
+    add(name, Contract::f32);
+  add("qwen35-vl-tiny", Contract::bf16);
+  for (const char* name : {"qwen3next-tiny", "lfm2moe-tiny", "granite-h-tiny"})
+    add(name, Contract::q8);
+  add("qwen35-tiny", Contract::q4);
+  return all;
+}
+
 std::string subject_name(const testing::TestParamInfo<Subject>& info) {
   std::string name = info.param.name;
   std::replace_if(

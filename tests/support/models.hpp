@@ -84,6 +84,9 @@ std::vector<Subject> subjects();
 // those with float32 and float16 weights.
 std::vector<Subject> subjects_and_contracts();
 
+// Returns the checkpoints with recurrent layers, and some of them again under other contracts.
+std::vector<Subject> recurrent_subjects();
+
 // Returns the name of a subject in a form that GoogleTest accepts.
 std::string subject_name(const testing::TestParamInfo<Subject>& info);
 

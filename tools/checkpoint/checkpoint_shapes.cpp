@@ -7,6 +7,7 @@
 #include "stet/base/error.hpp"
 #include "stet/base/json_reader.hpp"
 #include "tools/checkpoint/gemma4_shapes.hpp"
+#include "tools/checkpoint/recurrent_shapes.hpp"
 
 namespace stet_tools {
 namespace {
@@ -397,14 +398,16 @@ std::vector<Weight> gpt2_weights(const stet::JsonReader& config, const Family& f
 std::vector<std::string> shape_names() {
   std::vector<std::string> names;
   for (const Shape& shape : kShapes) names.push_back(shape.name);
-  const std::vector<std::string> gemma4 = gemma4_names();
-  names.insert(names.end(), gemma4.begin(), gemma4.end());
+  for (const std::vector<std::string>& others : {gemma4_names(), recurrent_names()})
+    names.insert(names.end(), others.begin(), others.end());
   return names;
 }
 
 Json named_config(const std::string& name) {
   const Shape* shape = find_shape(name);
-  return shape == nullptr ? gemma4_named_config(name) : shape->config(*shape);
+  if (shape != nullptr) return shape->config(*shape);
+  const Json gemma4 = gemma4_named_config(name);
+  return gemma4.is_null() ? recurrent_named_config(name) : gemma4;
 }
 
 Json generation_config(const std::string& name, const Json& config) {
@@ -502,6 +505,7 @@ void add_gpt_oss_experts(WeightList& list, const stet::JsonReader& config, const
 
 std::vector<Weight> weights_of(const Json& whole, const std::string& file) {
   if (whole.value("model_type", "") == "gemma4_text") return gemma4_weights(whole, file);
+  if (is_recurrent_config(whole)) return recurrent_weights(whole, file);
   const stet::JsonReader top = reader_of(whole, file);
   const Family& family = family_of(top);
   const stet::JsonReader config = top.object("text_config").value_or(top);

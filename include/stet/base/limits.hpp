@@ -12,6 +12,7 @@ namespace stet {
 // kMaxSize applies to any dimension; the largest published one is below 2^19.
 constexpr int64_t kMaxSize = int64_t{1} << 20;
 constexpr int64_t kMaxLayers = 1024, kMaxHeads = 1024, kMaxHeadDim = 1024;
+constexpr int64_t kMaxTaps = 64;  // of a causal convolution
 constexpr int64_t kMaxPositions = int64_t{1} << 24;
 
 // Limits of a snapshot.

@@ -72,6 +72,7 @@ class STET_API Checkpoint {
   void add_all_of(const TensorSource& file);
   void add_shards(const FileSource& source);
   void split_stacks_of_gpt_oss();
+  void derive_recurrent_tensors(const FileSource& source);
 
   std::string source_;
   bool packed_ = false;

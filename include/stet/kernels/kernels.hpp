@@ -147,6 +147,22 @@ struct AttendTile {
   SoftmaxSums out;
 };
 
+// Consecutive tokens of one head of a recurrence, and its state [key_dim][value_dim]. Vectors of
+// tokens are `stride` numbers apart, the two factors `factor_stride`.
+struct StateTokens {
+  const float* from;  // the state before the first token; may be `to`
+  float* to;          // the state after the last
+  size_t key_dim, value_dim, rows;
+  const float *q, *k, *v;  // [rows][key_dim], [rows][key_dim], [rows][value_dim]
+  size_t stride;
+  const float* decay;  // [rows]
+  const float* rate;   // [rows]: beta, or the time step
+  size_t factor_stride;
+  float* out;  // [rows][value_dim]
+  size_t out_stride;
+  float skip = 0;  // of mamba2
+};
+
 // The kernels of one instruction set.
 struct Kernels {
   // "portable"; "avx2", "avx512", "avx512vnni", "avx512bf16"; "neon", "neondot", "neonbf16"
@@ -344,6 +360,33 @@ struct Kernels {
   void (*weighted_add)(float* y, const float* x, float weight, size_t n);  // y = fma(weight, x, y)
   void (*clamp)(float* x, float limit, size_t n);  // x = min(limit, max(-limit, x)); nan for nan
   void (*tanh)(const float* x, float* y, size_t n);
+
+  // Recurrences, token by token. Every result is rounded to float32 after each operation, and a
+  // chain begins at +0.
+
+  // y = log(1 + exp(x + bias)), computed as max(z, 0) + log1p(exp(-|z|)) with z = x + bias. With
+  // s = t / (2 + t), log1p(t) = 2 atanh(s) by its series up to s^15. Error: 2.9 ULP.
+  void (*softplus)(const float* x, const float* bias, float* y, size_t n);
+  void (*exp_of_product)(const float* x, const float* a, float* y, size_t n);  // y = exp(x a)
+  void (*multiply)(const float* x, const float* a, float* y, size_t n);        // y = x a
+  void (*silu)(const float* x, float* y, size_t n);  // y = x / (1 + exp(-x))
+  void (*sigmoid_mul)(const float* gate, const float* x, float* y,
+                      size_t n);  // x / (1 + exp(-gate))
+  // y = (x (1 / sqrt(sum(x^2) + eps))) factor, the sum as in rms_norm.
+  void (*l2_norm)(const float* x, float eps, float factor, float* y, size_t n);
+  // One token of a causal convolution, channel by channel: a chain over inputs[tap][n] and
+  // w[tap][n], taps in ascending order; rows of w are `ldw` apart. Adds bias[n] unless it is null.
+  // y may be one of the inputs.
+  void (*convolve)(const float* const* inputs, const float* w, size_t ldw, const float* bias,
+                   size_t taps, float* y, size_t n);
+  // The gated delta rule (Yang et al., arXiv 2412.06464), for each token:
+  //   S' = decay S,  u = rate (v - chain over i of k[i] S'[i]),  S[i] = fma(k[i], u, S'[i]),
+  //   out = chain over i of q[i] S[i]
+  void (*delta_rule)(const StateTokens& tokens);
+  // Mamba-2 (Dao and Gu, arXiv 2405.21060), for each token:
+  //   S[i] = fma(k[i], rate v, decay S[i]),  out = fma(skip, v, chain over i of q[i] S[i])
+  void (*mamba2)(const StateTokens& tokens);
+
   void (*widen[kStoredTypes])(const void* x, float* y, size_t n);  // exact; int8 without its scale
 
   // Probes of the machine, for rooflines. probe_read reads `bytes` once. probe_fma runs `steps` x

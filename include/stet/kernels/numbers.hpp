@@ -28,6 +28,9 @@ STET_API float square_root(float x);
 // Computes x[i] *= by[i]. Both have the same size.
 STET_API void multiply(std::span<float> x, std::span<const float> by);
 
+// Computes x[i] = min(most, max(least, x[i])).
+STET_API void limit(std::span<float> x, float least, float most);
+
 // Computes x[i] += offset. Used for norm weights that a checkpoint stores minus 1.
 STET_API void add_offset(std::span<float> x, float offset);
 

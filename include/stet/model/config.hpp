@@ -8,6 +8,7 @@
 
 #include "stet/api.h"
 #include "stet/kernels/router.hpp"
+#include "stet/kv/recurrent_state.hpp"
 
 namespace stet {
 
@@ -57,10 +58,32 @@ struct ExpertShape {
   RouterRule rule = RouterRule::softmax_divided;
   std::vector<int64_t> dense;  // ascending: the layers that have a plain MLP instead
   double factor = 1;           // of all weights
+  bool biased = false;         // under the sigmoid rules: experts are chosen by a score plus a bias
   // Intermediate size of the expert that every token passes through; 0: none.
   int64_t shared = 0;
 
   bool operator==(const ExpertShape&) const = default;
+};
+
+// Describes what recurrent layers compute in place of attention, and the arrays that they keep in
+// place of keys and values. All recurrent layers of a model have one shape.
+struct Recurrence {
+  enum class Kind { none, delta_net, short_conv, mamba2 };
+
+  Kind kind = Kind::none;
+  int64_t heads = 0;      // delta_net: of values; mamba2: all
+  int64_t groups = 0;     // delta_net: heads of queries and keys; mamba2: groups of B and C
+  int64_t key_dim = 0;    // delta_net: per key head; mamba2: the state's size per column
+  int64_t value_dim = 0;  // per head
+  int64_t taps = 0;       // of the causal convolution, the present position's included
+  int64_t channels = 0;   // of the convolution
+  bool conv_bias = false;
+  bool projection_bias = false;          // of the matrices before and after the recurrence
+  double least_step = 0, most_step = 0;  // mamba2: limits of the time step; most 0: none
+
+  // Returns the columns of the recurrence's output.
+  int64_t output() const { return kind == Kind::short_conv ? channels : heads * value_dim; }
+  bool operator==(const Recurrence&) const = default;
 };
 
 // The shape of one layer's attention, and of the keys and values that it stores.
@@ -73,6 +96,7 @@ struct LayerShape {
   bool own;              // owner is this layer
   int64_t intermediate;  // width of the MLP, or of the shared expert
   bool values_are_keys;  // no matrix for values: they begin as what the one for keys gives
+  bool recurrent;        // the layer has a recurrence and no attention; owner is -1
 
   // Columns of all heads. Keys and values have 0 if the layer has none of its own.
   int64_t queries() const { return heads * key_dim; }
@@ -110,6 +134,8 @@ struct STET_API ModelConfig {
   // and its own keys and values.
   std::vector<int64_t> kv_heads_of, head_dim_of, owner_of, intermediate_of;
   std::vector<int64_t> values_are_keys;  // per layer: 1 if LayerShape says so; empty: 0
+  Recurrence recurrence;
+  std::vector<int64_t> recurrent_of;  // per layer: 1 if it is recurrent; empty: 0
   // Gemma 3n and 4: each layer has an input for a token beside the residual stream. These are its
   // width and the number of tokens with such inputs. 0: none.
   int64_t layer_inputs = 0, layer_input_tokens = 0;
@@ -133,7 +159,8 @@ struct STET_API ModelConfig {
     const auto of = [index](const auto& each, auto otherwise) {
       return each.empty() ? otherwise : each[static_cast<size_t>(index)];
     };
-    const int64_t dim = of(head_dim_of, head_dim), owner = of(owner_of, index);
+    const bool recurrent = of(recurrent_of, int64_t{0}) != 0;
+    const int64_t dim = of(head_dim_of, head_dim), owner = recurrent ? -1 : of(owner_of, index);
     return {heads,
             of(kv_heads_of, kv_heads),
             dim,
@@ -144,7 +171,8 @@ struct STET_API ModelConfig {
             owner == index,
             experts.shared > 0 && has_experts(index) ? experts.shared
                                                      : of(intermediate_of, intermediate_size),
-            of(values_are_keys, int64_t{0}) != 0};
+            of(values_are_keys, int64_t{0}) != 0,
+            recurrent};
   }
   // Returns the largest f(layer) of all layers.
   template <class F>
@@ -172,6 +200,13 @@ struct GenerationConfig {
   std::vector<std::string> ignored;
   std::string source;  // path for errors; empty if there was no file
 };
+
+// Returns the arrays that each layer keeps:
+//   delta_net   "state" [heads][key_dim][value_dim], "conv" [taps - 1][channels]
+//   short_conv  "conv" [taps - 1][channels]
+//   mamba2      "state" [heads][key_dim][value_dim], "conv" [taps - 1][channels]
+// "conv" holds the last inputs of the convolution, oldest first; zeros precede the first token.
+STET_API RecurrentShape recurrent_shape(const ModelConfig& config);
 
 // Returns the capacity of a session in positions; 0 requests the model's maximum. Throws an
 // argument Error for a value outside 1 .. the maximum.

@@ -83,6 +83,18 @@ STET_API void read_rotary_part(const JsonReader& json, double part, ModelConfig*
 // if slides(i) is true; otherwise 0.
 STET_API std::vector<int64_t> read_windows(const JsonReader& json, int64_t layers, int64_t window,
                                            const std::function<bool(int64_t)>& slides);
+// Returns ModelConfig::recurrent_of: 1 for layers that layer_types calls by one of the names
+// `recurrent` or, without layer_types, if otherwise(i) is true. Empty if there is none. Throws an
+// unsupported Error for a type that is in neither list.
+STET_API std::vector<int64_t> read_recurrent(const JsonReader& json, int64_t layers,
+                                             const std::vector<std::string>& recurrent,
+                                             const std::vector<std::string>& attention,
+                                             const std::function<bool(int64_t)>& otherwise);
+// Returns a field that is a positive integer up to `max`, or `otherwise` if it is missing or `word`.
+STET_API int64_t read_integer_or_word(const JsonReader& json, const char* name, const char* word,
+                                      int64_t otherwise, int64_t max);
+// Reads the limits of Mamba's time step, the lower and the upper one, which may be infinite.
+STET_API void read_step_limits(const JsonReader& json, const char* name, Recurrence* r);
 // Returns a number that null disables: 0 for null, `absent` if the field is missing.
 STET_API double read_optional(const JsonReader& json, const char* field, double absent, double min,
                               double max);

@@ -40,8 +40,10 @@ Qkv attention_input(const LayerPass& at, const Linear& qkv);
 // Applies RoPE to queries and keys if the layer uses it.
 void rotate(const LayerPass& at, const Qkv& x);
 // Stores keys and values in the KV cache, then sets p.attention to the attention of the queries
-// over the whole cache. `sinks` is empty or that of AttentionShape.
-void attend(const LayerPass& at, const Qkv& x, const Vector& sinks = {});
+// over the whole cache. `sinks` is empty or that of AttentionShape. With a gate [heads value_dim],
+// the attention is then multiplied by its sigmoid.
+void attend(const LayerPass& at, const Qkv& x, const Vector& sinks = {},
+            const Rows* gate = nullptr);
 // Computes p.out = o(p.attention).
 void attention_output(const LayerPass& at, const Linear& o);
 // Adds the attention output in p.out to the residual stream.
@@ -176,7 +178,7 @@ inline void rotate(const LayerPass& at, const Qkv& x) {
   point(t, p, Point::rot_k, index, x.k);
 }
 
-inline void attend(const LayerPass& at, const Qkv& x, const Vector& sinks) {
+inline void attend(const LayerPass& at, const Qkv& x, const Vector& sinks, const Rows* gate) {
   const auto& [t, p, c, index] = at;
   const LayerShape layer = at.shape();
   const AttentionShape shape = {static_cast<int64_t>(index),
@@ -194,6 +196,11 @@ inline void attend(const LayerPass& at, const Qkv& x, const Vector& sinks) {
     change_attention(t, p, shape, x.q, p.attention);
     capture_attention(t, p, shape, x.q);
   }
+  if (gate != nullptr)
+    detail::each_part(at.t, at.p.attention, [&](size_t r, size_t begin, size_t n) {
+      float* const y = at.p.attention.row(r) + begin;
+      at.p.kernels->sigmoid_mul(gate->row(r) + begin, y, y, n);
+    });
   point(t, p, Point::z, index, p.attention);
 }
 

@@ -347,9 +347,9 @@ inline Scratch make_scratch(const ModelConfig& config, size_t max_rows, int thre
   const auto most = [&](auto of) { return static_cast<size_t>(config.widest(of)); };
   const size_t key_dim = most([](const LayerShape&l) { return l.key_dim; }),
                value_dim = most([](const LayerShape&l) { return l.value_dim; });
-  const size_t widest =
-      std::max(static_cast<size_t>(config.hidden_size),
-               most([](const LayerShape& l) { return std::max(l.intermediate, l.output()); }));
+  const size_t widest = std::max(
+      {static_cast<size_t>(config.hidden_size), static_cast<size_t>(config.recurrence.output()),
+       most([](const LayerShape& l) { return std::max(l.intermediate, l.output()); })});
   const size_t rows = detail::round_up(std::min(max_rows, size_t{kGemmRows}), kTileRows),
                depth = detail::round_up(widest, kQuantStrip);
   s.packed = Memory(rows * depth * sizeof(float));

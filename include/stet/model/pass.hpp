@@ -19,6 +19,10 @@ struct Span {
   KvCache* kv;
   int64_t first;
   size_t row, count;
+  // The recurrent arrays before the first row and after the last (RecurrentShape). The layers write
+  // all of recurrent_after. Null for a model without recurrent layers.
+  const float* recurrent_before = nullptr;
+  float* recurrent_after = nullptr;
 };
 
 // Scratch memory of layers with experts. A slot is one row of one expert. It is written and read

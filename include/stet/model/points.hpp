@@ -157,9 +157,16 @@ inline bool is_of_keys(Point p) {
          p == Point::rot_k;
 }
 
+// Returns true for points inside attention, which recurrent layers do not have.
+inline bool is_within_attention(Point p) {
+  return is_of_keys(p) || is_attention(p) || p == Point::q_input || p == Point::q ||
+         p == Point::rot_q || p == Point::z || p == Point::result;
+}
+
 // Returns true if the model has the point in this layer, which must be one of the model's.
 inline bool has_point(const ModelConfig& c, const PointAt& at) {
   if (!has_point(c, at.point)) return false;
+  if (is_within_attention(at.point) && c.layer(at.layer).recurrent) return false;
   if (is_of_keys(at.point)) return c.layer(at.layer).own;
   if (is_of_router(at.point)) return c.has_experts(at.layer);
   return !is_within_mlp(at.point) || !c.has_experts(at.layer) || has_mlp_beside_experts(c);

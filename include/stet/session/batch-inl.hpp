@@ -249,7 +249,10 @@ inline void BatchAppend::run_passes() {
                                     e.session->size() + static_cast<int64_t>(e.ids.size()), most);
     }
     const detail::WorkspaceLease w(model(), std::max(most, batch_.size()), threads());
-    for (size_t done = 0; done < tokens; done += most) run_pass(most, *w);
+    const auto unfinished = [](const BatchEntry& e) {
+      return e.session->size() - e.session->pending_.before < std::ssize(e.ids);
+    };
+    while (std::ranges::any_of(batch_, unfinished)) run_pass(most, *w);
     compute_logits(detail::make_pass(first_.compute_, *w, nullptr), *w);
     for (const BatchEntry& entry : batch_) entry.session->finish_append();
   } catch (...) {
@@ -283,7 +286,7 @@ inline void BatchAppend::run_until_valid(size_t first_entry, const Pass& pass, c
   for (int tries = 0; tries <= detail::kMaxRestarts; ++tries) {
     const uint64_t weights = model().weights_version();
     forget_routers(pass);
-    run_interruptible(detail::team_of(first_.compute_, model(), pass.x.count),
+    run_interruptible(detail::team_of(first_.compute_),
                       // std::ref avoids allocating a copy of the closure
                       std::ref(forward));
     if (pass.hooks != nullptr) pass.hooks->rethrow();
@@ -311,14 +314,16 @@ inline void BatchAppend::run_pass(size_t most, Workspace& w) {
   w.ids.clear();
   w.spans.clear();
   for (const BatchEntry& e : batch_.subspan(entry)) {
-    const std::span<const int32_t> part =
-        e.ids.subspan(done(e)).first(std::min(e.ids.size() - done(e), most - w.ids.size()));
+    const std::span<const int32_t> part = e.ids.subspan(done(e)).first(
+        std::min(e.session->until_anchor(e.ids.size() - done(e)), most - w.ids.size()));
     if (part.empty()) break;
     const std::span<const int32_t> draft = e.session->pending_.draft;  // fits: has_drafts()
-    w.spans.push_back(
-        {&e.session->state_.kv, e.session->size(), w.ids.size(), part.size() + draft.size()});
+    State& state = e.session->state_;
+    w.spans.push_back({&state.kv, e.session->size(), w.ids.size(), part.size() + draft.size(),
+                       state.recurrent.numbers().data(), state.recurrent.next()});
     w.ids.insert(w.ids.end(), part.begin(), part.end());
     w.ids.insert(w.ids.end(), draft.begin(), draft.end());
+    if (part.size() < e.ids.size() - done(e)) break;  // the next pass continues this session
   }
   std::vector<detail::WatchedRows> watched;
   const std::unique_ptr<Hooks> hooks = hooks_of(entry, w, watched);
@@ -338,6 +343,8 @@ inline void BatchAppend::run_pass(size_t most, Workspace& w) {
     KvWriter(*span.kv).commit(static_cast<int64_t>(count));
     e.session->state_.tokens.insert(e.session->state_.tokens.end(), ids,
                                     ids + static_cast<std::ptrdiff_t>(count));
+    e.session->end_pass(pass.out.row(span.row + count - 1),
+                        e.session->pending_.before + std::ssize(e.ids));
     std::copy_n(pass.out.row(span.row + count - 1), pass.out.width, w.last.row(entry++));
     if (sinks_.progress) sinks_.progress(static_cast<int64_t>(done(e)));
   }
@@ -407,7 +414,7 @@ inline void BatchAppend::hand_out(const Pass& pass, const Workspace& w) {
 
 inline void BatchAppend::run_head(const Pass& pass, Rows hidden, Rows logits) const {
   const auto head = [&](Team t) { model().head(t, pass, hidden, logits); };
-  run_interruptible(detail::team_of(first_.compute_, model(), hidden.count), std::ref(head));
+  run_interruptible(detail::team_of(first_.compute_), std::ref(head));
 }
 
 // Computes the logits of every entry and drafted row. Repeats this if the weights changed

@@ -13,6 +13,7 @@
 
 #include "stet/base/error.hpp"
 #include "stet/kv/kv_cache.hpp"
+#include "stet/kv/recurrent_state.hpp"
 #include "stet/model/config.hpp"
 #include "stet/model/hooks.hpp"
 #include "stet/sampling/sampler.hpp"
@@ -178,6 +179,7 @@ struct State {
   std::vector<Intervention> interventions;  // in order of attachment
   ChatState chat;                           // empty if there is no chat
   RewindLogits kept = {};                   // empty if the tokens determine the state
+  RecurrentState recurrent = {};            // arrays of recurrent layers after the last token
   // Computes the keys and values of all layers, including those that a window-only session has
   // dropped. Null if nothing was dropped or there is no model.
   std::shared_ptr<const std::function<KvCache(const State&)>> whole_kv = nullptr;

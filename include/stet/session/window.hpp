@@ -63,9 +63,9 @@ inline int64_t widest_window(const ModelConfig& c) {
 inline HeldLayers held_layers(const ModelConfig& c) {
   HeldLayers held(c.window.size());
   for (size_t l = 0; l < held.size(); ++l) {
-    const auto owner = static_cast<size_t>(c.layer(static_cast<int64_t>(l)).owner);
-    if (owner != l) held[l] = true;
-    if (c.window[l] == 0) held[owner] = true;
+    const int64_t owner = c.layer(static_cast<int64_t>(l)).owner;
+    if (owner != static_cast<int64_t>(l)) held[l] = true;
+    if (owner >= 0 && c.window[l] == 0) held[static_cast<size_t>(owner)] = true;
   }
   return held;
 }

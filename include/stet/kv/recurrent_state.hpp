@@ -1,0 +1,141 @@
+// The state of recurrent layers: float32 arrays of fixed shape, which every token changes. All
+// arrays of a model are one run of memory, layer by layer.
+//
+// A pass reads the arrays before it and writes those after it to another buffer. A pass that is
+// repeated, and an append that fails, therefore find the arrays as they were.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "stet/base/memory.hpp"
+
+namespace stet {
+
+// One array of a layer.
+struct RecurrentArray {
+  std::string name;           // "state" or "conv"
+  std::vector<int64_t> dims;  // the last varies fastest
+  size_t offset = 0;          // of the first number, in numbers, among all arrays of the model
+
+  size_t count() const {
+    size_t n = 1;
+    for (const int64_t d : dims) n *= static_cast<size_t>(d);
+    return n;
+  }
+  bool operator==(const RecurrentArray&) const = default;
+};
+
+// The arrays of each layer. Layers with keys and values have none.
+struct RecurrentShape {
+  std::vector<std::vector<RecurrentArray>> layers;
+  size_t numbers = 0;  // of all arrays together
+
+  // Returns the shape of these arrays, with offsets filled in.
+  static RecurrentShape of(std::vector<std::vector<RecurrentArray>> layers);
+  bool empty() const { return numbers == 0; }
+  size_t bytes() const { return numbers * sizeof(float); }
+  bool operator==(const RecurrentShape&) const = default;
+};
+
+// The arrays after the tokens of a session. Copies share them until one of the two computes.
+class RecurrentState {
+ public:
+  RecurrentState() = default;  // of a model without recurrent layers
+  // The arrays before the first token: zeros.
+  explicit RecurrentState(RecurrentShape shape);
+  RecurrentState(const RecurrentState& other);
+  RecurrentState& operator=(const RecurrentState& other);
+  RecurrentState(RecurrentState&&) noexcept = default;
+  RecurrentState& operator=(RecurrentState&&) noexcept = default;
+
+  const RecurrentShape& shape() const { return shape_; }
+  bool empty() const { return shape_.empty(); }
+  // Returns all arrays, in the order of RecurrentShape.
+  std::span<const float> numbers() const {
+    return {empty() ? nullptr : current_->memory.as<float>(), shape_.numbers};
+  }
+  std::span<const float> array(int64_t layer, size_t index) const {
+    const RecurrentArray& a = shape_.layers[static_cast<size_t>(layer)][index];
+    return numbers().subspan(a.offset, a.count());
+  }
+
+  // Remembers the arrays, to which undo_append() returns.
+  void begin_append() { before_ = current_; }
+  // Returns the buffer for the arrays after the next pass, which must write all of them. The same
+  // buffer is returned until commit_pass(). Throws std::bad_alloc.
+  float* next();
+  // Makes next() the arrays of the state.
+  void commit_pass();
+  void finish_append() { reuse(std::exchange(before_, nullptr)); }
+  void undo_append();
+
+ private:
+  struct Buffer {
+    explicit Buffer(size_t bytes) : memory(bytes) {}
+    Memory memory;
+    std::atomic<bool> shared{false};  // set for good once another state holds the buffer
+  };
+  void reuse(std::shared_ptr<Buffer> buffer);
+
+  RecurrentShape shape_;
+  std::shared_ptr<Buffer> current_, next_, before_;
+};
+
+inline RecurrentShape RecurrentShape::of(std::vector<std::vector<RecurrentArray>> layers) {
+  RecurrentShape shape{std::move(layers), 0};
+  for (std::vector<RecurrentArray>& arrays : shape.layers) {
+    for (RecurrentArray& a : arrays) {
+      a.offset = shape.numbers;
+      shape.numbers += a.count();
+    }
+  }
+  return shape;
+}
+
+inline RecurrentState::RecurrentState(RecurrentShape shape) : shape_(std::move(shape)) {
+  if (!empty()) current_ = std::make_shared<Buffer>(shape_.bytes());
+}
+
+inline RecurrentState::RecurrentState(const RecurrentState& other)
+    : shape_(other.shape_), current_(other.current_) {
+  if (current_ != nullptr) current_->shared.store(true, std::memory_order_relaxed);
+}
+
+inline RecurrentState& RecurrentState::operator=(const RecurrentState& other) {
+  RecurrentState copy(other);
+  return *this = std::move(copy);
+}
+
+inline float* RecurrentState::next() {
+  if (empty()) return nullptr;
+  if (next_ == nullptr) next_ = std::make_shared<Buffer>(shape_.bytes());
+  return next_->memory.as<float>();
+}
+
+inline void RecurrentState::commit_pass() {
+  if (empty()) return;
+  std::swap(current_, next_);
+  reuse(std::exchange(next_, nullptr));
+}
+
+inline void RecurrentState::undo_append() {
+  if (before_ == nullptr) return;
+  std::swap(current_, before_);
+  if (before_ != current_) reuse(std::move(before_));
+  before_ = nullptr;
+}
+
+// Keeps a buffer for the next pass, unless something else still reads it.
+inline void RecurrentState::reuse(std::shared_ptr<Buffer> buffer) {
+  if (buffer == nullptr || buffer == current_ || buffer == before_) return;
+  if (!buffer->shared.load(std::memory_order_relaxed)) next_ = std::move(buffer);
+}
+
+}  // namespace stet

@@ -1,0 +1,181 @@
+// The building blocks of recurrent layers: causal convolutions, the gated delta rule and Mamba-2.
+// Each computes token by token, so that no result depends on how tokens were divided into passes.
+//
+// A span's arrays before its first token and after its last are separate buffers. One thread
+// computes all tokens of a head, or of a range of channels, from the one to the other.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "stet/base/limits.hpp"
+#include "stet/kernels/numbers.hpp"
+#include "stet/model/layer.hpp"
+#include "stet/model/weight_loader.hpp"
+
+namespace stet {
+
+// The first numbers of a layer's arrays among those of all layers (RecurrentShape).
+struct RecurrentOffsets {
+  RecurrentOffsets() = default;
+  RecurrentOffsets(const ModelConfig& c, int64_t layer);
+
+  size_t state = 0, conv = 0;
+};
+
+// A depthwise causal convolution.
+struct Convolution {
+  Vector weight;  // [taps][channels], the oldest input's first
+  Vector bias;    // [channels], or empty
+};
+// Loads NAME.weight [channels taps] and, if the recurrence has them, NAME.bias [channels].
+Convolution load_convolution(WeightLoader& w, const std::string& name, const Recurrence& r);
+
+// The numbers of each head that a gated delta rule or Mamba-2 reads.
+struct StateGates {
+  Vector a;        // [heads]: -exp(A_log)
+  Vector dt_bias;  // [heads]
+};
+
+// The inputs of a recurrence over a pass: columns of the rows. q, k and v have one stride, and so
+// have decay and rate.
+struct StateInputs {
+  Rows q, k;           // [groups][key_dim]; Mamba-2 calls them C and B
+  Rows v;              // [heads][value_dim]
+  Rows decay, rate;    // [heads]
+  Rows out;            // [heads][value_dim]
+  const Vector* skip;  // [heads], of Mamba-2; otherwise null
+};
+
+// Replaces each row of x by the convolution of it and the rows before it, followed by SiLU if
+// `activate`. Writes the last inputs to the layer's array "conv".
+void convolve(const LayerPass& at, const Convolution& c, const RecurrentOffsets& arrays, Rows x,
+              bool activate);
+// y = a x, element by element.
+void multiply(Team t, const Pass& p, Rows a, Rows x, Rows y);
+// Applies the limits of Mamba's time step.
+void limit_steps(const Recurrence& r, std::span<float> steps);
+// Divides each head of x by its length and multiplies it by `factor`.
+void l2_norm_heads(const LayerPass& at, size_t dim, float factor, Rows x);
+// Computes the outputs of all tokens, head by head, and the layer's array "state". Then calls
+// finish(row, head, out) for each, on the thread that computed it.
+template <class Finish>
+void update_states(const LayerPass& at, const RecurrentOffsets& arrays, const StateInputs& in,
+                   Finish finish);
+
+inline RecurrentOffsets::RecurrentOffsets(const ModelConfig& c, int64_t layer) {
+  const RecurrentShape shape = recurrent_shape(c);
+  for (const RecurrentArray& a : shape.layers[static_cast<size_t>(layer)])
+    (a.name == "state" ? state : conv) = a.offset;
+}
+
+inline Convolution load_convolution(WeightLoader& w, const std::string& name, const Recurrence& r) {
+  const auto channels = static_cast<size_t>(r.channels), taps = static_cast<size_t>(r.taps);
+  const Vector stored = w.vector("attention", name + ".weight", r.channels * r.taps);
+  Convolution c;
+  c.weight.resize(stored.size());
+  for (size_t i = 0; i < channels; ++i) {
+    for (size_t t = 0; t < taps; ++t) c.weight[t * channels + i] = stored[i * taps + t];
+  }
+  if (r.conv_bias) c.bias = w.vector("attention", name + ".bias", r.channels);
+  return c;
+}
+
+namespace detail {
+
+constexpr size_t kConvChannels = 256;  // channels that a thread convolves at a time
+
+// Channels [begin, begin + n) of one span. Rows are overwritten from the last one to the first, so
+// that each finds the inputs before it.
+inline void convolve_span(const Pass& p, const Span& span, const Convolution& c, size_t offset,
+                          Rows x, bool activate, size_t begin, size_t n) {
+  const size_t channels = x.width, past = c.weight.size() / channels - 1;
+  const float* const before = span.recurrent_before + offset + begin;
+  const auto input = [&](size_t i) -> const float* {
+    return i < past ? before + i * channels : x.row(span.row + i - past) + begin;
+  };
+  for (size_t i = 0; i < past; ++i)
+    std::memcpy(span.recurrent_after + offset + begin + i * channels, input(span.count + i),
+                n * sizeof(float));
+  const float* inputs[kMaxTaps];
+  for (size_t row = span.count; row-- > 0;) {
+    for (size_t i = 0; i <= past; ++i) inputs[i] = input(row + i);
+    float* const y = x.row(span.row + row) + begin;
+    p.kernels->convolve(inputs, c.weight.data() + begin, channels,
+                        c.bias.empty() ? nullptr : c.bias.data() + begin, past + 1, y, n);
+    if (activate) p.kernels->silu(y, y, n);
+  }
+}
+
+}  // namespace detail
+
+inline void convolve(const LayerPass& at, const Convolution& c, const RecurrentOffsets& arrays,
+                     Rows x, bool activate) {
+  const Pass& p = at.p;
+  const size_t parts = (x.width + detail::kConvChannels - 1) / detail::kConvChannels;
+  at.t.each(p.spans.size() * parts, [&](size_t i) {
+    const size_t begin = i % parts * detail::kConvChannels;
+    detail::convolve_span(p, p.spans[i / parts], c, arrays.conv, x, activate, begin,
+                          std::min(detail::kConvChannels, x.width - begin));
+  });
+}
+
+inline void multiply(Team t, const Pass& p, Rows a, Rows x, Rows y) {
+  detail::each_part(t, y, [&](size_t r, size_t begin, size_t n) {
+    p.kernels->multiply(x.row(r) + begin, a.row(r) + begin, y.row(r) + begin, n);
+  });
+}
+
+inline void limit_steps(const Recurrence& r, std::span<float> steps) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  limit(steps, static_cast<float>(r.least_step),
+        r.most_step > 0 ? static_cast<float>(r.most_step) : kInfinity);
+}
+
+inline void l2_norm_heads(const LayerPass& at, size_t dim, float factor, Rows x) {
+  constexpr float kEps = 1e-6f;
+  const size_t heads = x.width / dim;
+  detail::each_row(at.t, x.count * heads, [&](size_t i) {
+    float* const head = x.row(i / heads) + i % heads * dim;
+    at.p.kernels->l2_norm(head, kEps, factor, head, dim);
+  });
+}
+
+template <class Finish>
+void update_states(const LayerPass& at, const RecurrentOffsets& arrays, const StateInputs& in,
+                   Finish finish) {
+  const Pass& p = at.p;
+  const Recurrence& r = at.config.recurrence;
+  const auto heads = static_cast<size_t>(r.heads), groups = static_cast<size_t>(r.groups),
+             key_dim = static_cast<size_t>(r.key_dim), value_dim = static_cast<size_t>(r.value_dim);
+  at.t.each(p.spans.size() * heads, [&](size_t i) {
+    const Span& span = p.spans[i / heads];
+    const size_t head = i % heads, group = head / (heads / groups),
+                 offset = arrays.state + head * key_dim * value_dim;
+    StateTokens tokens = {};
+    tokens.from = span.recurrent_before + offset;
+    tokens.to = span.recurrent_after + offset;
+    tokens.key_dim = key_dim;
+    tokens.value_dim = value_dim;
+    tokens.rows = span.count;
+    tokens.q = in.q.row(span.row) + group * key_dim;
+    tokens.k = in.k.row(span.row) + group * key_dim;
+    tokens.v = in.v.row(span.row) + head * value_dim;
+    tokens.stride = in.v.stride;
+    tokens.decay = in.decay.row(span.row) + head;
+    tokens.rate = in.rate.row(span.row) + head;
+    tokens.factor_stride = in.decay.stride;
+    tokens.out = in.out.row(span.row) + head * value_dim;
+    tokens.out_stride = in.out.stride;
+    tokens.skip = in.skip == nullptr ? 0 : (*in.skip)[head];
+    (r.kind == Recurrence::Kind::delta_net ? p.kernels->delta_rule : p.kernels->mamba2)(tokens);
+    for (size_t row = span.row; row < span.row + span.count; ++row)
+      finish(row, head, in.out.row(row) + head * value_dim);
+  });
+}
+
+}  // namespace stet
