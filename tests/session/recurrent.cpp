@@ -1,6 +1,9 @@
 // Sessions of models with recurrent layers: their arrays are what the tokens give, whatever way the
 // session took.
 #include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <random>
 
 #include "stet/session/splice.hpp"
 #include "stet/session/trace.hpp"
@@ -308,6 +311,124 @@ TEST_F(Recurrent, ATraceRunsRecurrentLayersFromThePromptOn) {
   s.attach(change);
   s.append(part(100, 130));
   EXPECT_TRUE(same_bytes(traced, s.logits()));
+}
+
+// A session on a random path, and what it must be.
+class Walk {
+ public:
+  Walk(std::shared_ptr<const Model> model, uint32_t seed) : m_(std::move(model)), random_(seed) {
+    o_ = options(1);
+    o_.capacity = 400;
+    if (seed % 3 == 1) o_.anchor_bytes = static_cast<int64_t>(draw(4)) * 400;
+    if (seed % 4 == 2) o_.window = {true, 0, [](int64_t) {}};
+    sessions_.push_back(Session(m_, o_));
+  }
+
+  // Takes a random step. Returns a description of the first difference, or "".
+  std::string step() {
+    Session& s = sessions_[draw(sessions_.size())];
+    switch (draw(6)) {
+      case 0:
+      case 1:
+        if (draw(2) == 0) s.anchor_at({s.size() + 1 + static_cast<int64_t>(draw(90))});
+        s.append(tokens(s.size()));
+        return difference(s, "append");
+      case 2:
+        return rewind(s);
+      case 3:
+        if (sessions_.size() < 4) sessions_.push_back(s.fork());
+        return "";
+      case 4:
+        return restore(s);
+      default:
+        return batch();
+    }
+  }
+
+ private:
+  size_t draw(size_t below) { return random_() % below; }
+  std::vector<int32_t> tokens(int64_t at) {
+    static constexpr size_t kLengths[] = {1, 2, 30, 63, 64, 65, 100};
+    const size_t room = static_cast<size_t>(o_.capacity - at);
+    std::vector<int32_t> ids(std::min(kLengths[draw(std::size(kLengths))], room));
+    const auto text = static_cast<int64_t>(draw(8) == 0);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const int64_t p = at + static_cast<int64_t>(i);
+      ids[i] = static_cast<int32_t>((p * p * 31 + p * 7 + text * 101 + 3) % 320);
+    }
+    return ids;
+  }
+  std::string rewind(Session& s) {
+    const int64_t to = static_cast<int64_t>(draw(static_cast<size_t>(s.size()) + 1));
+    const int64_t cost = s.rewind_cost(to), before = s.size();
+    int64_t nearest = to == before ? to : 0;
+    for (const auto& a : s.anchors().all())
+      nearest = a->position <= to ? std::max(nearest, a->position) : nearest;
+    s.rewind(to);
+    if (!o_.window.only && cost != to - nearest) return "a rewind costs " + std::to_string(cost);
+    return difference(s, "rewind from " + std::to_string(before));
+  }
+  std::string restore(Session& s) {
+    const std::string path = scratch_ / (std::to_string(files_++) + ".stet");
+    const size_t form = draw(3);
+    const std::optional<Snapshot> parent =
+        parent_.empty() || form != 1 ? std::nullopt : std::optional(Snapshot::open(parent_));
+    SaveOptions how;
+    if (parent) how.form = SnapshotForm::delta, how.parent = &*parent;
+    if (form == 2) how.form = SnapshotForm::recipe;
+    Snapshot::save(s, path, how);
+    Snapshot::open_with_parents(path).check();
+    if (form == 0) parent_ = path;
+    RestoreOptions restore;
+    restore.session = o_;
+    s = Snapshot::open(path).restore(m_, restore);
+    return difference(s, "restore of form " + std::to_string(form));
+  }
+  std::string batch() {
+    std::vector<std::vector<int32_t>> ids;
+    std::vector<BatchEntry> entries;
+    for (Session& s : sessions_) ids.push_back(tokens(s.size()));
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (!ids[i].empty()) entries.push_back({&sessions_[i], ids[i]});
+    }
+    append(entries);
+    for (Session& s : sessions_) {
+      if (auto found = difference(s, "batch"); !found.empty()) return found;
+    }
+    return "";
+  }
+  std::string difference(Session& s, const std::string& after) {
+    const auto [known, fresh] = truth_.try_emplace(s.tokens());
+    if (fresh) {
+      Session plain(m_, options(1));
+      plain.append(s.tokens());
+      known->second = digests_of(plain).state;
+    }
+    if (digests_of(s).state == known->second) return "";
+    return after + ", " + std::to_string(s.size()) + " positions";
+  }
+
+  std::shared_ptr<const Model> m_;
+  std::mt19937 random_;
+  SessionOptions o_;
+  std::vector<Session> sessions_;
+  TemporaryDirectory scratch_;
+  std::string parent_;
+  int files_ = 0;
+  static inline std::map<std::vector<int32_t>, Digest> truth_;
+};
+
+// STET_WALKS=N takes N walks, STET_SEED=S begins with seed S.
+TEST_F(Recurrent, RandomWalksEqualFreshSessions) {
+  const auto setting = [](const char* name, uint32_t otherwise) {
+    const char* const text = std::getenv(name);
+    return text == nullptr ? otherwise : static_cast<uint32_t>(std::stoul(text));
+  };
+  const uint32_t first = setting("STET_SEED", 1), count = setting("STET_WALKS", 6);
+  for (uint32_t seed = first; seed < first + count; ++seed) {
+    Walk walk(m, seed);
+    for (int i = 0; i < 14; ++i) ASSERT_EQ(walk.step(), "") << "seed " << seed << ", step " << i;
+  }
 }
 
 }  // namespace

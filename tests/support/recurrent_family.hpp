@@ -9,8 +9,8 @@
 
 namespace stet::test {
 
-// Registers the family and returns a model of it with four layers: layers 0 and 2 are recurrent,
-// layer 1 sees a window of 40 positions, and layer 3 all.
+// Registers the family and returns a model of it with four layers. Layers 0 and 2 are recurrent.
+// Layer 1 sees a window of 40 positions, and layer 3 all.
 std::shared_ptr<const Model> recurrent_model();
 // Returns the checkpoint directory of that model.
 std::string recurrent_model_directory();

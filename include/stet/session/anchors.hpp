@@ -49,9 +49,9 @@ class Anchors {
   void add(Anchor anchor);
   // Removes the anchors after `size`.
   void truncate(int64_t size);
-  // Removes what need not be kept: block ends before the last two, and then, while all anchors take
-  // more than `most` bytes, the oldest one but the first. The first and the last go when nothing
-  // else is left, and those by content never. Cannot fail.
+  // Removes block ends before the last two. Then, while all anchors take more than `most` bytes,
+  // removes the oldest one but the first. The first and the last go when nothing else is left, and
+  // those by content never. Cannot fail.
   void settle(int64_t most, size_t bytes_each);
 
  private:
