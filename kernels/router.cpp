@@ -59,8 +59,10 @@ bool route(const Kernels& kernels, const RouterSettings& s, const float* logits,
   }
   if (s.rule == RouterRule::softmax_divided) divide_by_sum(some, 0, values.data());
   if (s.rule == RouterRule::sigmoid_divided) divide_by_sum(some, 1e-6f, values.data());
-  for (const uint32_t e : some)
+  for (const uint32_t e : some) {
     weights[e] = s.scale == nullptr ? values[e] : values[e] * s.scale[e];
+    if (s.factor != 1) weights[e] *= s.factor;
+  }
   return true;
 }
 

@@ -27,6 +27,7 @@ const usage = `bench/peers/run [SHAPE] [options]: stet beside llama.cpp, in turn
   --isa NAME        of stet's instruction sets (default: the best that this CPU has)
   --ik BUILD        beside the ik_llama.cpp that was built in this directory, in place of llama.cpp: ` +
   `prefill and decode alone
+  --gguf FILE       both read this file, made of the checkpoint -m; in place of --formats
   --json            print JSON, with all turns, once all is measured
   --check           compare logits and greedy tokens of stet and llama.cpp instead ` +
   `(default: with the pocket checkpoints)
@@ -38,7 +39,7 @@ const options = {
   decode: {type: "string", default: "64"},
   slice: {type: "string", default: "8"}, runs: {type: "string", default: "5"}, repeat: {type: "string", default: "3"},
   batch: {type: "string", default: "512"}, kv: {type: "string", default: "f32"}, isa: {type: "string"},
-  ik: {type: "string"},
+  ik: {type: "string"}, gguf: {type: "string"},
   json: {type: "boolean", default: false}, check: {type: "boolean", default: false},
   build: {type: "string", default: path.join(root, "build/release")},
   help: {type: "boolean", short: "h", default: false},
@@ -64,6 +65,8 @@ function parse() {
   if (o.check && o.ik !== undefined) throw new WrongUsage("--check compares with llama.cpp, not with --ik");
   for (const name of ["threads", "prompt", "decode", "slice", "runs", "repeat", "batch"])
     o[name] = number(name, o[name]);
+  if (o.gguf !== undefined && o.model === undefined) throw new WrongUsage("--gguf: -m DIR says what it was made of");
+  if (o.gguf !== undefined) return {...o, formats: [path.basename(o.gguf)]};
   o.formats = o.formats.split(",");
   for (const name of o.formats) {
     if (Object.hasOwn(formats, name)) continue;
@@ -75,8 +78,8 @@ function parse() {
 }
 
 async function measure(tools, o, directory, name, side) {
-  const vocab = vocabularyOf(directory), own = formats[name];
-  const gguf = own ? await tools.gguf(directory, own.type) : await tools.quantized(directory, name, side.quantize);
+  const vocab = vocabularyOf(directory), own = o.gguf === undefined ? formats[name] : undefined;
+  const gguf = o.gguf !== undefined ? path.resolve(o.gguf) : own ? await tools.gguf(directory, own.type) : await tools.quantized(directory, name, side.quantize);
   const stet = () => Talker.start(tools.stet, [
     "bench", "--turns", "-m", own ? directory : gguf, ...(own ? ["--compute", own.compute] : []),
     "--kv", o.kv, "--threads", o.threads, "-p", o.prompt,

@@ -812,6 +812,18 @@ typedef int32_t (*stet_text_callback)(void* context, const char* text, size_t si
 typedef int32_t (*stet_token_callback)(void* context, int32_t id, const float* logits,
                                        size_t count);
 
+/* Drafts the tokens that a reply may have next, so that a pass can process several. Replies, states
+ * and digests are the same with any drafts or none; only the time differs. It learns from replies of
+ * any session, and may serve one reply at a time. */
+typedef struct stet_speculator stet_speculator;
+/* Creates a speculator. draft: NULL to continue earlier occurrences of the last tokens, or a smaller
+ * model of the same vocabulary, which may be freed. options: of the draft model's session. */
+STET_API stet_status stet_speculator_new(const stet_model* draft,
+                                         const stet_session_options* options,
+                                         stet_speculator** speculator, stet_error** error);
+/* Frees a speculator. */
+STET_API void stet_speculator_free(stet_speculator* speculator);
+
 enum { STET_GENERATE_IGNORE_EOS = 1 }; /* continue after a stop token */
 
 typedef struct stet_generate_options {
@@ -821,6 +833,7 @@ typedef struct stet_generate_options {
   void* context;
   stet_text_callback on_text;   /* may be NULL; non-zero ends the reply */
   stet_token_callback on_token; /* may be NULL; non-zero ends the reply after this token */
+  stet_speculator* speculator;  /* NULL: no speculation */
 } stet_generate_options;
 
 enum {
@@ -833,8 +846,9 @@ enum {
 typedef struct stet_reply { /* freed with stet_reply_free() */
   const int32_t* ids;       /* [id_count], drawn in this call, including a stop token */
   size_t id_count;
-  stet_text text; /* their text, without special tokens and stop strings */
-  int32_t stop;   /* STET_STOP_... */
+  stet_text text;             /* their text, without special tokens and stop strings */
+  int32_t stop;               /* STET_STOP_... */
+  uint64_t drafted, accepted; /* drafted tokens that were processed, and those that were drawn */
 } stet_reply;
 /* Frees a reply. */
 STET_API void stet_reply_free(stet_reply* reply);

@@ -18,7 +18,7 @@ from .batch import Row, append_batch, compare, generate_batch, splice
 from .chat import Chat, PromptReport
 from .comparison import Comparison, Difference, LayerDeviation, VerifyReport
 from .digests import Digests
-from .generation import Reply, Sampler, Sampling, Stream, Token, log_probability, log_softmax
+from .generation import Reply, Sampler, Sampling, Speculator, Stream, Token, log_probability, log_softmax
 from .intervention import Attached, Attachment, Intervention
 from .keys_values import Block
 from .message import Message
@@ -32,8 +32,8 @@ from .trace import Trace, TraceRun
 __all__ = [
     "ArgumentError", "Attached", "Attachment", "Block", "BlockIdentity", "Chat", "ChatTemplate", "CheckReport",
     "Comparison", "Difference", "Digests", "Error", "Intervention", "LayerDeviation", "Message", "Model", "Point",
-    "PromptReport", "Rendered", "Reply", "RestoreReport", "Row", "Sampler", "Sampling", "Score", "Session",
-    "Snapshot", "SnapshotInfo", "Stream", "TextStream", "Token", "Tokenizer", "Trace", "TraceRun", "Turn",
+    "PromptReport", "Rendered", "Reply", "RestoreReport", "Row", "Sampler", "Sampling", "Score", "Session", "Snapshot",
+    "SnapshotInfo", "Speculator", "Stream", "TextStream", "Token", "Tokenizer", "Trace", "TraceRun", "Turn",
     "VerifyReport", "append_batch", "check_packed", "compare", "encode_pair", "generate_batch", "isa_names",
     "log_probability", "log_softmax", "pack", "score", "splice", "version"
 ]

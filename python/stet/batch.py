@@ -9,7 +9,7 @@ from . import _arguments as arguments
 from ._library import F32, Capture, P, refuse
 from ._session import calls_of, seen, turns_of
 from .comparison import Comparison
-from .generation import CGenerateOptions, CReply, Recorder, Reply, Sampling
+from .generation import CGenerateOptions, CReply, Recorder, Reply, Sampling, Speculator
 from .intervention import Intervention
 from .session import Session
 from .snapshot import Snapshot
@@ -44,6 +44,7 @@ class Row:
     stop_ids: Optional[Sequence[int]] = None
     stop_strings: Optional[Sequence[str]] = None
     interventions: Sequence[Intervention] = ()
+    speculator: Optional[Speculator] = None
 
     def _prepare(self) -> None:
         s = self.session
@@ -80,7 +81,7 @@ def generate_batch(rows: Sequence[Union[Session, Row]], tokenizer: Optional["Tok
         recorders = [
             Recorder(max_tokens if row.max_tokens is None else row.max_tokens,
                      ignore_eos if row.ignore_eos is None else row.ignore_eos, log_probabilities, None,
-                     row.session._raised) for row in all
+                     row.session._raised, row.speculator) for row in all
         ]
         for row in all:
             row._prepare()

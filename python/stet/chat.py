@@ -8,7 +8,7 @@ from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Union
 from . import _arguments as arguments
 from ._library import CText, Error, Handle, P, Raised, call, in_callback, long_call, refuse, sized, taken_text
 from ._session import progress_callback
-from .generation import CReply, Recorder, Reply, Stream
+from .generation import CReply, Recorder, Reply, Speculator, Stream
 from .message import CMessage, Message, Messages, c_messages
 from .session import Session
 from .tokenizer import Tokenizer, c_text
@@ -169,10 +169,12 @@ class Chat(Handle):
     # ---- replies
 
     def reply(self, max_tokens: int = 256, ignore_eos: bool = False,
-              on_text: Optional[Callable[[str], Optional[bool]]] = None, log_probabilities: bool = False) -> Reply:
+              on_text: Optional[Callable[[str], Optional[bool]]] = None, log_probabilities: bool = False,
+              speculator: Optional[Speculator] = None) -> Reply:
         """Draws a reply, or continues one that was cut. See Session.generate()."""
         with self._turn_of_threads:
-            recorder, at = Recorder(max_tokens, ignore_eos, log_probabilities, on_text, self._raised), P(CReply)()
+            recorder, at = Recorder(max_tokens, ignore_eos, log_probabilities, on_text, self._raised,
+                                    speculator), P(CReply)()
             self._long_call("stet_chat_reply", c.byref(recorder.options), c.byref(at))
             reply = recorder.reply(at)
             self._raised.raise_first()

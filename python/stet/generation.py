@@ -5,13 +5,28 @@ import asyncio
 import ctypes as c
 import dataclasses
 import threading
-from typing import Any, AsyncIterator, Callable, Dict, Iterator, List, Mapping, NamedTuple, NoReturn, Optional
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    AsyncIterator,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    NoReturn,
+    Optional,
+)
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _arguments as arguments
 from ._library import F32, F64, I32, CText, Handle, P, Raised, call, copied_ids, lib, refuse, sized
+
+if TYPE_CHECKING:
+    from .model import Model
 
 STOPS = {1: "eos", 2: "string", 3: "length", 4: "callback"}
 
@@ -31,7 +46,8 @@ class CSampling(c.Structure):
 
 class CReply(c.Structure):
     """The struct stet_reply."""
-    _fields_ = [("ids", P(c.c_int32)), ("id_count", c.c_size_t), ("text", CText), ("stop", c.c_int32)]
+    _fields_ = [("ids", P(c.c_int32)), ("id_count", c.c_size_t), ("text", CText), ("stop", c.c_int32),
+                ("drafted", c.c_uint64), ("accepted", c.c_uint64)]
 
 
 OnToken = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_int32, P(c.c_float), c.c_size_t)
@@ -41,7 +57,7 @@ OnText = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_void_p, c.c_size_t)
 class CGenerateOptions(c.Structure):
     """The struct stet_generate_options."""
     _fields_ = [("struct_size", c.c_size_t), ("flags", c.c_uint64), ("max_tokens", c.c_int64),
-                ("context", c.c_void_p), ("on_text", OnText), ("on_token", OnToken)]
+                ("context", c.c_void_p), ("on_text", OnText), ("on_token", OnToken), ("speculator", c.c_void_p)]
 
 
 @dataclasses.dataclass
@@ -102,12 +118,15 @@ class Reply:
 
     log_probabilities, [ids], are those of the drawn tokens under the softmax of the raw logits,
     if they were requested. `captured` maps a point to its rows, [ids, ...], for a batch with
-    points."""
+    points. Of `drafted` tokens, which a Speculator gave and passes processed, `accepted` were
+    drawn."""
     ids: I32
     text: str
     stop: str
     log_probabilities: Optional[F64] = None
     captured: Dict[str, F32] = dataclasses.field(default_factory=dict)
+    drafted: int = 0
+    accepted: int = 0
 
 
 class Token(NamedTuple):
@@ -139,7 +158,8 @@ class Recorder:
     """The options of one reply as C structs, and the values that its callbacks record."""
 
     def __init__(self, max_tokens: int, ignore_eos: bool, log_probabilities: bool,
-                 on_text: Optional[Callable[[str], Optional[bool]]], raised: Raised) -> None:
+                 on_text: Optional[Callable[[str], Optional[bool]]], raised: Raised,
+                 speculator: Optional["Speculator"] = None) -> None:
         self.log_probabilities: List[float] = []
         self._record = log_probabilities
         more: Dict[str, Any] = {}
@@ -157,15 +177,20 @@ class Recorder:
             more["on_token"] = OnToken(raised.guard(token))
         if on_text is not None:
             more["on_text"] = OnText(raised.guard(text))
+        if speculator is not None:
+            if not isinstance(speculator, Speculator):
+                refuse("speculator", "a Speculator", repr(speculator))
+            more["speculator"] = speculator._at
         most = arguments.integer(max_tokens, "max_tokens", 1, (1 << 62))
         self.options = sized(CGenerateOptions(flags=1 if ignore_eos else 0, max_tokens=most, **more))
-        self._kept = more
+        self._kept = more, speculator
 
     def reply(self, at: Any) -> Reply:
         """Copies a stet_reply and frees it."""
         r = at.contents
         made = Reply(copied_ids(r.ids, r.id_count), str(r.text), STOPS[r.stop],
-                     np.array(self.log_probabilities) if self._record else None)
+                     np.array(self.log_probabilities) if self._record else None, drafted=int(r.drafted),
+                     accepted=int(r.accepted))
         lib.stet_reply_free.argtypes = [P(CReply)]
         lib.stet_reply_free(at)
         return made
@@ -233,6 +258,26 @@ class Stream(Iterator[Token], AsyncIterator[Token]):
         if token is None:
             raise StopAsyncIteration
         return token
+
+
+class Speculator(Handle):
+    """Drafts the tokens that a reply may have next, so that a pass can process several. Replies and
+    states are the same as without; only the time differs.
+
+    Without a model it continues earlier occurrences of the last tokens. `draft` is a smaller model
+    of the same vocabulary; its session has `capacity` positions and that many `threads`. Use a
+    speculator for one reply at a time."""
+
+    _free = "stet_speculator_free"
+    _instead = "; make one there"
+
+    def __init__(self, draft: Optional["Model"] = None, capacity: int = 0, threads: int = 0) -> None:
+        super().__init__()
+        from ._session import CSessionOptions  # not above: sessions import this module
+        options = sized(
+            CSessionOptions(capacity=arguments.integer(capacity, "capacity", 0),
+                            threads=arguments.integer(threads, "threads", 0, 1 << 31)))
+        call("stet_speculator_new", draft._at if draft is not None else None, c.byref(options), c.byref(self._at))
 
 
 class Sampler(Handle):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Callable, List, Optional, Sequence
 from . import _arguments as arguments
 from ._library import CText, P, copied_ids, refuse, sized, taken_text
 from ._session import SessionBase, progress_callback
-from .generation import CReply, CSampling, Recorder, Reply, Sampling, Stream
+from .generation import CReply, CSampling, Recorder, Reply, Sampling, Speculator, Stream
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
@@ -81,14 +81,18 @@ class Replying(SessionBase):
         self._call("stet_session_set_stop_strings", texts, arguments.size(len(held)))
 
     def generate(self, tokenizer: Optional["Tokenizer"] = None, max_tokens: int = 256, ignore_eos: bool = False,
-                 on_text: Optional[Callable[[str], Optional[bool]]] = None, log_probabilities: bool = False) -> Reply:
+                 on_text: Optional[Callable[[str], Optional[bool]]] = None, log_probabilities: bool = False,
+                 speculator: Optional[Speculator] = None) -> Reply:
         """Draws a reply. A reply that was cut continues at the next call. Without a tokenizer
         `text` is "".
 
         `on_text` receives text as it becomes final. If it returns False, the reply ends with stop
-        "callback". After a KeyboardInterrupt the session keeps the tokens drawn before it."""
+        "callback". After a KeyboardInterrupt the session keeps the tokens drawn before it.
+
+        A `speculator` can make the reply come sooner. It is the same reply."""
         with self._turn():
-            recorder, at = Recorder(max_tokens, ignore_eos, log_probabilities, on_text, self._raised), P(CReply)()
+            recorder, at = Recorder(max_tokens, ignore_eos, log_probabilities, on_text, self._raised,
+                                    speculator), P(CReply)()
             self._long_call("stet_session_generate", tokenizer._at if tokenizer is not None else None,
                             c.byref(recorder.options), c.byref(at))
             reply = recorder.reply(at)

@@ -5,10 +5,15 @@
 #include <limits>
 
 #include "src/c/internal.hpp"
+#include "stet/generate/draft_model.hpp"
 
 struct stet_sampler {
   stet::Sampler sampler;
   std::vector<int32_t> drawn = {};
+};
+
+struct stet_speculator {
+  stet::Speculator speculator;
 };
 
 namespace stet::c {
@@ -78,6 +83,7 @@ Generation::Generation(const stet_generate_options* options) : given_(input(opti
   if (given_.max_tokens < 0) fail("max_tokens", "0 or more", std::to_string(given_.max_tokens));
   if (given_.max_tokens > 0) options_.max_tokens = given_.max_tokens;
   options_.ignore_eos = (given_.flags & STET_GENERATE_IGNORE_EOS) != 0;
+  if (given_.speculator != nullptr) options_.speculator = &given_.speculator->speculator;
   if (given_.on_token != nullptr) {
     options_.observe = [this](int32_t id, std::span<const float> logits) {
       if (given_.on_token(given_.context, id, logits.data(), logits.size()) != 0) stopped_ = true;
@@ -98,6 +104,8 @@ stet_reply* new_reply(Reply reply) {
   owned->id_count = r.ids.size();
   owned->text = view(r.text);
   owned->stop = stop_value(r.stop);
+  owned->drafted = r.drafted;
+  owned->accepted = r.accepted;
   return owned.release();
 }
 
@@ -251,6 +259,23 @@ stet_status stet_session_end_reply(stet_session* session, const stet_tokenizer* 
     give_text(stet::end_reply(*at(session, "session").at, optional_tokenizer(tokenizer)), to);
   });
 }
+
+// ---------------------------------------------------------------- speculation
+
+stet_status stet_speculator_new(const stet_model* draft, const stet_session_options* options,
+                                stet_speculator** speculator, stet_error** error) {
+  return guarded(error, [&] {
+    stet_speculator*& to = output(speculator, "speculator");
+    std::shared_ptr<stet::Drafter> drafter = std::make_shared<stet::SuffixDrafter>();
+    if (draft != nullptr) {
+      drafter = std::make_shared<stet::ModelDrafter>(
+          draft->model, session_options(options, draft->model->contract()));
+    }
+    to = new stet_speculator{stet::Speculator(std::move(drafter))};
+  });
+}
+
+void stet_speculator_free(stet_speculator* speculator) { delete speculator; }
 
 // ---------------------------------------------------------------- sampling without a session
 

@@ -52,7 +52,11 @@ ExpertShape read_experts(const JsonReader& json, const ExpertFields& fields) {
   e.chosen = json.integer("num_experts_per_tok", 1, e.count);
   e.width = json.integer(fields.width, 1, kMaxSize);
   const bool divided = !fields.rule && json.boolean_or("norm_topk_prob", fields.divided);
-  e.rule = fields.rule ? *fields.rule : divided ? RouterRule::softmax_divided : RouterRule::softmax;
+  e.rule = fields.rule      ? *fields.rule
+           : fields.sigmoid ? divided ? RouterRule::sigmoid_divided : RouterRule::sigmoid
+           : divided        ? RouterRule::softmax_divided
+                            : RouterRule::softmax;
+  if (fields.sigmoid) e.factor = json.number_or("routed_scaling_factor", 1, 1e-6, 1e6);
   return e;
 }
 
@@ -224,6 +228,8 @@ std::string ModelConfig::canonical() const {
                     {"width", experts.width},
                     {"rule", static_cast<int>(experts.rule)},
                     {"dense", experts.dense}};
+  if (experts.count > 0 && experts.factor != 1) j["experts"]["factor"] = experts.factor;
+  if (experts.count > 0 && experts.shared != 0) j["experts"]["shared"] = experts.shared;
   for (const auto& [name, each] : {std::pair("kv_heads_of", &kv_heads_of),
                                    {"head_dim_of", &head_dim_of},
                                    {"owner_of", &owner_of},
@@ -276,6 +282,8 @@ ExpertShape experts_from(const JsonReader& json, const ModelConfig& config) {
       json.integer("rule", 0, static_cast<int>(RouterRule::sigmoid_divided)));
   e.dense = json.integers("dense", 0, config.layers - 1);
   if (!std::ranges::is_sorted(e.dense)) json.fail("dense", "ascending layers");
+  e.factor = json.number_or("factor", 1, 1e-6, 1e6);
+  e.shared = json.integer_or("shared", 0, 0, kMaxSize);
   return e;
 }
 

@@ -55,8 +55,15 @@ std::optional<int64_t> layer_of(std::string_view name) {
   return layer;
 }
 
+// Returns true for matrices of experts whose inputs no point has. These are the last ones and, in
+// Gemma 4, all: its experts read another norm than the MLP.
+bool is_unmeasured(const ModelConfig& c, std::string_view name) {
+  return name.find("experts.") != std::string_view::npos &&
+         (c.family == "gemma4" || name.find(".down_proj.") != std::string_view::npos);
+}
+
 std::optional<PointAt> input_of(const ModelConfig& c, std::string_view name) {
-  if (!name.ends_with(".weight")) return std::nullopt;
+  if (!name.ends_with(".weight") || is_unmeasured(c, name)) return std::nullopt;
   if (is_head(c, name)) return PointAt{Point::ln_final, 0};
   const auto layer = layer_of(name);
   for (const Input& input : kInputs) {

@@ -65,10 +65,10 @@ size_t rows_of(const std::vector<const TensorView*>& parts) {
 
 }  // namespace
 
-Matrix::Matrix(WeightType type, size_t rows, size_t columns)
+Matrix::Matrix(WeightType type, size_t rows, size_t columns, std::byte* place)
     : rows_(rows), columns_(columns), type_(type) {
-  memory_ = Memory(bytes());
-  data_ = memory_.data();
+  if (place == nullptr) memory_ = Memory(bytes());
+  data_ = place == nullptr ? memory_.data() : place;
 }
 
 void Matrix::fill(int threads, const std::function<void(size_t)>& pack, const Before& before) {
@@ -131,21 +131,23 @@ Matrix Matrix::stacked(std::vector<Matrix> parts) {
   return m;
 }
 
-Matrix Matrix::of_experts(size_t count, int threads, const std::function<Matrix(size_t)>& make) {
-  const Matrix first = make(0);
+// Only the first expert says how large each is.
+Matrix Matrix::of_experts(size_t count, int threads, const MakeExpert& make) {
+  const Matrix first = make(0, nullptr);
   const size_t each = first.bytes();
   Matrix m(first.type(), count * first.blocks() * kLanes, first.columns());
   std::memcpy(m.memory_.data(), first.data_, each);
   run_each(threads, count - 1, [&](size_t i) {
-    const Matrix one = make(i + 1);
-    std::memcpy(m.memory_.data() + (i + 1) * each, one.data_, each);
+    std::byte* const place = m.memory_.data() + (i + 1) * each;
+    const Matrix one = make(i + 1, place);
+    if (one.data_ != place) std::memcpy(place, one.data_, each);
   });
   return m;
 }
 
 Matrix::Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads,
-               size_t heads, const Before& before)
-    : Matrix(weight_type(parts.at(0)->dtype), rows_of(parts), columns) {
+               size_t heads, const Before& before, std::byte* place)
+    : Matrix(weight_type(parts.at(0)->dtype), rows_of(parts), columns, place) {
   const DType dtype = parts[0]->dtype;
   const size_t row_bytes =
       is_block_dtype(dtype)
@@ -162,9 +164,10 @@ Matrix::Matrix(const std::vector<const TensorView*>& parts, size_t columns, int 
       source[row] = stored[interleaved_row(row, source.size(), heads)];
   }
   source.resize(blocks() * kLanes, nullptr);
+  std::byte* const packed = place == nullptr ? memory_.data() : place;
   const auto pack = [&](size_t b) {
     const std::byte* const* rows = source.data() + b * kLanes;
-    std::byte* const out = memory_.data() + b * block_bytes();
+    std::byte* const out = packed + b * block_bytes();
     if (is_block_dtype(dtype)) return pack_blocks(dtype, rows, columns, out);
     auto* const words = reinterpret_cast<uint32_t*>(out);
     transpose_words(rows, row_bytes / 4, words);

@@ -86,7 +86,7 @@ std::string joined_names(const Request& request, size_t first, size_t end) {
   return name;
 }
 
-Matrix WeightPacker::pack(const Request& request) const {
+Matrix WeightPacker::pack(const Request& request, std::byte* place) const {
   if (!request.experts.empty()) return pack_experts(request);
   std::vector<OwnedTensor> tensors;
   for (const WeightLoader::Stored& t : request.tensors) {
@@ -101,17 +101,18 @@ Matrix WeightPacker::pack(const Request& request) const {
     views.push_back(&tensor.view);
   }
   if (blocks_ && !request.looked_up && !request.exact) return pack_rounded(request, views);
+  const std::optional<WeightType> type = rounded_type(contract_, request);
   std::vector<Matrix> matrices;
   size_t first = 0;
   const bool types_apart =
       std::ranges::any_of(views, [&](const auto* v) { return is_kept(v->dtype, contract_); });
   for (const size_t end : ends_of_runs(request, views, types_apart)) {
-    matrices.push_back(of_one_type(request, views, first, end));
+    const bool whole = first == 0 && end == views.size();
+    matrices.push_back(of_one_type(request, views, first, end, whole && !type ? place : nullptr));
     first = end;
   }
   Matrix matrix =
       matrices.size() == 1 ? std::move(matrices[0]) : Matrix::stacked(std::move(matrices));
-  const std::optional<WeightType> type = rounded_type(contract_, request);
   if (!type) return matrix;
   try {
     return matrix.quantized(*type, threads_);
@@ -131,8 +132,8 @@ Matrix WeightPacker::pack_experts(const Request& request) const {
       throw Error(ErrorKind::unsupported, checkpoint_.file_of(t.name), t.name,
                   "dtype " + first.dtype_text + " like " + first.name, found.dtype_text);
   }
-  return Matrix::of_experts(tensors.size(), threads_, [&](size_t i) {
-    return pack({request.group, {tensors[i]}, request.columns});
+  return Matrix::of_experts(tensors.size(), threads_, [&](size_t i, std::byte* place) {
+    return pack({request.group, {tensors[i]}, request.columns}, place);
   });
 }
 
@@ -171,8 +172,8 @@ Matrix WeightPacker::pack_rounded(const Request& request, const Views& views) co
 // Keeps blocks as they are under the contract ggml if all have one type; otherwise widens them. The
 // threads that pack rows also digest them, while the rows are in their caches. While one thread
 // waits for the system to clear memory, the others compute.
-Matrix WeightPacker::of_one_type(const Request& request, const Views& all, size_t first,
-                                 size_t end) const {
+Matrix WeightPacker::of_one_type(const Request& request, const Views& all, size_t first, size_t end,
+                                 std::byte* place) const {
   const Views views(all.begin() + static_cast<ptrdiff_t>(first),
                     all.begin() + static_cast<ptrdiff_t>(end));
   const auto differs = [&](const TensorView* v) { return v->dtype != views[0]->dtype; };
@@ -199,7 +200,7 @@ Matrix WeightPacker::of_one_type(const Request& request, const Views& all, size_
   const auto digest = [&](size_t i, size_t n) { digester.add(part_of(digester.slabs(), n, i)); };
   Matrix matrix = request.transposed ? Matrix::transposed(*plain[0], threads_, digest)
                                      : Matrix(plain, static_cast<size_t>(request.columns), threads_,
-                                              static_cast<size_t>(request.heads), digest);
+                                              static_cast<size_t>(request.heads), digest, place);
   const std::vector<Sha256> hashes = digester.result();
   for (size_t i = 0; i < views.size(); ++i) {
     add_fingerprint(request.group, request.tensors[first + i].canonical, *views[i], hashes[i]);

@@ -28,8 +28,9 @@ class WeightPacker {
         blocks_(blocks),
         fingerprints_(fingerprints) {}
 
-  // Throws a format, mismatch or unsupported Error that names the tensor, or the weight in it.
-  Matrix pack(const WeightLoader::MatrixRequest& request) const;
+  // Throws a format, mismatch or unsupported Error that names the tensor, or the weight in it. Uses
+  // `place` (Matrix) unless it is null or weights are rounded.
+  Matrix pack(const WeightLoader::MatrixRequest& request, std::byte* place = nullptr) const;
 
  private:
   using Views = std::vector<const TensorView*>;
@@ -38,7 +39,7 @@ class WeightPacker {
   Matrix pack_rounded(const WeightLoader::MatrixRequest& request, const Views& views) const;
   // Packs the tensors from `first` to `end` into one matrix.
   Matrix of_one_type(const WeightLoader::MatrixRequest& request, const Views& views, size_t first,
-                     size_t end) const;
+                     size_t end, std::byte* place) const;
   // Throws an unsupported Error for a block of MXFP4 that holds infinite weights.
   void refuse_infinite(const TensorView& tensor) const;
   // Any number of threads may call it at once.

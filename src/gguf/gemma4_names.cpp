@@ -1,15 +1,33 @@
-// Gemma 4's keys: those of layers that differ, in llama.cpp's form and in the published config's.
-#include <nlohmann/json.hpp>
+// The keys of Gemma 4 and 3n: those of layers that differ, in llama.cpp's form and in the published
+// config's.
+#include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
 
 #include "src/gguf/names.hpp"
 #include "stet/base/limits.hpp"
+#include "stet/kernels/streams.hpp"
 
 namespace stet {
 namespace {
 
 using GemmaJson = nlohmann::ordered_json;
+
+// Returns the part of a normal distribution below `quantile`: the shortest decimal whose quantile it
+// is in float32. llama.cpp stores the quantile, the published config the part.
+double part_below(double quantile) {
+  const double part = std::erfc(-quantile / std::sqrt(2.0)) / 2;
+  for (int digits = 1; digits <= 6; ++digits) {
+    const double rounded = std::strtod(fmt::format("{:.{}f}", part, digits).c_str(), nullptr);
+    if (rounded > 0 && rounded < 1 &&
+        std::abs(normal_quantile(rounded) - quantile) <= 3e-7 * std::abs(quantile))
+      return rounded;
+  }
+  return part;
+}
 
 }  // namespace
 
@@ -82,10 +100,8 @@ void GgufNames::add_gemma4(nlohmann::ordered_json& c) const {
   const auto [least, most] = std::ranges::minmax(widths);
   c["intermediate_size"] = least;
   c["use_double_wide_mlp"] = most == 2 * least;
-  c["hidden_size_per_layer_input"] =
-      keys_.integer(key("embedding_length_per_layer_input"), 0, kMaxSize).value_or(0);
-  if (const GgufTensor* const table = find("per_layer_token_embd.weight"))
-    c["vocab_size_per_layer_input"] = table->shape.front();
+  add_layer_inputs(c);
+  add_gemma4_experts(c);
   c.erase("rope_theta");
   c.erase("rope_scaling");
   c["rope_parameters"] = gemma4_ropes(full_dim);
@@ -94,6 +110,56 @@ void GgufNames::add_gemma4(nlohmann::ordered_json& c) const {
   c["final_logit_softcapping"] = keys_.has(key("final_logit_softcapping"))
                                      ? published_number("final_logit_softcapping")
                                      : GemmaJson(nullptr);
+}
+
+void GgufNames::add_gemma4_experts(nlohmann::ordered_json& c) const {
+  const auto most = static_cast<int64_t>(kMostExperts);
+  const int64_t count = keys_.integer(key("expert_count"), 0, most).value_or(0);
+  if (count == 0) return;
+  c["enable_moe_block"] = true;
+  c["num_experts"] = count;
+  c["top_k_experts"] = need("expert_used_count", count);
+  c["moe_intermediate_size"] = need("expert_feed_forward_length", kMaxSize);
+}
+
+// Adds the layers' inputs beside the residual stream.
+void GgufNames::add_layer_inputs(nlohmann::ordered_json& c) const {
+  c["hidden_size_per_layer_input"] =
+      keys_.integer(key("embedding_length_per_layer_input"), 0, kMaxSize).value_or(0);
+  if (const GgufTensor* const table = find("per_layer_token_embd.weight"))
+    c["vocab_size_per_layer_input"] = table->shape.front();
+}
+
+void GgufNames::add_gemma3n(nlohmann::ordered_json& c) const {
+  const GgufTensor *const rank = find("blk.0.laurel_l.weight"),
+                          *const scale = find("blk.0.altup_correct_scale.weight");
+  if (rank == nullptr) keys_.fail("blk.0.laurel_l.weight", "a matrix", "none");
+  if (!keys_.has(key("attention.sliding_window_pattern")))
+    keys_.fail(key("attention.sliding_window_pattern"), "a value for each layer", "nothing");
+  add_layer_types(c);
+  add_layer_inputs(c);
+  c["intermediate_size"] = of_layers("feed_forward_length", 1, kMaxSize);
+  c["num_kv_shared_layers"] =
+      keys_.integer(key("attention.shared_kv_layers"), 0, kMaxLayers).value_or(0);
+  c["rope_local_base_freq"] = keys_.number(key("rope.freq_base_swa")).value_or(10000);
+  c["laurel_rank"] = rank->shape.front();
+  c["altup_num_inputs"] = need("altup.num_inputs", kMaxSize);
+  c["altup_active_idx"] = keys_.integer(key("altup.active_idx"), 0, kMaxSize).value_or(0);
+  c["altup_correct_scale"] = scale != nullptr;
+  c["hidden_activation"] = "gelu_pytorch_tanh";
+  c.erase("hidden_act");
+  // Without the key llama.cpp caps at the published 30.
+  if (keys_.has(key("final_logit_softcapping")))
+    c["final_logit_softcapping"] = published_number("final_logit_softcapping");
+  const char* const sparsity = "activation_sparsity_scale";
+  if (!keys_.has(key(sparsity))) return;
+  const std::vector<double>* const quantiles =
+      keys_.is_array(key(sparsity)) ? keys_.numbers(key(sparsity)) : nullptr;
+  if (quantiles == nullptr) keys_.fail(key(sparsity), "a number for each layer", "another value");
+  c["activation_sparsity_pattern"] = GemmaJson::array();
+  // The quantile of 0, where nothing is dropped, is minus infinity.
+  for (const double z : *quantiles)
+    c["activation_sparsity_pattern"].push_back(std::isfinite(z) && z != 0 ? part_below(z) : 0.0);
 }
 
 }  // namespace stet

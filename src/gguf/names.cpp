@@ -28,6 +28,7 @@ const GgufArchitecture kArchitectures[] = {
     {"gemma", "GemmaForCausalLM", "gemma", GgufLayout::llama, false, true},
     {"gemma2", "Gemma2ForCausalLM", "gemma2", GgufLayout::four_norms, false, true},
     {"gemma3", "Gemma3ForCausalLM", "gemma3_text", GgufLayout::four_norms, false, true},
+    {"gemma3n", "Gemma3nForCausalLM", "gemma3n_text", GgufLayout::gemma3n, false, false},
     {"gemma4", "Gemma4ForCausalLM", "gemma4_text", GgufLayout::gemma4, false, false},
     {"gpt2", "GPT2LMHeadModel", "gpt2", GgufLayout::gpt2, false, false},
     {"granite", "GraniteForCausalLM", "granite", GgufLayout::llama, true, false},
@@ -233,8 +234,9 @@ nlohmann::ordered_json GgufNames::common_config() const {
             {"attention_bias", find("blk.0.attn_q.bias") != nullptr},
             {architecture_.gemma ? "hidden_activation" : "hidden_act",
              architecture_.gemma ? "gelu_pytorch_tanh" : "silu"}};
-  const bool gemma4 = architecture_.layout == GgufLayout::gemma4;  // its layers differ
-  if (!gemma4) c["intermediate_size"] = need("feed_forward_length", kMaxSize);
+  const bool gemma4 = architecture_.layout == GgufLayout::gemma4,  // its layers differ
+      gemma3n = architecture_.layout == GgufLayout::gemma3n;
+  if (!gemma4 && !gemma3n) c["intermediate_size"] = need("feed_forward_length", kMaxSize);
   if (architecture_.layout != GgufLayout::gpt_neox)
     c["rms_norm_eps"] = published_number("attention.layer_norm_rms_epsilon");
   if (std::string(architecture_.model_type).starts_with("qwen")) c.erase("attention_bias");
@@ -336,6 +338,7 @@ void GgufNames::add_own(nlohmann::ordered_json& c) const {
     copy("final_logit_softcapping", "final_logit_softcapping");
   }
   if (name == "gemma4") add_gemma4(c);
+  if (name == "gemma3n") add_gemma3n(c);
   if (name == "gemma3") {
     c["rope_local_base_freq"] = keys_.number(key("rope.freq_base_swa")).value_or(10000);
     c["sliding_window_pattern"] = 6;

@@ -14,7 +14,7 @@ namespace stet {
 
 // Naming schemes for the tensors of a layer. In four_norms, ffn_norm is not the norm after
 // attention.
-enum class GgufLayout { llama, four_norms, gemma4, gpt2, gpt_neox, phi3, gpt_oss };
+enum class GgufLayout { llama, four_norms, gemma4, gemma3n, gpt2, gpt_neox, phi3, gpt_oss };
 
 struct GgufArchitecture {
   const char* name;                     // general.architecture
@@ -39,14 +39,15 @@ struct GgufStored {
 std::optional<GgufStored> stored_as(const GgufArchitecture& architecture,
                                     const std::string& canonical);
 
-// A tensor that has one matrix, or vector, of all experts of a layer: its name, and which expert's
-// this one is.
-struct GgufStoredExpert {
+// A place in a tensor that has several matrices or vectors, such as those of all experts of a layer.
+// Each expert has `matrices` in it.
+struct GgufStoredPart {
   std::string name;
-  int64_t expert;
+  int64_t number;  // of the expert
+  int64_t matrix = 0, matrices = 1;
 };
-std::optional<GgufStoredExpert> stored_expert(const GgufArchitecture& architecture,
-                                              const std::string& canonical);
+std::optional<GgufStoredPart> stored_part(const GgufArchitecture& architecture,
+                                          const std::string& canonical);
 
 class GgufNames {
  public:
@@ -68,9 +69,9 @@ class GgufNames {
   // Returns the published name. Returns nothing for tensors implied by the config: rope_freqs, and
   // a head equal to the embeddings.
   std::optional<Published> published(const GgufTensor& tensor) const;
-  // The parts of a tensor that has those of all experts of a layer, or of one, each as a tensor of
-  // its own. Empty for another.
-  std::vector<std::pair<GgufTensor, Published>> experts(const GgufTensor& tensor) const;
+  // Returns the parts of a tensor that GgufStoredPart describes, each as a tensor of its own. Empty
+  // for another tensor.
+  std::vector<std::pair<GgufTensor, Published>> parts_of(const GgufTensor& tensor) const;
 
  private:
   const GgufTensor* find(const std::string& name) const;
@@ -89,11 +90,15 @@ class GgufNames {
   void add_experts(nlohmann::ordered_json& config) const;
   void add_own(nlohmann::ordered_json& config) const;
   void add_gemma4(nlohmann::ordered_json& config) const;
+  void add_gemma4_experts(nlohmann::ordered_json& config) const;
   nlohmann::ordered_json gemma4_ropes(int64_t full_dim) const;
+  void add_gemma3n(nlohmann::ordered_json& config) const;
+  void add_layer_inputs(nlohmann::ordered_json& config) const;
   std::vector<int64_t> of_layers(const char* name, int64_t min, int64_t max) const;
   std::vector<float> pair_divisors(const GgufTensor& tensor, int64_t pairs) const;
   std::optional<Published> of_layer(const std::string& at, const std::string& stem,
                                     const std::string& kind, const GgufTensor& tensor) const;
+  std::vector<std::pair<GgufTensor, Published>> experts_of_layer(const GgufTensor& tensor) const;
 
   const std::vector<Gguf>& parts_;
   const Gguf& keys_;

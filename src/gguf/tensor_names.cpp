@@ -1,15 +1,14 @@
 // Translates tensor names between llama.cpp's and the published ones.
 #include <fmt/format.h>
 
-#include <charconv>
-
 #include "src/gguf/names.hpp"
+#include "src/gguf/part_names.hpp"
 #include "stet/base/error.hpp"
 
 namespace stet {
 namespace {
 
-enum class Change { none, queries, keys, norm, transposed, fused, bare };
+enum class Change { none, queries, keys, norm, transposed, fused };
 
 struct Rename {
   const char *from, *to;
@@ -32,12 +31,26 @@ constexpr Rename kLlamaLayer[] = {{"attn_q", "self_attn.q_proj", Change::queries
 constexpr Rename kAfterAttention = {"ffn_norm", "post_attention_layernorm", Change::norm},
                  kBeforeMlp = {"ffn_norm", "pre_feedforward_layernorm", Change::norm};
 
-// The names in layers of Gemma 4 that Llama does not have. `bare`: published without ".weight".
-constexpr Rename kGemma4Layer[] = {{"ffn_norm", "pre_feedforward_layernorm", Change::norm},
-                                   {"inp_gate", "per_layer_input_gate"},
-                                   {"proj", "per_layer_projection"},
-                                   {"post_norm", "post_per_layer_input_norm", Change::norm},
-                                   {"layer_output_scale", "layer_scalar", Change::bare}};
+// The names in layers of Gemma 4 and Gemma 3n that Llama does not have.
+constexpr Rename kGemma4Layer[] = {
+    {"ffn_norm", "pre_feedforward_layernorm", Change::norm},
+    {"pre_ffw_norm_2", "pre_feedforward_layernorm_2", Change::norm},
+    {"post_ffw_norm_1", "post_feedforward_layernorm_1", Change::norm},
+    {"post_ffw_norm_2", "post_feedforward_layernorm_2", Change::norm},
+    {"inp_gate", "per_layer_input_gate"},
+    {"proj", "per_layer_projection"},
+    {"post_norm", "post_per_layer_input_norm", Change::norm}};
+constexpr Rename kGemma3nLayer[] = {{"ffn_norm", "pre_feedforward_layernorm", Change::norm},
+                                    {"inp_gate", "per_layer_input_gate"},
+                                    {"proj", "per_layer_projection"},
+                                    {"post_norm", "post_per_layer_input_norm", Change::norm},
+                                    {"altup_correct_coef", "altup.correction_coefs"},
+                                    {"altup_predict_coef", "altup.prediction_coefs"},
+                                    {"altup_router", "altup.modality_router"},
+                                    {"altup_router_norm", "altup.router_norm", Change::norm},
+                                    {"laurel_l", "laurel.linear_left"},
+                                    {"laurel_r", "laurel.linear_right"},
+                                    {"laurel_post_norm", "laurel.post_laurel_norm", Change::norm}};
 
 constexpr Rename kPhi3Layer[] = {{"attn_qkv", "self_attn.qkv_proj"},
                                  {"attn_output", "self_attn.o_proj"},
@@ -65,8 +78,17 @@ constexpr Rename kGptOssLayer[] = {
     {"attn_output", "self_attn.o_proj"},
     {"attn_norm", "input_layernorm", Change::norm},
     {"post_attention_norm", "post_attention_layernorm", Change::norm}};
-// The one tensor of a layer that was published without an ending.
-constexpr const char *kSinks = "attn_sinks", *kPublishedSinks = "self_attn.sinks";
+// Tensors of a layer whose published names have no ending.
+struct WholeName {
+  GgufLayout layout;
+  std::string_view from, to;
+};
+constexpr WholeName kWholeNames[] = {
+    {GgufLayout::gpt_oss, "attn_sinks.weight", "self_attn.sinks"},
+    {GgufLayout::gemma4, "layer_output_scale.weight", "layer_scalar"},
+    {GgufLayout::gemma4, "ffn_gate_inp.scale", "router.scale"},
+    {GgufLayout::gemma4, "ffn_down_exps.scale", "router.per_expert_scale"},
+    {GgufLayout::gemma3n, "altup_correct_scale.weight", "altup.correct_output_scale"}};
 
 constexpr Rename kLlamaEnds[] = {{"token_embd.weight", "model.embed_tokens.weight"},
                                  {"output_norm.weight", "model.norm.weight", Change::norm},
@@ -98,7 +120,7 @@ struct Names {
 
 const Names& names_of(GgufLayout layout) {
   static constexpr Names kLlama = {kLlamaEnds, kLlamaLayer, "model.", "layers"},
-                         kGemma4 = {kGemma4Ends, kLlamaLayer, "model.", "layers"},
+                         kGemma = {kGemma4Ends, kLlamaLayer, "model.", "layers"},
                          kPhi3 = {kLlamaEnds, kPhi3Layer, "model.", "layers"},
                          kGptOss = {kLlamaEnds, kGptOssLayer, "model.", "layers"},
                          kGpt2 = {kGpt2Ends, kGpt2Layer, "", "h"},
@@ -107,7 +129,8 @@ const Names& names_of(GgufLayout layout) {
          : layout == GgufLayout::gpt_neox ? kGptNeoX
          : layout == GgufLayout::phi3     ? kPhi3
          : layout == GgufLayout::gpt_oss  ? kGptOss
-         : layout == GgufLayout::gemma4   ? kGemma4
+         : layout == GgufLayout::gemma4   ? kGemma
+         : layout == GgufLayout::gemma3n  ? kGemma
                                           : kLlama;
 }
 
@@ -125,56 +148,19 @@ const Rename* layer_name(GgufLayout layout, std::string_view name, const char* R
                                    std::pair(GgufLayout::four_norms, &kBeforeMlp)}) {
     if (layout == of && name == rename->*side) return rename;
   }
-  if (layout == GgufLayout::gemma4) {
-    if (const Rename* const own = find_in(kGemma4Layer, name, side)) return own;
-  }
+  const std::span<const Rename> more = layout == GgufLayout::gemma4    ? kGemma4Layer
+                                       : layout == GgufLayout::gemma3n ? kGemma3nLayer
+                                                                       : std::span<const Rename>();
+  if (const Rename* const own = find_in(more, name, side)) return own;
   return find_in(names_of(layout).layer, name, side);
 }
 
-// Published names of experts, by GGUF architecture: the router, what precedes an expert's number,
-// and what follows it.
-struct GgufExpertNames {
-  std::string_view architecture, router, experts, gate, up, down;
-};
-constexpr GgufExpertNames kExperts[] = {
-    {"llama", "block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"},
-    {"granitemoe", "block_sparse_moe.router.layer", "block_sparse_moe.experts", "gate_proj",
-     "up_proj", "down_proj"},
-    {"gpt-oss", "mlp.router", "mlp.experts", "gate_proj", "up_proj", "down_proj"},
-    {"qwen3moe", "mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"},
-    {"olmoe", "mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"}};
-
-const GgufExpertNames* experts_of(const GgufArchitecture& a) {
-  for (const GgufExpertNames& n : kExperts) {
-    if (n.architecture == a.name) return &n;
+const WholeName* find_whole(GgufLayout layout, std::string_view name,
+                            std::string_view WholeName::*side) {
+  for (const WholeName& n : kWholeNames) {
+    if (layout == n.layout && name == n.*side) return &n;
   }
   return nullptr;
-}
-
-// llama.cpp's name of a tensor of experts, and the expert's matrix in it. If there are two, the rows
-// of the second follow those of the first.
-struct GgufExpertTensor {
-  std::string_view stem;
-  std::string_view GgufExpertNames::*first;
-  std::string_view GgufExpertNames::*second;
-};
-constexpr GgufExpertTensor kExpertTensors[] = {
-    {"ffn_gate", &GgufExpertNames::gate, nullptr},
-    {"ffn_up", &GgufExpertNames::up, nullptr},
-    {"ffn_down", &GgufExpertNames::down, nullptr},
-    {"ffn_gate_up", &GgufExpertNames::gate, &GgufExpertNames::up}};
-
-constexpr std::string_view kRouter = "ffn_gate_inp";
-
-// Splits "STEM.3.REST" into the number and REST.
-std::optional<std::pair<int64_t, std::string>> numbered(const std::string& name,
-                                                        const std::string& stem) {
-  if (!name.starts_with(stem + ".")) return std::nullopt;
-  int64_t number = 0;
-  const char *const begin = name.data() + stem.size() + 1, *const last = name.data() + name.size();
-  const auto [stop, error] = std::from_chars(begin, last, number);
-  if (error != std::errc() || stop == last || *stop != '.') return std::nullopt;
-  return std::pair(number, std::string(stop + 1, last));
 }
 
 bool fits(const Rename& n, GgufLayout layout, const std::string& kind) {
@@ -191,12 +177,15 @@ std::optional<GgufNames::Published> GgufNames::of_layer(const std::string& at,
                                                         const GgufTensor& t) const {
   const GgufExpertNames* const experts = experts_of(architecture_);
   const bool gpt_oss = architecture_.layout == GgufLayout::gpt_oss;
-  if (experts != nullptr && stem == kRouter && (kind == "weight" || (gpt_oss && kind == "bias")))
+  if (experts != nullptr && stem == kGgufRouter &&
+      (kind == "weight" || (gpt_oss && kind == "bias")))
     return Published{at + std::string(experts->router) + "." + kind};
-  if (gpt_oss && stem == kSinks && kind == "weight") return Published{at + kPublishedSinks};
+  if (const WholeName* const whole =
+          find_whole(architecture_.layout, stem + "." + kind, &WholeName::from))
+    return Published{at + std::string(whole->to)};
   const Rename* const n = layer_name(architecture_.layout, stem, &Rename::from);
   if (n == nullptr || !fits(*n, architecture_.layout, kind)) return std::nullopt;
-  Published p{at + n->to + (n->change == Change::bare ? "" : "." + kind)};
+  Published p{at + n->to + "." + kind};
   p.less_one = n->change == Change::norm && architecture_.gemma;
   p.transposed = n->change == Change::transposed && kind == "weight";
   if (architecture_.rotated && (n->change == Change::queries || n->change == Change::keys)) {
@@ -232,64 +221,6 @@ std::optional<GgufNames::Published> GgufNames::published(const GgufTensor& t) co
               std::string("the architecture ") + architecture_.name + " has no such tensor");
 }
 
-std::vector<std::pair<GgufTensor, GgufNames::Published>> GgufNames::experts(
-    const GgufTensor& t) const {
-  std::vector<std::pair<GgufTensor, Published>> parts;
-  const GgufExpertNames* const names = experts_of(architecture_);
-  const auto layer = names == nullptr ? std::nullopt : numbered(t.name, "blk");
-  if (!layer) return parts;
-  const Names& all = names_of(architecture_.layout);
-  const std::string at =
-      fmt::format("{}{}.{}.{}.", all.prefix, all.layers, layer->first, names->experts);
-  for (const GgufExpertTensor& e : kExpertTensors) {
-    const std::string stem(e.stem);
-    const int64_t matrices = e.second == nullptr ? 1 : 2;
-    const auto one = e.second == nullptr ? numbered(layer->second, stem) : std::nullopt;
-    if (one && one->second == "weight") {  // as the first files of Mixtral have it
-      parts.emplace_back(t,
-                         Published{fmt::format("{}{}.{}.weight", at, one->first, names->*e.first)});
-      return parts;
-    }
-    for (const char* const kind : {"weight", "bias"}) {
-      const size_t dimensions = kind == std::string("weight") ? 3 : 2;
-      if (layer->second != stem + "_exps." + kind) continue;
-      if (t.shape.size() != dimensions || t.shape[1] % matrices != 0)
-        keys_.fail(t.name, fmt::format("{} dimensions", dimensions),
-                   std::to_string(t.shape.size()));
-      const auto count = static_cast<size_t>(t.shape[0] * matrices);
-      const size_t bytes = t.bytes.size() / count;
-      for (size_t i = 0; i < count; ++i) {
-        GgufTensor part = t;
-        part.shape.erase(part.shape.begin());
-        part.shape[0] /= matrices;
-        part.bytes = t.bytes.subspan(i * bytes, bytes);
-        const auto matrix = i % static_cast<size_t>(matrices) == 0 ? e.first : e.second;
-        parts.emplace_back(std::move(part), Published{fmt::format("{}{}.{}.{}", at,
-                                                                  i / static_cast<size_t>(matrices),
-                                                                  names->*matrix, kind)});
-      }
-      return parts;
-    }
-  }
-  return parts;
-}
-
-std::optional<GgufStoredExpert> stored_expert(const GgufArchitecture& a,
-                                              const std::string& canonical) {
-  const GgufExpertNames* const names = experts_of(a);
-  const auto layer = names == nullptr ? std::nullopt : numbered(canonical, "layers");
-  const auto expert = layer ? numbered(layer->second, std::string(names->experts)) : std::nullopt;
-  if (!expert) return std::nullopt;
-  for (const GgufExpertTensor& e : kExpertTensors) {
-    for (const char* const kind : {"weight", "bias"}) {
-      if (e.second == nullptr && expert->second == std::string(names->*e.first) + "." + kind)
-        return GgufStoredExpert{fmt::format("blk.{}.{}_exps.{}", layer->first, e.stem, kind),
-                                expert->first};
-    }
-  }
-  return std::nullopt;
-}
-
 std::optional<GgufStored> stored_as(const GgufArchitecture& a, const std::string& canonical) {
   const Names& names = names_of(a.layout);
   for (const std::string& published : {names.prefix + canonical, canonical}) {
@@ -297,16 +228,16 @@ std::optional<GgufStored> stored_as(const GgufArchitecture& a, const std::string
       return GgufStored{end->from, {}, end->change == Change::norm && a.gemma};
   }
   const auto layer = numbered(canonical, names.layers);
-  if (layer && layer->second == "layer_scalar" && a.layout == GgufLayout::gemma4)
-    return GgufStored{fmt::format("blk.{}.layer_output_scale.weight", layer->first), {}, false};
+  const WholeName* const whole =
+      layer ? find_whole(a.layout, layer->second, &WholeName::to) : nullptr;
+  if (whole != nullptr)
+    return GgufStored{fmt::format("blk.{}.{}", layer->first, whole->from), {}, false};
   const size_t dot = layer ? layer->second.rfind('.') : std::string::npos;
   if (dot == std::string::npos) return std::nullopt;
   const std::string kind = layer->second.substr(dot + 1);
   const GgufExpertNames* const experts = experts_of(a);
   if (experts != nullptr && layer->second == std::string(experts->router) + "." + kind)
-    return GgufStored{fmt::format("blk.{}.{}.{}", layer->first, kRouter, kind), {}, false};
-  if (layer->second == kPublishedSinks)
-    return GgufStored{fmt::format("blk.{}.{}.weight", layer->first, kSinks), {}, false};
+    return GgufStored{fmt::format("blk.{}.{}.{}", layer->first, kGgufRouter, kind), {}, false};
   const Rename* const n = layer_name(a.layout, layer->second.substr(0, dot), &Rename::to);
   if (n == nullptr || !fits(*n, a.layout, kind)) return std::nullopt;
   GgufStored stored{fmt::format("blk.{}.{}.{}", layer->first, n->from, kind),

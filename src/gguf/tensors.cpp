@@ -187,9 +187,9 @@ std::vector<std::unique_ptr<const TensorSource>> gguf_tensors(const FileSource& 
   for (const Gguf& part : parts) {
     std::vector<StoredTensor> entries;
     for (const GgufTensor& tensor : part.tensors()) {
-      auto experts = names.experts(tensor);
-      for (auto& [from, to] : experts) entries.push_back({std::move(from), std::move(to)});
-      if (!experts.empty()) continue;
+      auto several = names.parts_of(tensor);
+      for (auto& [from, to] : several) entries.push_back({std::move(from), std::move(to)});
+      if (!several.empty()) continue;
       if (auto published = names.published(tensor))
         entries.push_back({tensor, std::move(*published)});
     }

@@ -127,8 +127,9 @@ uint32_t file_type(uint32_t most) {
 
 struct Tensor {
   GgufDeclared declared;
-  const WeightSpec* need = nullptr;          // null: uses `values`
-  std::vector<const WeightSpec*> more = {};  // the same weight of the other experts, in order
+  const WeightSpec* need = nullptr;  // null: uses `values`
+  // The weights that follow in the tensor, such as the same matrix of the other experts.
+  std::vector<const WeightSpec*> more = {};
   std::vector<float> values;
   GgufStored stored;
 };
@@ -191,25 +192,28 @@ class Conversion {
     return need.columns % kSuperBlock == 0 ? type : DType::q8_0;
   }
 
-  // Adds a tensor of an expert to the tensor of all experts. Experts of a layer follow one another.
-  bool add_expert(const WeightSpec& need) {
-    const auto expert = stored_expert(architecture_, need.canonical);
-    if (!expert) return false;
-    if (expert->expert > 0) {
+  // Adds a weight to the tensor of which it is a part. Its parts follow one another: one matrix of
+  // all experts, then the other.
+  bool add_part(const WeightSpec& need) {
+    const auto part = stored_part(architecture_, need.canonical);
+    if (!part) return false;
+    if (part->number > 0 || part->matrix > 0) {
       Tensor& all = entries_.back();
-      all.more.push_back(&need);
-      ++all.declared.shape[0];
+      // The first matrices of all experts are there before the second ones.
+      const int64_t place = part->matrix == 0 ? part->number - 1 : part->number * part->matrices;
+      all.more.insert(all.more.begin() + place, &need);
+      if (part->matrix == 0) ++all.declared.shape[0];
       return true;
     }
     std::vector<int64_t> shape = {1, need.columns};
-    if (!need.is_vector) shape.insert(shape.begin() + 1, need.rows);
+    if (!need.is_vector) shape.insert(shape.begin() + 1, need.rows * part->matrices);
     entries_.push_back(
-        {{expert->name, ggml_number(dtype_of(need)), shape}, &need, {}, {}, {expert->name}});
+        {{part->name, ggml_number(dtype_of(need)), shape}, &need, {}, {}, {part->name}});
     return true;
   }
 
   void add(const WeightSpec& need) {
-    if (add_expert(need)) return;
+    if (add_part(need)) return;
     const auto stored = stored_as(architecture_, need.canonical);
     if (!stored)
       throw Error(ErrorKind::unsupported, checkpoint_.source(), need.name, "",

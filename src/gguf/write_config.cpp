@@ -1,5 +1,6 @@
 // Writes a config as llama.cpp's keys.
 #include <algorithm>
+#include <cmath>
 
 #include "src/gguf/write.hpp"
 
@@ -29,7 +30,7 @@ class Writer {
   void add_rope() {
     if (c_.ropes.empty()) return;
     const Rope& rope = c_.ropes[0];
-    const bool gemma4 = a_.layout == GgufLayout::gemma4;
+    const bool gemma4 = a_.layout == GgufLayout::gemma4, gemma3n = a_.layout == GgufLayout::gemma3n;
     const int64_t dim = gemma4 ? c_.rotated(rope) : c_.head_dim;
     count("attention.key_length", dim);
     count("attention.value_length", dim);
@@ -40,7 +41,7 @@ class Writer {
         count(name, c_.rotated(c_.ropes[1]));
     }
     number("rope.freq_base", rope.theta);
-    if (c_.ropes.size() > 1 && (a_.gemma || gemma4))
+    if (c_.ropes.size() > 1 && (a_.gemma || gemma4 || gemma3n))
       number("rope.freq_base_swa", c_.ropes[1].theta);
     if (rope.scaling == Rope::Scaling::linear || rope.scaling == Rope::Scaling::yarn) {
       keys_.text(key("rope.scaling.type"), rope.scaling == Rope::Scaling::yarn ? "yarn" : "linear");
@@ -62,7 +63,9 @@ class Writer {
     // llama.cpp requires the key for Phi-3 in any case.
     if (window == 0 && a_.layout != GgufLayout::phi3) return;
     count("attention.sliding_window", window);
-    if (c_.family != "gemma3" && c_.family != "olmo3" && c_.family != "gemma4") return;
+    if (c_.family != "gemma3" && c_.family != "olmo3" && c_.family != "gemma4" &&
+        c_.family != "gemma3n")
+      return;
     std::vector<bool> slides;
     for (const int64_t w : c_.window) slides.push_back(w != 0);
     keys_.booleans(key("attention.sliding_window_pattern"), slides);
@@ -83,7 +86,17 @@ class Writer {
       number("residual_scale", c_.residual_scale);
       number("logit_scale", c_.logit_divisor);
     }
-    if (c_.family == "gemma4") {
+    if (c_.family == "gemma3n") {
+      count("altup.num_inputs", c_.streams);
+      count("altup.active_idx", c_.active_stream);
+      // llama.cpp stores the quantile of 0 for layers that drop nothing.
+      std::vector<float> quantiles(static_cast<size_t>(c_.layers), -INFINITY);
+      for (size_t i = 0; i < c_.gate_floor.size(); ++i) {
+        if (c_.gate_floor[i] != 0) quantiles[i] = static_cast<float>(c_.gate_floor[i]);
+      }
+      keys_.f32s(key("activation_sparsity_scale"), quantiles);
+    }
+    if (c_.family == "gemma4" || c_.family == "gemma3n") {
       count("embedding_length_per_layer_input", c_.layer_inputs);
       count("attention.shared_kv_layers",
             std::ranges::count_if(layers(), [](const LayerShape& l) { return !l.own; }));

@@ -33,6 +33,7 @@ static void null_is_freed(void) {
   stet_session_free(NULL);
   stet_reply_free(NULL);
   stet_sampler_free(NULL);
+  stet_speculator_free(NULL);
   stet_snapshot_free(NULL);
   stet_difference_free(NULL);
   stet_comparison_free(NULL);
@@ -143,6 +144,7 @@ static void sessions_need_arguments(void) {
   MISSES(stet_session_generate(NULL, NULL, NULL, &(stet_reply*){NULL}, &error), "session");
   MISSES(stet_session_end_reply(NULL, NULL, &text, &size, &error), "session");
   MISSES(stet_sampler_new(1, NULL, &error), "sampler");
+  MISSES(stet_speculator_new(NULL, NULL, NULL, &error), "speculator");
   MISSES(stet_sampler_set_drawn(NULL, NULL, 0, &error), "sampler");
   MISSES(stet_sampler_sample(NULL, &sampling, x, 1, NULL, 0, 0, &id, &error), "sampler");
   MISSES(stet_sampler_probabilities(NULL, &sampling, x, 1, NULL, 0, x, &error), "sampler");

@@ -464,6 +464,40 @@ static void a_prompt_says_how_far_it_has_come(void) {
   stet_session_free(session);
 }
 
+/* Generates the same reply twice in each of two sessions, with and without drafts. */
+static void speculation_changes_no_reply(const stet_model* draft) {
+  stet_session* with = prompted();
+  stet_session* without = prompted();
+  sample_with(with, 0.3, 7);
+  sample_with(without, 0.3, 7);
+  stet_speculator* speculator = NULL;
+  OK(stet_speculator_new(draft, NULL, &speculator, &error));
+  stet_generate_options options = {.struct_size = sizeof options, .max_tokens = 60};
+  options.flags = STET_GENERATE_IGNORE_EOS;
+  uint64_t accepted = 0;
+  for (int i = 0; i < 2; ++i) {
+    options.speculator = NULL;
+    stet_reply* expected = reply_of(without, &options);
+    options.speculator = speculator;
+    stet_reply* reply = reply_of(with, &options);
+    CHECK_TEXT(reply->text.data, expected->text.data);
+    CHECK(reply->id_count == expected->id_count);
+    CHECK(memcmp(reply->ids, expected->ids, reply->id_count * sizeof *reply->ids) == 0);
+    CHECK(reply->accepted <= reply->drafted && expected->drafted == 0);
+    accepted += reply->accepted;
+    stet_reply_free(reply);
+    stet_reply_free(expected);
+  }
+  CHECK(draft == NULL || accepted > 0);
+  stet_digests a = {.struct_size = sizeof a}, b = {.struct_size = sizeof b};
+  OK(stet_session_get_digests(with, &a, &error));
+  OK(stet_session_get_digests(without, &b, &error));
+  CHECK(memcmp(&a, &b, sizeof a) == 0);
+  stet_speculator_free(speculator);
+  stet_session_free(without);
+  stet_session_free(with);
+}
+
 int test_generate(void) {
   OK(stet_model_load(POCKET, NULL, &model, &error));
   OK(stet_tokenizer_load(POCKET, &tokenizer, &error));
@@ -477,6 +511,8 @@ int test_generate(void) {
   a_sampler_draws_what_the_session_draws(1);
   a_batch_replies_as_each_would_alone();
   a_prompt_says_how_far_it_has_come();
+  speculation_changes_no_reply(NULL);
+  speculation_changes_no_reply(model);
   stet_tokenizer_free(tokenizer);
   stet_model_free(model);
   return 0;

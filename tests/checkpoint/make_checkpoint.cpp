@@ -90,6 +90,7 @@ TEST(MakeCheckpoint, NamedShapesHaveThePublishedSizes) {
       {"gemma3-4b", "3880263168 weights in 444 tensors, 7760526336 bytes of BF16, 2 files"},
       {"gemma3-12b", "11766034176 weights in 626 tensors, 23532068352 bytes of BF16, 5 files"},
       {"gemma3-27b", "27009346304 weights in 808 tensors, 54018692608 bytes of BF16, 11 files"},
+      {"gpt-oss-20b", "11956805184 weights in 459 tensors, 13761264768 bytes of BF16, 3 files"},
       {"gpt2", "124439808 weights in 148 tensors, 497759232 bytes of F32, 1 file"},
       {"llama2-7b", "6738415616 weights in 291 tensors, 13476831232 bytes of F16, 3 files"},
       {"llama3.1-8b", "8030261248 weights in 291 tensors, 16060522496 bytes of BF16, 4 files"},
@@ -300,6 +301,27 @@ TEST(MakeCheckpoint, LayersCanBeCut) {
   EXPECT_EQ(result.output, "make_checkpoint: " + dir / "config.json" +
                                ": layer_types: expected 3 layers, found 2\n");
   EXPECT_EQ(result.status, 2);
+}
+
+// Every layer of gpt-oss has 19 tensors and, with experts of 32 times 2880 * 8640 weights in blocks of
+// 17 bytes, as many bytes. Embeddings, head and final norm stay.
+TEST(MakeCheckpoint, LayersOfNamedShapesCanBeCut) {
+  const int64_t ends = 2 * (2 * int64_t{201088} * 2880 + 2880), layer = (13761264768 - ends) / 24;
+  for (const int64_t n : {1, 6, 24}) {
+    const Result result = run("gpt-oss-20b --dry-run --layers " + std::to_string(n));
+    EXPECT_NE(result.output.find(" weights in " + std::to_string(19 * n + 3) + " tensors, " +
+                                 std::to_string(ends + n * layer) + " bytes"),
+              std::string::npos)
+        << result.output;
+  }
+  EXPECT_EQ(layer % 2, 0);
+  EXPECT_GT(layer, int64_t{32} * 2880 * 8640 / 32 * 17);
+  for (const char* name : {"qwen3-30b-a3b", "gemma4-e2b", "gemma4-e4b", "gemma4-12b",
+                           "gemma4-26b-a4b", "gemma4-31b"}) {
+    const Result result = run(std::string(name) + " --dry-run --layers 7");
+    EXPECT_EQ(result.status, 0) << result.output;
+    EXPECT_EQ(result.output.find(std::string(name) + ": "), 0u);
+  }
 }
 
 TEST(MakeCheckpoint, ReplacesACheckpointOnlyOnRequest) {

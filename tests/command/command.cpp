@@ -242,6 +242,36 @@ TEST_F(Command, WithoutATokenizerIdsAreEnough) {
             "stop strings: expected a tokenizer to match them in text, found none");
 }
 
+TEST_F(Command, DraftsChangeNoReply) {
+  const Args generate = {
+      "generate", "-m",           kTiny,           "--ids", "1,2,3,4,5,1,2,3,4,5,1,2",
+      "-n",       "40",           "--temperature", "0.7",   "--seed",
+      "3",        "--ignore-eos", "--json"};
+  Json plain = Json::parse(succeed(generate).out);
+  EXPECT_FALSE(plain["timings"].contains("drafted_tokens"));
+  for (const std::string how : {"off", "suffix", kTiny.c_str()}) {
+    Json j = Json::parse(succeed(generate + Args{"--speculate", how}).out);
+    EXPECT_EQ(j["timings"].contains("drafted_tokens"), how != "off");
+    EXPECT_EQ(j["timings"].contains("accepted_tokens"), how != "off");
+    j.erase("timings");
+    Json expected = plain;
+    expected.erase("timings");
+    EXPECT_EQ(j, expected) << how;
+  }
+#ifdef STET_HAVE_BLAS
+  const Outcome blas = succeed(generate + Args{"--speculate", "suffix", "--gemm", "blas"});
+  EXPECT_NE(blas.err.find("no effect under f32-blas"), std::string::npos) << blas.err;
+#endif
+  const Args experiment = {"experiment",      "-m",      kTiny,  "--ids",
+                           "1,2,3,1,2,3,1,2", "-n",      "12",   "--temperature",
+                           "0,0.7",           "--seeds", "1..3", "--json"};
+  const Json runs = Json::parse(succeed(experiment).out),
+             drafted = Json::parse(succeed(experiment + Args{"--speculate", "suffix"}).out);
+  for (size_t i = 0; i < runs["runs"].size(); ++i)
+    EXPECT_EQ(drafted["runs"][i]["state"], runs["runs"][i]["state"]) << i;
+  EXPECT_TRUE(drafted.contains("drafted_tokens"));
+}
+
 TEST_F(Command, LogitsEqualTheLibrarysForAnySchedule) {
   Ids ids;
   for (int i = 0; i < 90; ++i) ids.push_back((i * 37 + 3) % 900);
@@ -794,13 +824,20 @@ TEST_F(Command, InterruptedWithoutTextToo) {
 }
 
 TEST_F(Command, BenchMeasures) {
-  const Json j = Json::parse(succeed({"bench", "-m", kTiny, "-p", "8", "-n", "2", "--repeat", "1",
-                                      "--batch", "2,3", "--json"})
-                                 .out);
+  const Json j =
+      Json::parse(succeed({"bench", "-m", kTiny, "-p", "8", "-n", "2", "--repeat", "1", "--batch",
+                           "2,3", "--rows", "2,4", "--speculate", "1,0", "--json"})
+                      .out);
   ASSERT_EQ(j["batch"].size(), 2u);
   EXPECT_EQ(j["batch"][1]["sessions"], 3);
   for (const Json& b : j["batch"])
     EXPECT_GT(b["tokens_per_s"].get<double>() * b["of_one_session"].get<double>(), 0);
+  for (const Json& r : j["rows"]) {
+    EXPECT_GT(r["of_one_row"].get<double>(), 0);
+    EXPECT_GE(r["bound"].get<double>(), 1);
+  }
+  for (const Json& r : j["speculation"]["rates"]) EXPECT_GT(r["of_plain"].get<double>(), 0);
+  EXPECT_EQ(j["speculation"]["rates"].size(), 2u);
   EXPECT_EQ(j["prefill"]["tokens"], 8);
   EXPECT_EQ(j["decode"]["tokens"], 2);
   EXPECT_EQ(j["state"]["positions"], 10);

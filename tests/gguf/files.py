@@ -48,11 +48,8 @@ class Gguf(unittest.TestCase):
     def say(self, model, *more):
         return json.loads(run("generate", "-m", model, "--say", "Let a = 3. What is a?", "-n", "12", "--json", *more))
 
-    def fingerprint(self, model, contract="f32"):
-        """Returns the model's fingerprint as a saved state reports it."""
-        state = os.path.join(self.directory.name, "f.stet")
-        run("save", "-m", model, "--compute", contract, "--ids", "2,5", "-o", state)
-        return json.loads(run("inspect", state, "--json"))["fingerprints"]["model"]
+    def fingerprint(self, model):
+        return json.loads(run("inspect", model, "--json"))["fingerprints"]["model"]
 
     def test_a_bf16_file_is_the_same_model(self):
         for pocket in POCKETS:
@@ -161,7 +158,7 @@ class Gguf(unittest.TestCase):
 
     def test_layers_that_differ_are_those_of_the_checkpoint(self):
         ids = ["--ids", ",".join(str(7 * i % 320) for i in range(100)), "--digest"]
-        for name in ("gemma4-dense-tiny", "gemma4-small-tiny"):
+        for name in ("gemma4-dense-tiny", "gemma4-small-tiny", "gemma4-moe-tiny", "gemma3n-tiny"):
             model = os.path.join(ROOT, "tests", "data", "models", name)
             gguf_gemma4.write(model, self.file, "F32")
             self.assertEqual(run("logits", "-m", model, *ids), run("logits", "-m", self.file, *ids), name)
@@ -190,7 +187,7 @@ class Gguf(unittest.TestCase):
             self.assertEqual(run("logits", "-m", packed, *digests), run("logits", "-m", self.file, *digests))
             # Fingerprints cover exact values, so nothing was lost when the weights became those of
             # the contract.
-            self.assertEqual(self.fingerprint(self.file), self.fingerprint(packed, contract))
+            self.assertEqual(self.fingerprint(self.file), self.fingerprint(packed))
 
     def test_k_types_are_computed_with_as_they_are(self):
         pocket, ids = POCKETS[0], ["--ids", ",".join(str(7 * i % 1620) for i in range(80)), "--digest"]
@@ -199,6 +196,8 @@ class Gguf(unittest.TestCase):
         names = {"Q4_K": "ggml(*=q4_k)", "Q5_K": "ggml(*=q5_k)", "Q6_K": "ggml(*=q6_k)", "Q8_0": "ggml(*=q8_0)",
                  mixed: "ggml(*=q4_k,attn_v=q6_k,blk.3.ffn_down=q6_k,token_embd=q6_k)"}
         for number, (kind, name) in enumerate(names.items()):
+            if kind in ("Q4_K", "Q6_K") and not ALL_WAYS:  # the mixed file has both
+                continue
             has = gguf_writer.write(pocket, self.file, kind)
             same, packed, state = (os.path.join(self.directory.name, f"{part}{number}")
                                    for part in ("same", "packed", "state"))
@@ -299,14 +298,13 @@ class Gguf(unittest.TestCase):
                         self.assertEqual(mine[name], theirs[name], (pocket, kind, name))
 
     def test_packed_checkpoints_are_written_without_loss(self):
-        for pocket in POCKETS:
-            for command in (["prepare"], ["quantize", "--to", "q8"], ["quantize", "--to", "q4"]):
-                packed = os.path.join(self.directory.name, os.path.basename(pocket) + command[-1])
-                run(*command, "-m", pocket, "-o", packed)
-                run("convert-model", packed, "-o", self.file)
-                contract = command[-1] if len(command) > 1 else "f32"
-                digests = ["--compute", contract, "--ids", "2,5,9,17", "--digest"]
-                self.assertEqual(run("logits", "-m", packed, *digests), run("logits", "-m", self.file, *digests))
+        for pocket, command in with_pockets((["prepare"], ["quantize", "--to", "q8"], ["quantize", "--to", "q4"])):
+            packed = os.path.join(self.directory.name, os.path.basename(pocket) + command[-1])
+            run(*command, "-m", pocket, "-o", packed)
+            run("convert-model", packed, "-o", self.file)
+            contract = command[-1] if len(command) > 1 else "f32"
+            digests = ["--compute", contract, "--ids", "2,5,9,17", "--digest"]
+            self.assertEqual(run("logits", "-m", packed, *digests), run("logits", "-m", self.file, *digests))
 
     def test_k_types_are_those_of_quantize(self):
         pocket = next(p for p in POCKETS if p.endswith("gemma3"))
@@ -317,6 +315,8 @@ class Gguf(unittest.TestCase):
         found = []
         for kind in ("q4_k", "q5_k", "q6_k"):
             for more in ([], ["--importance", text]):
+                if bool(more) != (kind == "q5_k") and not ALL_WAYS:
+                    continue
                 packed = os.path.join(self.directory.name, "packed-%s-%d" % (kind, len(more)))
                 run("quantize", "-m", pocket, "--to", kind.replace("_", ""), "-o", packed, *more)
                 run("convert-model", pocket, "-o", self.file, "--type", kind, "--threads", "3", *more)
@@ -327,31 +327,34 @@ class Gguf(unittest.TestCase):
                 self.assertEqual(gguf_writer.tensors_of(again), gguf_writer.tensors_of(self.file))
                 self.assertEqual(
                     *[json.loads(run("inspect", m, "--json"))["fingerprints"]["model"] for m in (packed, self.file)])
-        self.assertEqual(len(set(found)), 6)
+        self.assertEqual(len(set(found)), 6 if ALL_WAYS else 3)
         self.assertIn("--importance",
                       run("convert-model", pocket, "-o", self.file, "--type", "q8_0", "--importance", text, status=2))
 
     def test_a_prepared_file_of_several_types_is_written_without_loss(self):
-        for pocket in POCKETS:
-            for kind in ("q4_k", "q5_k"):
-                prepared, again = (os.path.join(self.directory.name, name % kind)
-                                   for name in (os.path.basename(pocket) + "-%s", "again-%s.gguf"))
-                run("convert-model", pocket, "-o", self.file, "--type", kind)
-                run("prepare", "-m", self.file, "-o", prepared)
-                run("convert-model", prepared, "-o", again)
-                self.assertEqual(gguf_writer.tensors_of(again), gguf_writer.tensors_of(self.file))
+        for pocket, kind in with_pockets(("q4_k", "q5_k")):
+            prepared, again = (os.path.join(self.directory.name, name % kind)
+                               for name in (os.path.basename(pocket) + "-%s", "again-%s.gguf"))
+            run("convert-model", pocket, "-o", self.file, "--type", kind)
+            run("prepare", "-m", self.file, "-o", prepared)
+            run("convert-model", prepared, "-o", again)
+            self.assertEqual(gguf_writer.tensors_of(again), gguf_writer.tensors_of(self.file))
 
     def test_every_family_can_be_written(self):
         for name in ("gemma-tiny", "gemma2-tiny", "gemma3-tiny", "gemma3-tiny-bf16", "gpt2-tiny", "granite-tiny",
                      "llama2-tiny-f16", "llama31-tiny", "mistral-tiny", "olmo2-tiny",
                      "olmo3-tiny", "qwen3-tiny", "smollm3-tiny", "pythia-tiny", "phi3-tiny", "phi4-tiny",
-                     "qwen3moe-tiny", "mixtral-tiny", "olmoe-tiny", "gptoss-tiny", "gptoss-mxfp4-tiny"):
+                     "qwen3moe-tiny", "mixtral-tiny", "olmoe-tiny", "gptoss-tiny", "gptoss-mxfp4-tiny",
+                     "gemma4-dense-tiny", "gemma4-small-tiny", "gemma4-moe-tiny", "gemma3n-tiny"):
             model = os.path.join(ROOT, "tests/data/models", name)
-            prepared = os.path.join(self.directory.name, name)
-            run("prepare", "-m", model, "-o", prepared)
             ids = ["--ids", ",".join(str(7 * i % 250) for i in range(100)), "--digest"]
             expected = run("logits", "-m", model, *ids)
-            for source in (model, prepared):
+            sources = [model]
+            if ALL_WAYS or name in ("gemma2-tiny", "gpt2-tiny", "llama31-tiny", "phi3-tiny", "mixtral-tiny",
+                                    "gptoss-mxfp4-tiny"):
+                sources.append(os.path.join(self.directory.name, name))  # prepared
+                run("prepare", "-m", model, "-o", sources[-1])
+            for source in sources:
                 run("convert-model", source, "-o", self.file)
                 self.assertEqual(expected, run("logits", "-m", self.file, *ids), name)
                 # Their float32 norms lose bits when 1 is added and subtracted again.

@@ -48,13 +48,13 @@ def encode(x, kind):
         d = (np.abs(blocks).max(1) / 127).astype(np.float16)
         inverse = np.where(d == 0, 0, 1 / np.where(d == 0, 1, d.astype(np.float32)))
         q = np.clip(np.rint(blocks * inverse[:, None]), -127, 127).astype(np.int8)
-        return b"".join(d[i].tobytes() + q[i].tobytes() for i in range(len(q)))
+        return np.concatenate([d.view(np.uint8).reshape(-1, 2), q.view(np.uint8)], 1).tobytes()
     most = np.take_along_axis(blocks, np.abs(blocks).argmax(1)[:, None], 1)[:, 0]
     d = (most / -8).astype(np.float16)
     inverse = np.where(d == 0, 0, 1 / np.where(d == 0, 1, d.astype(np.float32)))
     q = np.clip(np.floor(blocks * inverse[:, None] + 8.5), 0, 15).astype(np.uint8)
     packed = q[:, :16] | q[:, 16:] << 4
-    return b"".join(d[i].tobytes() + packed[i].tobytes() for i in range(len(q)))
+    return np.concatenate([d.view(np.uint8).reshape(-1, 2), packed], 1).tobytes()
 
 
 def decoded(x, kind):
@@ -324,7 +324,7 @@ def write(directory, path, kind, float_kind="F32", with_tokenizer=True, experts=
 
 def write_file(path, keys, tensors):
     header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys)) + b"".join(keys)
-    data = b""
+    data = bytearray()
     for name, x, used in tensors:
         shape = (*x.shape[:-2], 32 * x.shape[-2]) if used == "MXFP4" else x.shape
         header += (text(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q", n) for n in reversed(shape))

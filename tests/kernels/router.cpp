@@ -117,6 +117,39 @@ TEST(Router, ABiasChoosesAndDoesNotWeigh) {
   });
 }
 
+// Biases that make scores equal leave the choice to the lower expert, whatever the weights.
+TEST(Router, EqualScoresWithABiasGoToTheLowerExpert) {
+  on_all([](const Kernels& k) {
+    const std::vector<float> logits = {0, 100, 0, -200, 0}, bias = {0.5f, 0, 0.5f, 1, 0.25f};
+    RouterSettings s = {RouterRule::sigmoid_divided, 0, 3};
+    s.bias = bias.data();
+    const Routed r = routed(k, s, logits);  // scores 1, 1, 1, 1, 0.75
+    EXPECT_EQ(r.chosen, (std::vector<float>{0, 1, 2}));
+    const float sum = ((0.5f + 1.0f) + 0.5f) + 1e-6f;
+    EXPECT_EQ(r.weights, (std::vector<float>{0.5f / sum, 1.0f / sum, 0.5f / sum, 0, 0}));
+  });
+}
+
+// One multiplication after the division, and after the factors of single experts.
+TEST(Router, AFactorMultipliesWeights) {
+  on_all([](const Kernels& k) {
+    const std::vector<float> logits = some_logits(21), scale(21, 3);
+    for (const RouterRule rule : {RouterRule::sigmoid, RouterRule::sigmoid_divided}) {
+      RouterSettings s = {rule, 0, 4};
+      const Routed plain = routed(k, s, logits);
+      s.factor = 1.7f;
+      const Routed all = routed(k, s, logits);
+      s.scale = scale.data();
+      const Routed each = routed(k, s, logits);
+      EXPECT_EQ(all.chosen, plain.chosen);
+      for (size_t i = 0; i < logits.size(); ++i) {
+        EXPECT_EQ(all.weights[i], plain.weights[i] * 1.7f);
+        EXPECT_EQ(each.weights[i], plain.weights[i] * 3 * 1.7f);
+      }
+    }
+  });
+}
+
 TEST(Router, EveryInstructionSetHasTheSameBits) {
   for (const size_t n : {1, 2, 15, 16, 17, 60, 128, 1000}) {
     const std::vector<float> logits = some_logits(n);

@@ -95,7 +95,10 @@ class Cache:
     def prune(self, begin, end, shift, ropes):
         """Removes positions. With `shift` the later ones move up; otherwise they are hidden and
         zeroed."""
-        for layer, (keys, values) in enumerate(self.layers):
+        for layer, stored in enumerate(self.layers):
+            if stored is None:  # it reads another layer's
+                continue
+            keys, values = stored
             if not shift:
                 for x in (*keys, *values):
                     if x is not None:

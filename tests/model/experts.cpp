@@ -5,85 +5,20 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
-#include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "stet/checkpoint/packed.hpp"
+#include "tests/support/checkpoint_parts.hpp"
 #include "tests/support/models.hpp"
 #include "tests/support/reference_model.hpp"
 
 namespace stet::test::experts_tests {
 namespace {
 
-namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-// A checkpoint taken apart, to be put together in another way.
-class Parts {
- public:
-  explicit Parts(const std::string& name) : from_(data_path("models/" + name)) {
-    config = Json::parse(read_text(from_ + "/config.json"));
-    const Golden weights(from_ + "/model.safetensors");
-    for (const TensorView& t : weights.all())
-      tensors_.push_back({{t.name, t.dtype, t.shape}, {t.bytes.begin(), t.bytes.end()}});
-  }
-
-  void rename(const std::string& from, const std::string& to) {
-    for (Tensor& t : tensors_) {
-      if (const size_t at = t.spec.name.find(from); at != std::string::npos)
-        t.spec.name.replace(at, from.size(), to);
-    }
-  }
-  // Replaces "AT.N.NAME.weight" of all experts N and each of `names` in turn by one tensor.
-  void stack(const std::string& at, int64_t experts, const std::vector<std::string>& names,
-             const std::string& to) {
-    Tensor all{{to, DType::f32, {experts, 0}}, {}};
-    for (int64_t e = 0; e < experts; ++e) {
-      for (const std::string& name : names) {
-        const Tensor one = take(fmt::format("{}.{}.{}.weight", at, e, name));
-        all.spec.dtype = one.spec.dtype;
-        all.bytes.insert(all.bytes.end(), one.bytes.begin(), one.bytes.end());
-        if (e == 0) all.spec.shape[1] += one.spec.shape[0];
-        all.spec.shape.resize(3, one.spec.shape[1]);
-      }
-    }
-    tensors_.push_back(std::move(all));
-  }
-  // The bytes of a tensor.
-  std::vector<std::byte>& bytes(const std::string& name) {
-    return std::ranges::find(tensors_, name, [](const Tensor& t) { return t.spec.name; })->bytes;
-  }
-
-  std::string write(const std::string& directory) const {
-    fs::create_directories(directory);
-    write_file(directory + "/config.json", config.dump());
-    std::vector<TensorSpec> specs;
-    for (const Tensor& t : tensors_) specs.push_back(t.spec);
-    SafeTensorsWriter writer(directory + "/model.safetensors", specs);
-    for (const Tensor& t : tensors_) writer.write(t.bytes);
-    writer.commit();
-    return directory;
-  }
-
-  Json config;
-
- private:
-  struct Tensor {
-    TensorSpec spec;
-    std::vector<std::byte> bytes;
-  };
-  Tensor take(const std::string& name) {
-    const auto it = std::ranges::find(tensors_, name, [](const Tensor& t) { return t.spec.name; });
-    Tensor t = std::move(*it);
-    tensors_.erase(it);
-    return t;
-  }
-
-  std::string from_;
-  std::vector<Tensor> tensors_;
-};
+using Parts = CheckpointParts;
 
 void expect_reference(const std::string& directory) {
   const auto m = Model::load(directory, 1);

@@ -7,7 +7,6 @@
 // "@q4" use that contract. "+q8" stores keys and values as q8.
 #include <fmt/format.h>
 
-#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <iterator>
@@ -25,9 +24,6 @@ std::map<std::string, std::string> committed() {
   while (file >> name >> what >> digest) digests[name + " " + what] = digest;
   return digests;
 }
-
-// Returns true if all combinations are tested, as tools/check --full does.
-bool all_ways() { return std::getenv("STET_ALL_WAYS") != nullptr; }
 
 // Calls check(instruction set, threads, chunk) so that each pair of values of two of these occurs,
 // or with all combinations, which takes three times as long.

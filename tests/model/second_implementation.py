@@ -48,6 +48,9 @@ PRUNED = (
     ("phi4-tiny", "f32", "f32", "shift"),
     ("gemma3-tiny", "f32", "q8", "shift"),
     ("qwen2-tiny", "bf16", "q8", "keep"),
+    ("gptoss-tiny", "f32", "bf16", "shift"),
+    ("gemma4-small-tiny", "f32", "f32", "shift"),
+    ("gemma4-dense-tiny", "f32", "q8", "shift"),
 )
 
 

@@ -94,6 +94,27 @@ class Settings(common.Case):
 
 
 class Streams(common.Case):
+    def test_drafts_change_no_reply(self):
+        for draft in (None, self.model):
+            with stet.Speculator(draft, capacity=512, threads=1) as speculator:
+                a, b = self.session(), self.session()
+                for s in (a, b):
+                    s.sampling = stet.Sampling(greedy=False, temperature=0.4, seed=5)
+                expected = a.generate(self.tokenizer, 40, ignore_eos=True)
+                reply = b.generate(self.tokenizer, 40, ignore_eos=True, speculator=speculator)
+                self.assertEqual((reply.ids.tolist(), reply.text), (expected.ids.tolist(), expected.text))
+                self.assertEqual(a.digests(), b.digests())
+                self.assertEqual((expected.drafted, expected.accepted), (0, 0))
+                self.assertLessEqual(reply.accepted, reply.drafted)
+                rows = [stet.Row(a, max_tokens=9), stet.Row(b, max_tokens=9, speculator=speculator)]
+                replies = stet.generate_batch(rows, self.tokenizer, ignore_eos=True)
+                self.assertEqual(replies[0].ids.tolist(), replies[1].ids.tolist())
+                self.assertEqual(a.digests(), b.digests())
+        with self.assertRaises(stet.Error):
+            b.generate(self.tokenizer, 1, speculator=speculator)
+        with self.assertRaises(stet.Error):
+            b.generate(self.tokenizer, 1, speculator="suffix")
+
     def test_a_stream_is_the_reply(self):
         s = self.session()
         s.sampling = stet.Sampling(greedy=False, temperature=1.5, seed=3)

@@ -5,8 +5,10 @@
 
 #include <latch>
 #include <new>
+#include <optional>
 #include <stdexcept>
 
+#include "stet/generate/draft_model.hpp"
 #include "tests/support/models.hpp"
 #include "tools/serve/service.hpp"
 
@@ -115,6 +117,72 @@ TEST(Engine, AJobWithoutAClientOwnsItsMemory) {
     work.reset();
   }
   EXPECT_TRUE(left.expired());
+}
+
+// A session with a prompt, and the reply that it gets alone and by an engine.
+struct Drawn {
+  Session session{small_model(), options(1)};
+  std::unique_ptr<Speculator> speculator;
+  std::optional<Generator> reply;
+  std::optional<Job> job;
+
+  explicit Drawn(size_t i) {
+    append_prompt(session, some_ids(20 + 13 * i));
+    session.generation().sampling.greedy = i % 2 == 0;
+    session.generation().sampling.temperature = 0.5;
+    session.generation().sampling.seed = i;
+  }
+  Drawn(const Drawn& other) : session(other.session.fork()) {}
+  void start(Engine& engine) {
+    speculator = engine.speculator();
+    GenerateOptions o{60, true};
+    o.speculator = speculator.get();
+    reply.emplace(session, nullptr, o);
+    job.emplace(session, *reply, std::nullopt);
+  }
+};
+
+TEST(Engine, DraftsChangeNoReply) {
+  EngineOptions o;
+  o.drafter = [n = 0]() mutable -> std::shared_ptr<Drafter> {
+    if (n++ % 2 == 0) return std::make_shared<SuffixDrafter>();
+    return std::make_shared<ModelDrafter>(small_model(), options(1));
+  };
+  o.always_draft = true;
+  Engine engine(o);
+  std::vector<std::shared_ptr<Drawn>> all;
+  std::vector<Reply> expected;
+  std::vector<JobPtr> jobs;
+  for (size_t i = 0; i < 4; ++i) {
+    all.push_back(std::make_shared<Drawn>(i));
+    Drawn alone(*all[i]);
+    expected.push_back(generate(alone.session, nullptr, {60, true}));
+    all[i]->start(engine);
+    jobs.emplace_back(all[i], &*all[i]->job);
+  }
+  engine.start(jobs);
+  Session beside(small_model(), options(1));
+  engine.process(beside, some_ids(700), kStays);
+  uint64_t accepted = 0, drafted = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    std::vector<int32_t> ids;
+    std::vector<Job::Piece> pieces;
+    while (all[i]->job->wait(pieces, kStays)) {
+      for (const Job::Piece& piece : pieces) ids.push_back(piece.id);
+    }
+    const Reply reply = all[i]->reply->finish();
+    EXPECT_EQ(ids, expected[i].ids);
+    EXPECT_EQ(reply.ids, expected[i].ids);
+    accepted += reply.accepted, drafted += reply.drafted;
+    Session again(small_model(), options(1));
+    again.append(all[i]->session.tokens());
+    EXPECT_TRUE(same_state(all[i]->session, again));
+  }
+  expect_as_alone(beside, some_ids(700));
+  EXPECT_GT(accepted, 0u);
+  EXPECT_EQ(engine.counters().accepted_tokens, accepted);
+  EXPECT_EQ(engine.counters().drafted_tokens, drafted);
+  EXPECT_EQ(engine.counters().drawn_tokens, 4 * 60u);
 }
 
 // An exception of the thread itself, for instance when memory is exhausted, ends the jobs of that

@@ -190,8 +190,9 @@ TEST_F(HostileFiles, AnIndexOfMillionsOfFilesIsRefused) {
 TEST(HostileJson, TakesMemoryInProportion) {
   const auto many = [](const std::string& open, const std::string& one, const std::string& close,
                        size_t bytes) {
-    std::string text = open + one;
-    while (text.size() + one.size() < bytes) text += "," + one;
+    std::string text = open + one, piece;
+    while (piece.size() < 4096) piece += "," + one;
+    while (text.size() + piece.size() < bytes) text += piece;
     return text + close;
   };
   size_t key = 0;
@@ -211,7 +212,8 @@ TEST(HostileJson, TakesMemoryInProportion) {
     EXPECT_LE(spent.memory, (size_t{64} << 20) + 4 * text.size()) << text.substr(0, 20);
 #endif
   }
-  EXPECT_EQ(parse_json_value(many("[", "1", "]", 1 << 20), "FILE").size(), (size_t{1} << 19));
+  EXPECT_GE(parse_json_value(many("[", "1", "]", 1 << 20), "FILE").size(),
+            (size_t{1} << 19) - 4096);
 }
 
 // ---------------------------------------------------------------- templates

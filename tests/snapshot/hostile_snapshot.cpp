@@ -193,8 +193,8 @@ TEST_F(HostileSnapshot, AnyNumberOfMetaMayLie) {
                           INT64_MAX};
   for (const auto& [path, value] : honest.items()) {
     if (!value.is_number()) continue;
-    for (int i = 0; i < 3; ++i) {
-      save(i == 0 ? SaveOptions{} : SaveOptions{.form = SnapshotForm::recipe});
+    for (int i = 0; i < (all_ways() ? 3 : 1); ++i) {
+      save(random() % 3 == 0 ? SaveOptions{} : SaveOptions{.form = SnapshotForm::recipe});
       const int64_t lie = lies[random() % std::size(lies)];
       change_meta([&, &at = path](Json& j) { j[Json::json_pointer(at)] = lie; });
       if (open_error() == kNoError) expect_harmless(path + " = " + std::to_string(lie));
@@ -217,7 +217,9 @@ TEST_F(HostileSnapshot, AnyNumberOfTheLogOfPrunesMayLie) {
                            uint64_t{1} << 40,
                            uint64_t{1} << 63,
                            ~uint64_t{0}};
+  size_t number = 0;
   const auto put = [&](const char* section, size_t at, uint64_t lie, size_t width) {
+    if (number++ % 4 != 0 && !all_ways()) return;  // nine positions, so each has its turns
     save();
     SnapshotImage changed = image();
     changed.section(section).content.replace(at, width, le(lie, width));

@@ -285,12 +285,15 @@ void expect_one_line(const std::string& error, const std::string& file, const st
   ASSERT_LT(error.size(), 1200u) << what;
 }
 
+// All lengths of the header and the sections that are read first, and one in 37 of the others, or
+// all of them with STET_ALL_WAYS.
 TEST_F(SnapshotTest, EveryTruncationIsAnError) {
   Session s = session();
   Snapshot::save(s, file);
   const size_t size = read_text(file).size();
   const Spoiled spoiled(file);
   for (size_t length = size; length-- > 0;) {
+    if (!all_ways() && length > 1024 && length + 64 < size && length % 37 != 0) continue;
     spoiled.truncate(length);
     const std::string error = error_of([&] { Snapshot::open(file); });
     expect_one_line(error, file, std::to_string(length));
@@ -302,6 +305,7 @@ TEST_F(SnapshotTest, EveryTruncationIsAnError) {
   }
 }
 
+// Two bits of each byte, or all of them with STET_ALL_WAYS.
 TEST_F(SnapshotTest, EveryFlippedBitBeforeTheKeysIsAnError) {
   Session s = session();
   Snapshot::save(s, file);
@@ -312,6 +316,7 @@ TEST_F(SnapshotTest, EveryFlippedBitBeforeTheKeysIsAnError) {
   const Spoiled spoiled(file);
   for (size_t at = 0; at < end; ++at) {
     for (int bit = 0; bit < 8; ++bit) {
+      if (!all_ways() && static_cast<size_t>(bit) % 4 != at % 4) continue;
       spoiled.put(at, static_cast<char>(bytes[at] ^ (1 << bit)));
       expect_one_line(error_of([&] { Snapshot::open(file); }), file,
                       "byte " + std::to_string(at) + " bit " + std::to_string(bit));

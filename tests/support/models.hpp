@@ -16,6 +16,7 @@
 #include "stet/checkpoint/safetensors.hpp"
 #include "stet/model/model.hpp"
 #include "stet/session/session.hpp"
+#include "tests/support/all_ways.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/files.hpp"
 

@@ -309,6 +309,24 @@ class ReferenceModel::Weights {
       const Vec y = expert(n, experts, e);
       for (size_t i = 0; i < out.size(); ++i) out[i] += weights[e] * y[i];
     }
+    if (!weights_.contains(experts + "shared_expert.up_proj.weight")) return out;
+    const Vec shared = shared_expert(n, experts, at_point);
+    for (size_t i = 0; i < out.size(); ++i) out[i] += shared[i];
+    return out;
+  }
+  // Qwen 2 and 3: an expert for all tokens, with a gate of its own or without one.
+  template <class AtPoint>
+  Vec shared_expert(const Vec& n, const std::string& mlp, const AtPoint& at_point) const {
+    Vec inner = linear(n, mlp + "shared_expert.gate_proj");
+    Vec up = linear(n, mlp + "shared_expert.up_proj");
+    at_point("hook_pre", inner);
+    at_point("hook_pre_linear", up);
+    for (size_t i = 0; i < inner.size(); ++i) inner[i] = silu(inner[i]) * up[i];
+    at_point("hook_post", inner);
+    Vec out = linear(inner, mlp + "shared_expert.down_proj");
+    if (!weights_.contains(mlp + "shared_expert_gate.weight")) return out;
+    const double gate = linear(n, mlp + "shared_expert_gate")[0];
+    for (double& e : out) e /= 1 + std::exp(-gate);
     return out;
   }
   // gpt-oss: arXiv 2508.10925. Matrices stand transposed, gates and ups in turn.

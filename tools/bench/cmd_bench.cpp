@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 
 #include "stet/base/error.hpp"
 #include "stet/kernels/kernels.hpp"
 #include "tools/bench/figures.hpp"
 #include "tools/bench/snapshot.hpp"
+#include "tools/bench/speculation.hpp"
 #include "tools/bench/turns.hpp"
 #include "tools/command/command.hpp"
 
@@ -21,7 +23,9 @@ struct BenchCommand {
   int repeat = 3;
   bool machine = false, without_probes = false, snapshot = false, turns = false, json = false;
   std::vector<int64_t> lengths = {512, 4096, 16384};
-  std::vector<int64_t> batch;  // numbers of sessions
+  std::vector<int64_t> batch;     // numbers of sessions
+  std::vector<double> speculate;  // rates of right drafts
+  std::vector<int64_t> rows;      // of a pass
   std::string directory;
 };
 
@@ -251,6 +255,11 @@ void measure_model(Json& j, BenchCommand& o, const SessionOptions& options, cons
     j["decode"]["share_of_read"] = s.decode.share;
   }
   if (!o.batch.empty()) j["batch"] = batch_json(model, options, o);
+  if (!o.rows.empty()) j["rows"] = row_figures(model, options, o.prompt, o.rows, o.repeat);
+  if (!o.speculate.empty()) {
+    j["speculation"] =
+        speculation_figures(model, options, o.prompt, o.decode, o.speculate, o.repeat);
+  }
   j["state"] = state_figures(session, options, o.repeat);
 }
 
@@ -284,6 +293,7 @@ void print_timings(const Json& j) {
                     b["sessions"].get<int64_t>(), number(b, "tokens_per_s"),
                     number(b, "of_one_session")));
   }
+  print_speculation(j);
   out(fmt::format("state     {} positions, {}: save {:.1f} ms, restore {:.1f} ms, fork {:.1f} us\n",
                   s["positions"].get<int64_t>(), bytes_text(number(s, "bytes")),
                   1e3 * number(s, "save_s"), 1e3 * number(s, "restore_s"),
@@ -361,6 +371,25 @@ void add_bench(Command& app) {
       ->delimiter(',')
       ->type_name("N,N")
       ->check(integer(1, 256))
+      ->excludes(turns);
+  of_model(sub->add_option("--speculate", o->speculate,
+                           "also draw replies whose drafted tokens are right at these rates"))
+      ->delimiter(',')
+      ->type_name("P,P")
+      ->check({[](std::string& text) {
+                 char* end = nullptr;
+                 const double rate = std::strtod(text.c_str(), &end);
+                 const bool whole = !text.empty() && *end == 0;
+                 return whole && rate >= 0 && rate <= 1
+                            ? std::string()
+                            : fmt::format("expected a number in 0..1, found {}", text);
+               },
+               ""})
+      ->excludes(turns);
+  of_model(sub->add_option("--rows", o->rows, "also measure passes of this many rows"))
+      ->delimiter(',')
+      ->type_name("N,N")
+      ->check(integer(2, 64))
       ->excludes(turns);
   sub->add_option("--repeat", o->repeat, "number of runs; medians are printed")
       ->show_default()

@@ -11,6 +11,7 @@
 #include "stet/chat/conversation.hpp"
 #include "tools/chat/save_targets.hpp"
 #include "tools/command/command.hpp"
+#include "tools/prompt/speculate_option.hpp"
 
 namespace stet::tool {
 
@@ -18,6 +19,7 @@ struct ChatOptions {
   ModelOptions model;
   SamplingOptions sampling;
   GenerateOptions generate{512, false};
+  SpeculateOption speculate;
   SaveFileOptions save_as;
   RestoreFileOptions restore;
   std::string system, script, resume, save, template_file;
@@ -32,6 +34,7 @@ struct TurnReport {
   std::vector<int32_t> prompt_ids;  // the tokens processed before the reply
   Reply reply;
   double prefill_s = 0, first_token_s = 0, decode_s = 0;
+  bool speculated = false;
 
   Json json() const;
   std::string text() const;  // one line

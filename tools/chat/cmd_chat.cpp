@@ -69,6 +69,7 @@ void run_chat(ChatOptions& o) {
   if (!o.system.empty()) first.set_system(o.system);
   o.sampling.report_idle(first.session().generation());
   o.sampling.report_seed(first.session().generation());
+  o.speculate.apply(first.session(), o.generate);
   ChatShell shell(std::move(first), o, std::move(targets));
   bool good = true;
   {
@@ -178,6 +179,7 @@ void add_chat(Command& app) {
       ->check(integer(1, INT64_MAX))
       ->group("Stopping");
   o->sampling.add_to(*sub);
+  o->speculate.add_to(*sub);
   o->save_as.add_to(*sub);
   o->restore.add_to(*sub);
   o->model.add_to(*sub);

@@ -33,6 +33,7 @@ TurnReport take_turn(Conversation& conversation, const std::optional<std::string
     return !ChatSignals::stopping() && out("");
   });
   report.decode_s = seconds() - middle;
+  report.speculated = options.speculator != nullptr;
   return report;
 }
 
@@ -52,15 +53,18 @@ Json TurnReport::json() const {
                   {"decode_s", decode_s},
                   {"decode_tokens", drawn},
                   {"decode_tokens_per_s", rate(drawn, decode_s)}};
+  add_drafted(j["timings"], reply, speculated);
   return j;
 }
 
 std::string TurnReport::text() const {
+  const std::string drafts =
+      speculated ? fmt::format(", {} of {} drafts accepted", reply.accepted, reply.drafted) : "";
   return fmt::format(
-      "{} tokens kept, {}{} new; first token after {:.0f} ms, then {} at {:.1f} tokens/s",
+      "{} tokens kept, {}{} new; first token after {:.0f} ms, then {} at {:.1f} tokens/s{}",
       prompt.kept, prompt.recomputed > 0 ? fmt::format("{} recomputed, ", prompt.recomputed) : "",
       prompt.added, first_token_s * 1e3, reply.ids.size(),
-      rate(static_cast<int64_t>(reply.ids.size()), decode_s));
+      rate(static_cast<int64_t>(reply.ids.size()), decode_s), drafts);
 }
 
 }  // namespace stet::tool

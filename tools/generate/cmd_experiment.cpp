@@ -9,6 +9,7 @@
 #include "stet/base/error.hpp"
 #include "stet/sampling/sampler.hpp"
 #include "tools/prompt/exchange.hpp"
+#include "tools/prompt/speculate_option.hpp"
 
 namespace stet::tool {
 namespace {
@@ -71,6 +72,7 @@ struct ExperimentCommand {
   PromptOptions prompt;
   RestoreFileOptions restore;
   GenerateOptions generate{64, false};
+  SpeculateOption speculate;
   SaveFileOptions save_as;
   std::string snapshot, save_dir;
   std::vector<std::string> seeds;  // each N or N..M
@@ -185,7 +187,7 @@ void prepare_files(const ExperimentCommand& o, size_t count) {
   check_writable(file_of(o, 0, count));
 }
 
-Run run_one(const Exchange& state, const SamplingSettings& settings, const ExperimentCommand& o,
+Run run_one(const Exchange& state, const SamplingSettings& settings, ExperimentCommand& o,
             const std::string& file) {
   Exchange exchange = state.fork();
   exchange.session().generation().sampling = settings;
@@ -197,6 +199,7 @@ Run run_one(const Exchange& state, const SamplingSettings& settings, const Exper
   const double start = seconds();
   run.reply = exchange.reply(how, [](std::string_view) { return Interrupts::signal() == 0; });
   run.seconds = seconds() - start;
+  o.speculate.add(exchange.session().tokens());
   run.digests = digests_of(exchange.session());
   report_healed(exchange.session());
   if (!file.empty() && Interrupts::signal() == 0)
@@ -205,7 +208,7 @@ Run run_one(const Exchange& state, const SamplingSettings& settings, const Exper
   return run;
 }
 
-std::vector<Run> run_all(Exchange& state, const ExperimentCommand& o) {
+std::vector<Run> run_all(Exchange& state, ExperimentCommand& o) {
   const auto grid = combinations(o, state.session().generation().sampling);
   std::vector<Run> runs;
   std::map<std::vector<int32_t>, size_t> first;
@@ -231,15 +234,18 @@ struct Summary {
   size_t runs, distinct;
   int64_t reused, drawn;
   double seconds, prompt_seconds;
+  uint64_t drafted = 0, accepted = 0;
 };
 
 Summary summary_of(const std::vector<Run>& runs, int64_t prompt, double prompt_seconds) {
-  Summary s{runs.size(), 0, 0, 0, 0, prompt_seconds};
+  Summary s{runs.size(), 0, 0, 0, 0, prompt_seconds, 0, 0};
   for (size_t i = 0; i < runs.size(); ++i) {
     s.distinct += runs[i].same_as == i ? 1 : 0;
     s.reused += prompt;
     s.drawn += static_cast<int64_t>(runs[i].reply.ids.size());
     s.seconds += runs[i].seconds;
+    s.drafted += runs[i].reply.drafted;
+    s.accepted += runs[i].reply.accepted;
   }
   return s;
 }
@@ -260,14 +266,17 @@ void print_json(const std::vector<Run>& runs, const Summary& s, const Experiment
     if (!run.file.empty()) j["file"] = run.file;
     list.push_back(std::move(j));
   }
-  out(dump({{"runs", list},
+  Json j = {{"runs", list},
             {"distinct", s.distinct},
             {"tokens_reused", s.reused},
             {"tokens_drawn", s.drawn},
             {"seconds", s.seconds},
-            {"prompt_seconds", s.prompt_seconds}},
-           1) +
-      "\n");
+            {"prompt_seconds", s.prompt_seconds}};
+  if (o.generate.speculator != nullptr) {
+    j["drafted_tokens"] = s.drafted;
+    j["accepted_tokens"] = s.accepted;
+  }
+  out(dump(j, 1) + "\n");
 }
 
 std::string quoted(const std::string& text) {
@@ -363,6 +372,7 @@ void run_experiment(ExperimentCommand& o) {
   report_healed(state.session());
   const double prompt_seconds = seconds() - start;
   report_idle(state.session(), o);
+  o.speculate.apply(state.session(), o.generate);
   const std::vector<Run> runs = run_all(state, o);
   const Summary s = summary_of(runs, state.session().size(), prompt_seconds);
   if (o.json)
@@ -408,6 +418,7 @@ void add_experiment(Command& app) {
       ->type_name("N")
       ->check(integer(1, INT64_MAX));
   sub->add_flag("--ignore-eos", o->generate.ignore_eos, "continue past stop tokens");
+  o->speculate.add_to(*sub);
   sub->add_flag("--twice", o->twice, "draw each twice, and fail unless the states are equal");
   Option* json = sub->add_flag("--json", o->json, "print JSON");
   sub->add_flag("--csv", o->csv, "print CSV")->excludes(json);

@@ -7,6 +7,7 @@
 #include "stet/base/error.hpp"
 #include "tools/lab/interventions.hpp"
 #include "tools/prompt/exchange.hpp"
+#include "tools/prompt/speculate_option.hpp"
 
 namespace stet::tool {
 namespace {
@@ -19,6 +20,7 @@ struct GenerateCommand {
   SaveFileOptions save_as;
   RestoreFileOptions restore;
   InterventionOption interventions;
+  SpeculateOption speculate;
   std::string snapshot, save;
   bool json = false;
 
@@ -36,6 +38,7 @@ struct GenerateCommand {
                  ->group("Output"));
     app.add_flag("--json", json, "one JSON object per reply")->group("Output");
     interventions.add_to(app);
+    speculate.add_to(app);
     add_raw_output(app);
   }
   // Throws for wrong options before a long computation.
@@ -61,7 +64,7 @@ PromptReport prefill(Exchange& exchange, const Prompt& prompt) {
 
 // Returns the object of --json. `prompt` is the tokens processed before the reply.
 Json reply_json(Exchange& exchange, const std::vector<int32_t>& prompt, const PromptReport& report,
-                const Reply& reply, const Timing& t) {
+                const Reply& reply, const GenerateOptions& options, const Timing& t) {
   Session& session = exchange.session();
   const auto rate = [](size_t n, double s) { return s > 0 ? static_cast<double>(n) / s : 0.0; };
   Json j;
@@ -83,6 +86,7 @@ Json reply_json(Exchange& exchange, const std::vector<int32_t>& prompt, const Pr
                   {"decode_s", t.decode},
                   {"decode_tokens", reply.ids.size()},
                   {"decode_tokens_per_s", rate(reply.ids.size(), t.decode)}};
+  add_drafted(j["timings"], reply, options.speculator != nullptr);
   if (t.report) {
     j["restored"] = {{"tokens_reused", t.report->reused},
                      {"tokens_recomputed", t.report->recomputed},
@@ -132,7 +136,7 @@ class Replies {
     Json j;
     if (options_.json)
       j = reply_json(exchange_, {transcript.begin() + report.kept, transcript.end()}, report, reply,
-                     timing_);
+                     options_.generate, timing_);
     if (!goes_on) {
       const std::string rest = exchange_.close();
       show(rest);
@@ -256,6 +260,7 @@ void run_generate(GenerateCommand& o, bool reply) {
   Exchange exchange = begin(std::move(session), tokenizer, prompts, o);
   if (!reply) return process_prompts(exchange, prompts, o);
   o.sampling.report_seed(exchange.session().generation());
+  o.speculate.apply(exchange.session(), o.generate);
   with_interrupts(exchange, o, [&] { Replies(exchange, o, timing).run(prompts); });
 }
 
@@ -308,6 +313,7 @@ void run_resume(GenerateCommand& o) {
   }
   Exchange exchange = begin(std::move(session), tokenizer, prompts, o);
   o.sampling.report_seed(exchange.session().generation());
+  o.speculate.apply(exchange.session(), o.generate);
   with_interrupts(exchange, o, [&] { Replies(exchange, o, timing, greeting).run(prompts); });
 }
 

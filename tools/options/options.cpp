@@ -198,7 +198,10 @@ void Command::after_parsing(const std::function<void()>& f) { app_->parse_comple
 void Command::callback(const std::function<void()>& f) { app_->callback(f); }
 
 std::string Command::name() const { return app_->get_name(); }
-std::string Command::help() const { return app_->help(); }
+std::string Command::help() const {
+  const CLI::App* const parent = app_->get_parent();
+  return app_->help(parent == nullptr ? "" : parent->get_name());
+}
 std::vector<Command*> Command::subcommands() {
   std::vector<Command*> all;
   for (const auto& sub : subcommands_) all.push_back(sub.get());

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "stet/base/error.hpp"
+#include "tools/prompt/speculate_option.hpp"
 #include "tools/prompt/tokenizer_choice.hpp"
 #include "tools/serve/admission.hpp"
 #include "tools/serve/keys.hpp"
@@ -25,6 +26,7 @@ struct ServeCommand {
   std::vector<std::string> hosts, origins, aliases;
   serve::StatesOptions states;
   serve::EngineOptions engine;
+  SpeculateOption speculate;
   double deadline = 0;
   int64_t memory_mb = 2048, stop_seconds = 20, max_states = 0, in_memory = 10000;
 };
@@ -95,8 +97,9 @@ void run(ServeCommand& o) {
   if (o.max_states > 0) o.states.max_states = static_cast<size_t>(o.max_states);
   o.states.in_memory = static_cast<size_t>(o.in_memory);
   o.states.lock_seconds = static_cast<double>(o.stop_seconds) + 5;
-  serve::Service service(model, tokenizer, o.model.session_options(), o.states, o.engine,
-                         o.deadline);
+  const SessionOptions session = o.model.session_options();
+  o.engine.drafter = o.speculate.drafters(*model, session.compute, session.capacity);
+  serve::Service service(model, tokenizer, session, o.states, o.engine, o.deadline);
   for (const std::string& alias : o.aliases) {
     if (!service.is_name(alias)) service.aliases.push_back(alias);
   }
@@ -194,6 +197,7 @@ void add_serve(Command& app) {
   sub->add_flag("--share-prefixes", o->states.share_prefixes,
                 "let clients reuse one another's tokens; timing can then reveal what others sent")
       ->group("Server");
+  o->speculate.add_to(*sub);
   o->model.add_to(*sub);
   sub->callback([o] { run(*o); });
 }

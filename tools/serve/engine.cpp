@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 
 #include "tools/command/command.hpp"
 #include "tools/serve/http.hpp"
@@ -259,7 +260,11 @@ int64_t Engine::prompt_budget(size_t replies) const {
 
 // Learns from the time of a pass. Estimates the time of passes with replies only, and the number of
 // prompt tokens that make a pass `slowdown` times as long.
-void Engine::learn(size_t replies, int64_t prompt_tokens, double seconds) {
+// Passes with drafted tokens count among the costs of these alone.
+void Engine::learn(size_t replies, int64_t prompt_tokens, double seconds, PassCosts* costs) {
+  const size_t rows = detail::rows_of(batch_);
+  if (costs != nullptr) costs->add(rows, seconds);
+  if (rows > replies + static_cast<size_t>(prompt_tokens)) return;
   if (prompt_tokens == 0)
     reply_seconds_ = reply_seconds_ == 0 ? seconds : 0.95 * reply_seconds_ + 0.05 * seconds;
   if (replies == 0 || prompt_tokens < kLeastPromptTokens || reply_seconds_ == 0) return;
@@ -285,8 +290,7 @@ void Engine::sort_jobs() {
     }
     if (!over && job->reply_ != nullptr && !job->next_) {
       try {
-        job->next_ = job->reply_->draw();
-        over = !job->next_;
+        over = !draw(*job);
       } catch (...) {
         error = std::current_exception();
         over = true;
@@ -299,6 +303,33 @@ void Engine::sort_jobs() {
   }
 }
 
+// Draws tokens up to one that needs a pass. Returns false if the reply has ended.
+bool Engine::draw(Job& job) {
+  for (;;) {
+    const std::optional<int32_t> id = job.reply_->draw();
+    if (!id) return false;
+    job.next_ = id;
+    if (!job.reply_->accept(*id)) return true;
+    {  // before it is published, so that the counters include it
+      const std::lock_guard lock(mutex_);
+      ++counters_.accepted_tokens;
+      ++counters_.drawn_tokens;
+    }
+    advance(job, 1);
+  }
+}
+
+// Adds drafts to a pass of replies alone: beside prompts, rows are not free. Returns the costs to
+// which its time can be added, or null.
+PassCosts* Engine::draft() {
+  if (!options_.drafter || !prompts_.empty() || batch_.empty()) return nullptr;
+  drawing_.clear();
+  for (const JobPtr& job : ready_) drawing_.push_back(job->reply_);
+  return detail::add_drafts(
+      drawing_, batch_,
+      batch_.size() > 1 ? options_.draft_slowdown : std::numeric_limits<double>::infinity());
+}
+
 // Runs one pass: the next token of every reply and a part of one or more prompts, which take turns.
 // Then runs one step of other work.
 void Engine::pass() {
@@ -306,6 +337,7 @@ void Engine::pass() {
   const size_t replies = ready_.size();
   batch_.clear();
   for (const JobPtr& job : ready_) batch_.push_back({job->tokens_.session, {&*job->next_, 1}});
+  PassCosts* const costs = draft();
   int64_t budget = prompt_budget(replies), prompt_tokens = 0;
   for (size_t i = 0; i < prompts_.size() && budget > 0; ++i) {
     const JobPtr& job = prompts_[(turn_ + i) % prompts_.size()];
@@ -324,7 +356,7 @@ void Engine::pass() {
   const double start = tool::seconds();
   const bool together = append_together();
   const double took = tool::seconds() - start;
-  learn(replies, prompt_tokens, took);
+  learn(replies, prompt_tokens, took, costs);
   if (options_.prompt_took && replies == 0 && batch_.size() == 1 &&
       prompt_tokens >= kLeastPromptTokens)
     options_.prompt_took(first, prompt_tokens, took);
@@ -334,6 +366,7 @@ void Engine::pass() {
     counters_.batch = batch_.size();
     counters_.prompt_tokens += static_cast<uint64_t>(prompt_tokens);
     counters_.drawn_tokens += replies;
+    for (const BatchEntry& entry : batch_) counters_.drafted_tokens += entry.draft.size();
     counters_.busy_seconds += took;
   }
   advance_all(together);

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "stet/generate/generate.hpp"
+#include "stet/generate/batch.hpp"
 #include "stet/session/session.hpp"
 #include "tools/serve/histogram.hpp"
 #include "tools/serve/http.hpp"
@@ -32,6 +32,11 @@ struct EngineOptions {
   double slowdown = 2.3;  // of a pass of replies, by the prompt tokens added to it
   // Called after each pass of a single prompt with its first position, its tokens and the time.
   std::function<void(int64_t first, int64_t tokens, double seconds)> prompt_took = nullptr;
+  // Makes a drafter for a reply; null: no speculation.
+  std::function<std::shared_ptr<Drafter>()> drafter = nullptr;
+  // Limit on the slowdown of a pass of several replies by drafted tokens.
+  double draft_slowdown = 1.25;
+  bool always_draft = false;  // whatever drafts cost, so that tests do not depend on clocks
 };
 
 // A small part of some work. Returns false when the work is done.
@@ -82,6 +87,7 @@ class Job {
 struct EngineCounters {
   int64_t running = 0, queued = 0;
   uint64_t passes = 0, prompt_tokens = 0, drawn_tokens = 0, refused = 0, cancelled = 0;
+  uint64_t drafted_tokens = 0, accepted_tokens = 0;
   double busy_seconds = 0;
   size_t batch = 0;  // sessions in the last pass
 };
@@ -115,6 +121,11 @@ class Engine {
   // shuts down. Throws Cancelled.
   Lease enter(const std::string& client, const CancelCheck& cancelled);
 
+  // Returns a speculator for a reply that is drawn by the engine; null without speculation.
+  std::unique_ptr<Speculator> speculator() const {
+    if (!options_.drafter) return nullptr;
+    return std::make_unique<Speculator>(options_.drafter(), costs_, options_.always_draft);
+  }
   // Starts all jobs, or throws and starts none.
   void start(std::span<const JobPtr> jobs);
   // Processes the tokens, and returns when all are done. The engine's thread calls the sinks of
@@ -148,9 +159,11 @@ class Engine {
   bool wait_for_jobs();
   void pass();
   void sort_jobs();
+  bool draw(Job& job);
+  PassCosts* draft();
   void run_step(const JobPtr& job);
   int64_t prompt_budget(size_t replies) const;
-  void learn(size_t replies, int64_t prompt_tokens, double seconds);
+  void learn(size_t replies, int64_t prompt_tokens, double seconds, PassCosts* costs);
   bool append_together();
   void advance_all(bool together);
   void advance(Job& job, size_t tokens);
@@ -174,6 +187,8 @@ class Engine {
   // The current pass, used only by the thread.
   std::vector<JobPtr> present_, ready_, prompts_, steps_;
   std::vector<BatchEntry> batch_;
+  std::vector<Generator*> drawing_;
+  const std::shared_ptr<PassCosts> costs_ = std::make_shared<PassCosts>();
   const BatchOptions pass_options_{[this] { beat(); }};
   std::thread thread_;
 };

@@ -96,6 +96,10 @@ Response metrics(Service& service, const Request&, const Parts&) {
   };
   add("prompt_tokens_total", "counter", "Prompt tokens processed.", c.prompt_tokens);
   add("drawn_tokens_total", "counter", "Tokens drawn.", c.drawn_tokens);
+  add("drafted_tokens_total", "counter", "Drafted tokens processed (--speculate).",
+      c.drafted_tokens);
+  add("accepted_tokens_total", "counter", "Drawn tokens that had been drafted and needed no pass.",
+      c.accepted_tokens);
   add("tokens_reused_total", "counter", "Prompt tokens reused from earlier states.",
       t["reused"].get<int64_t>());
   add("tokens_recomputed_total", "counter",

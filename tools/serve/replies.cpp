@@ -46,6 +46,8 @@ struct Choice {
         seen.push_back({id, log_probability(logits, id), top_candidates(logits, n)});
       };
     }
+    speculator = service.engine.speculator();
+    o.speculator = speculator.get();
     generator.emplace(exchange.session(), service.tokenizer.get(), o);
     first.text = without_known(generator->certain());
     job.emplace(exchange.session(), *generator, options.choose);
@@ -67,6 +69,7 @@ struct Choice {
   Exchange exchange;
   KnownTextFilter without_known;
   ReplyPiece first;  // the text that was certain before anything was drawn
+  std::unique_ptr<Speculator> speculator;
   std::optional<Generator> generator;
   std::optional<Job> job;
   std::string text;

@@ -1,7 +1,9 @@
 // Generates replies of many sessions in shared passes.
 #pragma once
 
+#include <chrono>
 #include <deque>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,6 +24,33 @@ struct BatchReply {
 // reply has ended leaves the batch. Throws what generate() and append() of a batch throw; the
 // error's field names the entry at fault. Tokens drawn so far stay in the sessions.
 std::vector<Reply> generate(std::span<const BatchReply> batch, const Tokenizer* tokenizer);
+
+namespace detail {
+
+// Adds drafts to the entries of a pass, which hold the drawn token of each reply. The pass takes at
+// most `slowest` times as long as without. Returns the costs to which the time of the pass can be
+// added; null if there is no speculation.
+inline PassCosts* add_drafts(std::span<Generator* const> replies, std::span<BatchEntry> entries,
+                             double slowest = std::numeric_limits<double>::infinity()) {
+  PassCosts* costs = nullptr;
+  for (const Generator* reply : replies) costs = costs == nullptr ? reply->costs() : costs;
+  if (costs == nullptr) return nullptr;
+  std::vector<DraftChoice> choices;
+  for (size_t i = 0; i < replies.size(); ++i)
+    choices.push_back(replies[i]->consider(entries[i].ids[0]));
+  choose_drafts(choices, replies.size(), *costs, slowest);
+  for (size_t i = 0; i < replies.size(); ++i)
+    entries[i].draft = replies[i]->draft(entries[i].ids[0], choices[i].chosen);
+  return costs;
+}
+
+inline size_t rows_of(std::span<const BatchEntry> entries) {
+  size_t rows = 0;
+  for (const BatchEntry& entry : entries) rows += entry.ids.size() + entry.draft.size();
+  return rows;
+}
+
+}  // namespace detail
 
 inline std::vector<Reply> generate(std::span<const BatchReply> batch, const Tokenizer* tokenizer) {
   std::deque<Generator> generators;
@@ -44,21 +73,38 @@ inline std::vector<Reply> generate(std::span<const BatchReply> batch, const Toke
   for (size_t i = 0; i < batch.size(); ++i) {
     if (generators[i].certain().empty() || goes_on(i)) going.push_back(i);
   }
+  const bool watched =
+      std::ranges::any_of(batch, [](const BatchReply& b) { return b.watch != nullptr; });
+  // Draws tokens up to one that needs a pass. Returns nothing if the reply has ended.
+  const auto draw = [&](size_t i) -> std::optional<int32_t> {
+    for (;;) {
+      const std::optional<int32_t> id = generators[i].draw();
+      if (!id || watched || !generators[i].accept(*id)) return id;
+      generators[i].processed(*id);
+      if (!goes_on(i)) return std::nullopt;
+    }
+  };
   while (!going.empty()) {
     std::vector<size_t> drawing;
     std::vector<int32_t> ids;
     for (const size_t i : going) {
-      if (const std::optional<int32_t> id = generators[i].draw()) {
+      if (const std::optional<int32_t> id = draw(i)) {
         drawing.push_back(i);
         ids.push_back(*id);
       }
     }
     std::vector<BatchEntry> entries;
+    std::vector<Generator*> replies;
     for (size_t k = 0; k < drawing.size(); ++k) {
       const BatchReply& b = batch[drawing[k]];
       entries.push_back({b.session, {&ids[k], 1}, b.watch});
+      replies.push_back(&generators[drawing[k]]);
     }
+    PassCosts* const costs = watched ? nullptr : detail::add_drafts(replies, entries);
+    const auto start = std::chrono::steady_clock::now();
     append(entries);
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    if (costs != nullptr) costs->add(detail::rows_of(entries), took.count());
     going.clear();
     for (size_t k = 0; k < drawing.size(); ++k) {
       generators[drawing[k]].processed(ids[k]);

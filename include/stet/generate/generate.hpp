@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "stet/base/error.hpp"
+#include "stet/generate/speculate.hpp"
 #include "stet/generate/stop.hpp"
 #include "stet/session/session.hpp"
 #include "stet/text/tokenizer.hpp"
@@ -32,6 +34,8 @@ struct Reply {
   std::vector<int32_t> ids;  // drawn in this call, including a stop token
   std::string text;          // their text, without special tokens and stop strings
   StopReason stop = StopReason::length;
+  uint64_t drafted = 0,
+           accepted = 0;  // drafted tokens that passes of this call processed; accepted
 };
 
 // Called after every token with the text that has become certain, which is often empty. Returning
@@ -47,6 +51,9 @@ struct GenerateOptions {
   int64_t max_tokens = 256;
   bool ignore_eos = false;
   TokenObserver observe = nullptr;
+  // Drafts tokens, so that a pass can process several. The reply is the same as without. Not null:
+  // must outlive the reply, and serves one reply at a time.
+  Speculator* speculator = nullptr;
 };
 
 // Returns the sampling settings and stop tokens that the checkpoint recommends.
@@ -155,16 +162,33 @@ inline void close_turn(Session& session) {
 }  // namespace detail
 
 // generate() in steps, for callers that process tokens of many sessions together. Each token
-// returned by draw() must go through append(), alone or in a batch, and then to processed().
-// Session and tokenizer must outlive the generator. The constructor throws what generate() throws.
+// returned by draw() must go through accept() or a pass, alone or in a batch, and then to
+// processed(). Session and tokenizer must outlive the generator. The constructor throws what
+// generate() throws.
 class Generator {
  public:
   Generator(Session& session, const Tokenizer* tokenizer, const GenerateOptions& options);
+  ~Generator() {
+    if (options_.speculator != nullptr) session_.discard_drafted();
+  }
   Generator(const Generator&) = delete;
   Generator& operator=(const Generator&) = delete;
 
   // Returns the next token, or nothing if the reply has ended.
   std::optional<int32_t> draw();
+  // Appends a token whose drafted row the session holds. Returns false, and does nothing, if there
+  // is none: the token then needs a pass.
+  bool accept(int32_t id);
+  // Asks for a draft of the tokens after `id`, which the pass of `id` may process, too.
+  DraftChoice consider(int32_t id);
+  // Returns the first `count` tokens of it, valid until the next call.
+  std::span<const int32_t> draft(int32_t id, size_t count);
+  // Returns the measured costs of passes; null without speculation.
+  PassCosts* costs() const {
+    return options_.speculator == nullptr ? nullptr : &options_.speculator->costs();
+  }
+  // Accepts a token, or processes it alone with a draft.
+  void append(int32_t id);
   // Reports that the session has processed this token, the drawn one or another in its place.
   void processed(int32_t id);
   // Returns the text that the last step made certain; initially that of the constructor.
@@ -295,7 +319,52 @@ inline std::optional<int32_t> Generator::draw() {
       sampler_.sample(state.sampling, session_.logits(), tokens,
                       static_cast<uint64_t>(session_.transcript_size()), state.reply_of(tokens));
   if (options_.observe) options_.observe(id, session_.logits());
+  if (options_.speculator != nullptr) options_.speculator->drawn(id);
   return id;
+}
+
+inline bool Generator::accept(int32_t id) {
+  if (!session_.accepts(id)) return false;
+  session_.append({&id, 1});
+  ++reply_.accepted;
+  return true;
+}
+
+inline DraftChoice Generator::consider(int32_t id) {
+  const int64_t left = std::min(options_.max_tokens - static_cast<int64_t>(reply_.ids.size()),
+                                session_.capacity() - session_.size()) -
+                       1;
+  const bool ends = !options_.ignore_eos && detail::is_stop_token(session_.generation(), id);
+  if (options_.speculator == nullptr || left <= 0 || ends || !session_.can_speculate()) return {};
+  return options_.speculator->consider(session_, id, static_cast<size_t>(left));
+}
+
+// A draft ends with the first stop token, which would end the reply.
+inline std::span<const int32_t> Generator::draft(int32_t id, size_t count) {
+  if (count == 0) return {};
+  std::span<const int32_t> all = options_.speculator->take(session_, id, count);
+  const GenerationState& state = session_.generation();
+  const auto stop = std::ranges::find_if(all, [&](int32_t drafted) {
+    return !options_.ignore_eos && detail::is_stop_token(state, drafted);
+  });
+  all = all.first(std::min(all.size(), static_cast<size_t>(stop - all.begin()) + 1));
+  reply_.drafted += all.size();
+  return all;
+}
+
+inline void Generator::append(int32_t id) {
+  if (accept(id)) return;
+  BatchEntry entry{&session_, {&id, 1}};
+  DraftChoice choice = consider(id);
+  if (options_.speculator != nullptr) {
+    choose_drafts({&choice, 1}, 1, *costs());
+    entry.draft = draft(id, choice.chosen);
+  }
+  const auto start = std::chrono::steady_clock::now();
+  stet::append({&entry, 1});
+  if (options_.speculator == nullptr) return;
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  costs()->add(1 + entry.draft.size(), took.count());
 }
 
 inline void Generator::processed(int32_t id) {
@@ -313,6 +382,7 @@ inline void Generator::processed(int32_t id) {
 }
 
 inline Reply Generator::finish() {
+  if (options_.speculator != nullptr) session_.discard_drafted();
   reply_.stop = reply_stop_.value_or(StopReason::interrupted);
   if (reply_.stop == StopReason::eos || reply_.stop == StopReason::stop_string)
     detail::close_turn(session_);
@@ -326,7 +396,7 @@ inline Reply generate(Session& session, const Tokenizer* tokenizer, const Genera
   while (goes_on) {
     const std::optional<int32_t> id = generator.draw();
     if (!id) break;
-    session.append({&*id, 1});
+    generator.append(*id);
     generator.processed(*id);
     goes_on = !sink || sink(generator.certain());
   }

@@ -26,6 +26,7 @@ struct RouterSettings {
   size_t experts = 0, chosen = 0;  // 1 <= chosen <= experts <= kMostExperts
   const float* bias = nullptr;     // [experts], of the sigmoid rules; null: no bias
   const float* scale = nullptr;    // [experts]: factors of the weights; null: no factors
+  float factor = 1;                // of all weights, after those of `scale`
 };
 
 // Chooses the experts with the largest scores. A score is the logit or, under the sigmoid rules,

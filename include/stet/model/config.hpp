@@ -57,6 +57,9 @@ struct ExpertShape {
   int64_t width = 0;   // intermediate size of one expert
   RouterRule rule = RouterRule::softmax_divided;
   std::vector<int64_t> dense;  // ascending: the layers that have a plain MLP instead
+  double factor = 1;           // of all weights
+  // Intermediate size of the expert that every token passes through; 0: none.
+  int64_t shared = 0;
 
   bool operator==(const ExpertShape&) const = default;
 };
@@ -85,7 +88,7 @@ struct LayerShape {
   int rope;                    // index into ropes; -1: no rotation
   int64_t owner;         // the layer whose keys and values are read: this one or an earlier one
   bool own;              // owner is this layer
-  int64_t intermediate;  // width of the MLP
+  int64_t intermediate;  // width of the MLP, or of the shared expert
   bool values_are_keys;  // no matrix for values: they begin as what the one for keys gives
   bool recurrent;        // the layer has a recurrence and no attention; owner is -1
 
@@ -160,7 +163,8 @@ struct STET_API ModelConfig {
             of(rope_of, -1),
             owner,
             owner == index,
-            of(intermediate_of, intermediate_size),
+            experts.shared > 0 && has_experts(index) ? experts.shared
+                                                     : of(intermediate_of, intermediate_size),
             of(values_are_keys, int64_t{0}) != 0,
             recurrent};
   }

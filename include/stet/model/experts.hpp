@@ -6,6 +6,8 @@
 // piece of the second step computes some columns of the output for all experts. So it can sum them
 // itself in ascending order: y = +0, then y = fma(weight, output, y). The bits of a row do not
 // depend on the rows that it is grouped with.
+//
+// Some models have a shared expert, an MLP for all rows, whose output is added to that sum.
 #pragma once
 
 #include <algorithm>
@@ -13,6 +15,7 @@
 
 #include "stet/model/expert_tiles.hpp"
 #include "stet/model/expert_vectors.hpp"
+#include "stet/model/layer.hpp"
 #include "stet/model/weight_loader.hpp"
 
 namespace stet {
@@ -33,6 +36,17 @@ struct ExpertNames {
 Experts load_experts(WeightLoader& w, const ModelConfig& c, const std::string& at,
                      const ExpertNames& names);
 
+// An MLP that every row passes through. Its output is multiplied by sigmoid(gate x), in float32 under
+// every contract, if there is such a gate.
+struct SharedExpert {
+  Linear gate_up, down;  // [2 width][hidden], [hidden][width]
+  Linear gate = {};      // [1][hidden]; empty: none
+};
+// Loads the shared expert AT + "gate_proj", "up_proj" and "down_proj" of width c.experts.shared. If
+// `gate` is not empty, it names the tensor of the gate.
+SharedExpert load_shared_expert(WeightLoader& w, const ModelConfig& c, const std::string& at,
+                                const std::string& gate = "");
+
 // Computes the weights of the experts for each row of x. They are left in p.scratch->experts.
 void route(const LayerPass& at, const ExpertRouter& router, Rows x);
 // y = the weighted sum of the experts' outputs for x, with the weights that route() left.
@@ -40,6 +54,11 @@ void mix_experts(const LayerPass& at, const Experts& experts, Gate f, Rows x, Ro
 // p.out = the mixture of experts for x. The router reads x, too.
 void experts(const LayerPass& at, const ExpertRouter& router, const Experts& experts, Gate f,
              Rows x);
+// p.out = the shared expert's output for x.
+void shared_expert(const LayerPass& at, const SharedExpert& shared, Gate f, Rows x);
+// p.out = the mixture of experts for x, plus the shared expert's output for x: one addition.
+void experts(const LayerPass& at, const ExpertRouter& router, const Experts& experts,
+             const SharedExpert& shared, Gate f, Rows x);
 
 inline Experts load_experts(WeightLoader& w, const ModelConfig& c, const std::string& at,
                             const ExpertNames& names) {
@@ -56,6 +75,16 @@ inline Experts load_experts(WeightLoader& w, const ModelConfig& c, const std::st
   return x;
 }
 
+inline SharedExpert load_shared_expert(WeightLoader& w, const ModelConfig& c, const std::string& at,
+                                       const std::string& gate) {
+  const int64_t width = c.experts.shared, hidden = c.hidden_size;
+  SharedExpert s = {
+      w.linear("mlp", {{at + "gate_proj", width}, {at + "up_proj", width}}, hidden, false),
+      w.linear("mlp", {{at + "down_proj", hidden}}, width, false)};
+  if (!gate.empty()) s.gate = w.exact("mlp", {gate, 1}, hidden, false);
+  return s;
+}
+
 inline void route(const LayerPass& at, const ExpertRouter& router, Rows x) {
   const Team t = at.t;
   const Pass& p = at.p;
@@ -68,9 +97,12 @@ inline void route(const LayerPass& at, const ExpertRouter& router, Rows x) {
   exact.contract = Contract::f32;
   linear(t, exact, router.linear, x, logits);
   point(t, p, Point::router_logits, index, logits);
-  const RouterSettings settings = {c.experts.rule, logits.width, chosen.width,
+  const RouterSettings settings = {c.experts.rule,
+                                   logits.width,
+                                   chosen.width,
                                    router.bias.empty() ? nullptr : router.bias.data(),
-                                   router.scale.empty() ? nullptr : router.scale.data()};
+                                   router.scale.empty() ? nullptr : router.scale.data(),
+                                   static_cast<float>(c.experts.factor)};
   detail::each_row(t, x.count, [&](size_t r) {
     s.sound[r] = stet::route(*p.kernels, settings, logits.row(r), weights.row(r), chosen.row(r));
   });
@@ -102,6 +134,31 @@ inline void experts(const LayerPass& at, const ExpertRouter& router, const Exper
                     Rows x) {
   route(at, router, x);
   mix_experts(at, experts, f, x, at.p.out);
+}
+
+inline void shared_expert(const LayerPass& at, const SharedExpert& shared, Gate f, Rows x) {
+  const Pass& p = at.p;
+  gated_mlp(at, shared.gate_up, shared.down, f, x);
+  if (shared.gate.weight.rows() == 0) return;
+  // The router's logits have been read.
+  const Rows gates = p.scratch->experts.logits.rows(0, x.count).columns(0, 1);
+  Pass exact = p;
+  exact.contract = Contract::f32;
+  linear(at.t, exact, shared.gate, x, gates);
+  detail::each_row(at.t, x.count, [&](size_t r) {
+    float gate = 0;
+    p.kernels->sigmoid(gates.row(r), &gate, 1);
+    p.kernels->scale(p.out.row(r), gate, p.out.width);
+  });
+}
+
+inline void experts(const LayerPass& at, const ExpertRouter& router, const Experts& experts,
+                    const SharedExpert& shared, Gate f, Rows x) {
+  const Rows mixture = at.p.scratch->experts.out.rows(0, x.count);
+  route(at, router, x);
+  mix_experts(at, experts, f, x, mixture);
+  shared_expert(at, shared, f, x);
+  add(at.t, at.p, at.p.out, mixture);
 }
 
 }  // namespace stet

@@ -91,6 +91,8 @@ struct ExpertFields {
   const char* width;                    // the field with an expert's intermediate size
   std::optional<RouterRule> rule = {};  // if empty, norm_topk_prob selects one
   bool divided = false;                 // norm_topk_prob if it is missing
+  // The rule is sigmoid or sigmoid_divided, and routed_scaling_factor multiplies the weights.
+  bool sigmoid = false;
 };
 // Reads a mixture of experts: num_experts or num_local_experts, num_experts_per_tok, and `fields`.
 STET_API ExpertShape read_experts(const JsonReader& json, const ExpertFields& fields);

@@ -32,9 +32,10 @@ class STET_API Matrix {
   Matrix() = default;
   // Stacks tensors [n_i][columns] of one dtype (the caller checks that). ggml blocks keep their
   // numbers: q8_0, q4_0 and q5_0 become q8, q4 and q5. If `heads` is not 0, there is one tensor
-  // that stores q, k and v of each head in turn; packing separates them.
+  // that stores q, k and v of each head in turn; packing separates them. With `place`, the packed
+  // bytes go there, which the caller keeps alive and which must be zero.
   Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads, size_t heads = 0,
-         const Before& before = {});
+         const Before& before = {}, std::byte* place = nullptr);
   // Packs the transpose of a stored tensor [columns][rows].
   static Matrix transposed(const TensorView& tensor, int threads, const Before& before = {});
   // Wraps packed bytes that `owner` keeps alive: packed_bytes(type, rows, columns) of them, 64-byte
@@ -52,9 +53,10 @@ class STET_API Matrix {
   // have a multiple of 16 rows.
   static Matrix stacked(std::vector<Matrix> parts);
   // Returns `count` matrices of one shape and type, one after another in one block of memory. Block
-  // i of matrix j is block j * blocks() / count + i. make(j) returns matrix j; any number of threads
-  // call it.
-  static Matrix of_experts(size_t count, int threads, const std::function<Matrix(size_t)>& make);
+  // i of matrix j is block j * blocks() / count + i. make(j, place) returns matrix j, in that place
+  // or in memory of its own; any number of threads call it.
+  using MakeExpert = std::function<Matrix(size_t j, std::byte* place)>;
+  static Matrix of_experts(size_t count, int threads, const MakeExpert& make);
   // Returns the weights rounded to q8 or q4 (kernels/quantize.hpp). Throws an unsupported Error for
   // weights that are not finite or too large for a float16 scale.
   Matrix quantized(WeightType to, int threads) const;
@@ -82,7 +84,7 @@ class STET_API Matrix {
   void store_ggml(size_t row, std::byte* out) const;
 
  private:
-  Matrix(WeightType type, size_t rows, size_t columns);
+  Matrix(WeightType type, size_t rows, size_t columns, std::byte* place = nullptr);
   void fill(int threads, const std::function<void(size_t block)>& pack, const Before& before);
   size_t element_size() const {
     return type_ == WeightType::f32 ? 4 : 2;
@@ -90,7 +92,7 @@ class STET_API Matrix {
 
   size_t rows_ = 0, columns_ = 0;
   WeightType type_ = WeightType::f32;
-  Memory memory_;  // empty if `owner_` owns the bytes
+  Memory memory_;  // empty if `owner_` or a caller owns the bytes
   std::shared_ptr<const void> owner_;
   const std::byte* data_ = nullptr;
   std::vector<Matrix> parts_;

@@ -117,13 +117,16 @@ inline bool is_of_router(Point p) {
   return p == Point::router_logits || p == Point::expert_weights || p == Point::expert_indices;
 }
 
-// Returns true for points inside an MLP. Layers with experts have none, except for Gemma 4.
+// Returns true for points inside an MLP. Layers with experts have those of a shared expert or, in
+// Gemma 4, of the MLP beside the experts.
 inline bool is_within_mlp(Point p) {
   return p == Point::mlp_pre || p == Point::mlp_pre_linear || p == Point::mlp_post;
 }
 
-// Returns true if layers with experts have an MLP beside them.
-inline bool has_mlp_beside_experts(const ModelConfig& c) { return c.family == "gemma4"; }
+// Returns true if layers with experts have an MLP that every row passes through.
+inline bool has_mlp_beside_experts(const ModelConfig& c) {
+  return c.family == "gemma4" || c.experts.shared > 0;
+}
 
 // Returns true if models of this family have the point.
 inline bool has_point(const ModelConfig& c, Point p) {

@@ -12,6 +12,7 @@
 #include "stet/base/error.hpp"
 #include "stet/kv/kv_writer.hpp"
 #include "stet/kv/overflow.hpp"
+#include "stet/threads/interrupt.hpp"
 
 namespace stet {
 
@@ -168,6 +169,8 @@ class BatchAppend {
   void run();
 
  private:
+  bool has_drafts() const;
+  void run_passes();
   void begin_entry(size_t index);
   void run_pass(size_t most, Workspace& w);
   void run_until_valid(size_t first_entry, const Pass& pass, const Workspace& w);
@@ -176,13 +179,16 @@ class BatchAppend {
   void hand_out(const Pass& pass, const Workspace& w);
   void run_head(const Pass& pass, Rows hidden, Rows logits) const;
   void compute_logits(const Pass& pass, Workspace& w);
+  void take_drafted(size_t entry, const Pass& pass, const Span& span, size_t first, Workspace& w);
   void drop_windows();
   int threads() const { return detail::threads_of(first_.compute_); }
   const Model& model() const { return *first_.model_; }
 
   std::span<const BatchEntry> batch_;
   const Sinks& sinks_;
-  const Session& first_;  // its compute options apply to all
+  const Session& first_;                             // its compute options apply to all
+  bool drafts_ = false;                              // drafted rows are processed, too
+  std::vector<std::vector<float>*> drafted_logits_;  // of the drafted rows, as in Workspace::last
 };
 
 inline void append(std::span<const BatchEntry> batch, const BatchOptions& options) {
@@ -198,12 +204,43 @@ inline void append(std::span<const BatchEntry> batch, const BatchOptions& option
       .run();
 }
 
+// Returns true if all rows, with drafted ones, fit in one pass without watches and sinks.
+inline bool BatchAppend::has_drafts() const {
+  size_t rows = 0, drafts = 0;
+  for (const BatchEntry& e : batch_) {
+    if (e.watch != nullptr) return false;
+    rows += e.ids.size() + e.draft.size();
+    drafts += e.draft.size();
+  }
+  return drafts > 0 && rows <= static_cast<size_t>(first_.compute_.chunk) && !sinks_.logits &&
+         !sinks_.progress;
+}
+
+// A drafted row may fail where the tokens alone do not, such as by a value too large for the cache.
 inline void BatchAppend::run() {
+  const bool alone =
+      batch_.size() == 1 && batch_[0].watch == nullptr && !sinks_.logits && !sinks_.progress;
+  if (alone && batch_[0].session->accept_drafted(batch_[0].ids)) return;
+  if (has_drafts()) {
+    drafts_ = true;
+    try {
+      return run_passes();
+    } catch (const Interrupted&) {
+      throw;
+    } catch (...) {
+      drafts_ = false;
+    }
+  }
+  run_passes();
+}
+
+inline void BatchAppend::run_passes() {
   size_t begun = 0, tokens = 0;
+  drafted_logits_.clear();
   try {
     for (; begun < batch_.size(); ++begun) {
       begin_entry(begun);
-      tokens += batch_[begun].ids.size();
+      tokens += batch_[begun].ids.size() + batch_[begun].session->pending_.draft.size();
     }
     size_t most = std::min(tokens, static_cast<size_t>(first_.compute_.chunk));
     for (const BatchEntry& e : batch_) {
@@ -225,13 +262,8 @@ inline void BatchAppend::run() {
   drop_windows();
 }
 
-// Drops windows. A session that runs out of memory while doing so keeps its windows for now.
 inline void BatchAppend::drop_windows() {
-  try {
-    for (const BatchEntry& entry : batch_)
-      entry.session->recompute_.drop_windows(entry.session->state_, entry.session->pending_.before);
-  } catch (const std::bad_alloc&) {
-  }
+  for (const BatchEntry& entry : batch_) entry.session->drop_windows();
 }
 
 inline void BatchAppend::begin_entry(size_t index) {
@@ -242,7 +274,8 @@ inline void BatchAppend::begin_entry(size_t index) {
         throw Error(ErrorKind::argument, "", "session", "each session once", "one twice");
     }
     if (entry.watch != nullptr) detail::check_watch(model().config(), *entry.watch);
-    entry.session->begin_append(first_, entry.ids);
+    entry.session->begin_append(first_, entry.ids,
+                                drafts_ ? entry.draft : std::span<const int32_t>{});
   });
 }
 
@@ -284,10 +317,12 @@ inline void BatchAppend::run_pass(size_t most, Workspace& w) {
     const std::span<const int32_t> part = e.ids.subspan(done(e)).first(
         std::min(e.session->until_anchor(e.ids.size() - done(e)), most - w.ids.size()));
     if (part.empty()) break;
+    const std::span<const int32_t> draft = e.session->pending_.draft;  // fits: has_drafts()
     State& state = e.session->state_;
-    w.spans.push_back({&state.kv, e.session->size(), w.ids.size(), part.size(),
+    w.spans.push_back({&state.kv, e.session->size(), w.ids.size(), part.size() + draft.size(),
                        state.recurrent.numbers().data(), state.recurrent.next()});
     w.ids.insert(w.ids.end(), part.begin(), part.end());
+    w.ids.insert(w.ids.end(), draft.begin(), draft.end());
     if (part.size() < e.ids.size() - done(e)) break;  // the next pass continues this session
   }
   std::vector<detail::WatchedRows> watched;
@@ -302,16 +337,33 @@ inline void BatchAppend::run_pass(size_t most, Workspace& w) {
   for (const Span& span : w.spans) {
     const BatchEntry& e = batch_[entry];
     const auto ids = w.ids.begin() + static_cast<std::ptrdiff_t>(span.row);
-    if (!e.session->state_.edits.empty()) e.session->keep_rows(pass.out.rows(span.row, span.count));
-    KvWriter(*span.kv).commit(static_cast<int64_t>(span.count));
+    const size_t count = span.count - e.session->pending_.draft.size();
+    if (count < span.count) take_drafted(entry, pass, span, count, w);
+    if (!e.session->state_.edits.empty()) e.session->keep_rows(pass.out.rows(span.row, count));
+    KvWriter(*span.kv).commit(static_cast<int64_t>(count));
     e.session->state_.tokens.insert(e.session->state_.tokens.end(), ids,
-                                    ids + static_cast<std::ptrdiff_t>(span.count));
-    e.session->end_pass(pass.out.row(span.row + span.count - 1),
+                                    ids + static_cast<std::ptrdiff_t>(count));
+    e.session->end_pass(pass.out.row(span.row + count - 1),
                         e.session->pending_.before + std::ssize(e.ids));
-    std::copy_n(pass.out.row(span.row + span.count - 1), pass.out.width, w.last.row(entry++));
+    std::copy_n(pass.out.row(span.row + count - 1), pass.out.width, w.last.row(entry++));
     if (sinks_.progress) sinks_.progress(static_cast<int64_t>(done(e)));
   }
   drop_windows();
+}
+
+// Keeps the rows of a span from `first` on, which are drafted. Their inputs of the head follow
+// those of the entries.
+inline void BatchAppend::take_drafted(size_t entry, const Pass& pass, const Span& span,
+                                      size_t first, Workspace& w) {
+  Session& session = *batch_[entry].session;
+  session.drafted_.begin(session.pending_.draft, static_cast<size_t>(model().config().vocab_size));
+  for (size_t i = 0; i < session.drafted_.size(); ++i) {
+    const float* const hidden = pass.out.row(span.row + first + i);
+    std::copy_n(hidden, pass.out.width, w.last.row(batch_.size() + drafted_logits_.size()));
+    detail::DraftedRows::Row& row = session.drafted_.rows()[i];
+    if (!session.state_.edits.empty()) row.hidden.assign(hidden, hidden + pass.out.width);
+    drafted_logits_.push_back(row.logits.get());
+  }
 }
 
 // Returns the hooks of this pass: interventions, callbacks and watched points. Null if there are
@@ -365,15 +417,20 @@ inline void BatchAppend::run_head(const Pass& pass, Rows hidden, Rows logits) co
   run_interruptible(detail::team_of(first_.compute_), std::ref(head));
 }
 
-// Computes the logits of every entry. Repeats this if the weights changed meanwhile.
+// Computes the logits of every entry and drafted row. Repeats this if the weights changed
+// meanwhile.
 inline void BatchAppend::compute_logits(const Pass& pass, Workspace& w) {
   for (int tries = 0; tries <= detail::kMaxRestarts; ++tries) {
     const uint64_t weights = model().weights_version();
-    for (size_t at = 0; at < batch_.size(); at += w.logits.count) {
-      const Rows part = w.logits.rows(0, std::min(w.logits.count, batch_.size() - at));
+    const size_t rows = batch_.size() + drafted_logits_.size();
+    for (size_t at = 0; at < rows; at += w.logits.count) {
+      const Rows part = w.logits.rows(0, std::min(w.logits.count, rows - at));
       run_head(pass, w.last.rows(at, part.count), part);
-      for (size_t i = 0; i < part.count; ++i)
-        batch_[at + i].session->pending_.logits->assign(part.row(i), part.row(i) + part.width);
+      for (size_t i = 0; i < part.count; ++i) {
+        std::vector<float>& to = at + i < batch_.size() ? *batch_[at + i].session->pending_.logits
+                                                        : *drafted_logits_[at + i - batch_.size()];
+        to.assign(part.row(i), part.row(i) + part.width);
+      }
     }
     if (model().weights_intact_since(weights)) return;
   }

@@ -55,6 +55,12 @@ inline void check_compute(const ComputeOptions& compute, const Model& model) {
   if (compute.contract == Contract::f32_blas) load_openblas();
 }
 
+// Returns false if a pass cannot process drafted tokens: under f32_blas, rows depend on each other.
+// In models with recurrent layers, no buffer has the arrays after the accepted rows alone.
+inline bool can_speculate(const Model& model, Contract contract) {
+  return contract != Contract::f32_blas && model.config().recurrence.kind == Recurrence::Kind::none;
+}
+
 // Maximal number of restarts of a call because a mapped file changed.
 constexpr int kMaxRestarts = 8;
 

@@ -119,8 +119,64 @@ inline void Session::refuse_in_sink(const char* call) const {
               "a call from its sink");
 }
 
+// Begins an operation other than append() and logits().
+inline void Session::enter(const char* call) const {
+  refuse_in_sink(call);
+  forget_drafted();
+}
+
+inline bool Session::can_speculate() const {
+  return detail::can_speculate(*model_, compute_.contract) && callbacks_.empty();
+}
+
+inline void Session::discard_drafted() {
+  if (drafted_.empty()) return;
+  KvWriter(state_.kv).truncate(size());
+  drafted_.clear();
+}
+
+// Drafted rows are not seen by callers, so a const session may discard them. A session that was
+// declared const has none.
+inline void Session::forget_drafted() const {
+  if (!drafted_.empty()) const_cast<Session*>(this)->discard_drafted();
+}
+
+// Makes the first drafted row part of the session if it is the row of `ids`. If it throws, nothing
+// has changed.
+inline bool Session::accept_drafted(std::span<const int32_t> ids) {
+  refuse_in_sink("append");
+  if (ids.size() != 1 || !accepts(ids[0])) return false;
+  if (!state_.edits.empty())
+    state_.kept.keep({size(), true, std::make_shared<std::vector<float>>(drafted_.front().hidden)});
+  KvWriter(state_.kv).commit(1);
+  state_.tokens.push_back(ids[0]);  // into room that the append before has reserved
+  take_logits(drafted_.pop());
+  drop_windows();
+  return true;
+}
+
+// Replaces the logits. The next append reuses their buffer unless it is shared.
+inline void Session::take_logits(std::shared_ptr<std::vector<float>> logits) {
+  if (!logits_shared_.is_set()) {
+    if (spare_ == nullptr)
+      spare_ = std::move(state_.logits);
+    else
+      drafted_.recycle(std::move(state_.logits));
+  }
+  state_.logits = std::move(logits);
+  logits_shared_.clear();
+}
+
+// Drops windows. A session that runs out of memory while doing so keeps its windows for now.
+inline void Session::drop_windows() {
+  try {
+    recompute_.drop_windows(state_, pending_.before);
+  } catch (const std::bad_alloc&) {
+  }
+}
+
 inline void Session::set_compute(const ComputeOptions& compute) {
-  refuse_in_sink("set_compute");
+  enter("set_compute");
   detail::check_compute(compute, *model_);
   const StateOrigin origin = origin_of(*model_, compute.contract);
   if (size() > 0) detail::check_origin(state_.origin, origin, *model_);
@@ -140,7 +196,7 @@ inline Session::Session(const Session& other)
 }
 
 inline Session Session::fork() const {
-  refuse_in_sink("fork");
+  enter("fork");
   Session copy(*this);
   copy.keep_anchor();
   return copy;
@@ -184,8 +240,9 @@ inline void Session::append(std::span<const int32_t> ids, const LogitSink& logit
 
 // Does everything that can fail before the first pass. Prepares the cache last, so that a failure
 // leaves nothing to undo.
-inline void Session::begin_append(const Session& first, std::span<const int32_t> ids) {
-  refuse_in_sink("append");
+inline void Session::begin_append(const Session& first, std::span<const int32_t> ids,
+                                  std::span<const int32_t> draft) {
+  enter("append");
   if (model_ != first.model_)
     throw Error(ErrorKind::argument, "", "model", "the model of the first session",
                 "another model");
@@ -206,10 +263,21 @@ inline void Session::begin_append(const Session& first, std::span<const int32_t>
       spare_ != nullptr ? std::move(spare_) : new_logits_buffer();
   // The previous logits buffer becomes the next spare one, unless there is none or it is shared.
   if (state_.logits == nullptr || logits_shared_.is_set()) spare_ = new_logits_buffer();
-  with_healing([&] { KvWriter(state_.kv).prepare(static_cast<int64_t>(ids.size())); });
+  draft = fitting_draft(ids, draft);
+  with_healing(
+      [&] { KvWriter(state_.kv).prepare(static_cast<int64_t>(ids.size() + draft.size())); });
   state_.recurrent.begin_append();
-  pending_ = {size(), std::move(logits)};
+  pending_ = {size(), std::move(logits), false, draft};
   if (mark) mark_callback();
+}
+
+// Returns as much of a draft as this session can process after `ids`.
+inline std::span<const int32_t> Session::fitting_draft(std::span<const int32_t> ids,
+                                                       std::span<const int32_t> draft) const {
+  const int64_t room = capacity() - size() - static_cast<int64_t>(ids.size());
+  if (draft.empty() || !can_speculate() || room <= 0) return {};
+  detail::check_ids(draft, model_->config().vocab_size);
+  return draft.first(std::min(draft.size(), static_cast<size_t>(room)));
 }
 
 // Logs the callback. One entry covers all later positions; its room is reserved.
@@ -228,6 +296,7 @@ inline std::shared_ptr<std::vector<float>> Session::new_logits_buffer() const {
 
 inline void Session::undo_append() {
   recompute_.blocks_changed();
+  drafted_.clear();
   KvWriter(state_.kv).truncate(pending_.before);
   state_.recurrent.undo_append();
   state_.anchors.truncate(pending_.before);
@@ -238,41 +307,38 @@ inline void Session::undo_append() {
   pending_ = {};
 }
 
-// Commits the append; cannot fail. The next append reuses the previous logits buffer unless it is
-// shared.
+// Commits the append; cannot fail.
 inline void Session::finish_append() {
   if (!state_.recurrent.empty()) {
     state_.recurrent.finish_append();
     state_.anchors.settle(anchor_bytes_, state_.recurrent.shape().bytes());
     std::erase_if(anchors_wanted_, [&](int64_t p) { return p <= size(); });
   }
-  if (spare_ == nullptr) spare_ = std::move(state_.logits);
-  state_.logits = std::move(pending_.logits);
-  logits_shared_.clear();
+  take_logits(std::move(pending_.logits));
   pending_ = {};
 }
 
 inline void Session::attach(Intervention intervention) {
-  refuse_in_sink("attach");
+  enter("attach");
   logits();  // computed first, because the intervention does not apply to the last token
   stet::attach(state_, model_->config(), std::move(intervention));
 }
 
 inline void Session::detach(size_t index, int64_t from) {
-  refuse_in_sink("detach");
+  enter("detach");
   logits();  // computed first, because the intervention applied to the last token
   stet::detach(state_, model_->config(), index, from);
 }
 
 inline void Session::attach(std::shared_ptr<const Callback> callback) {
-  refuse_in_sink("attach");
+  enter("attach");
   detail::check_callback(model_->config(), callback.get());
   logits();
   callbacks_.push_back({std::move(callback), size()});
 }
 
 inline void Session::detach_callbacks() {
-  refuse_in_sink("detach_callbacks");
+  enter("detach_callbacks");
   if (!callbacks_.empty()) logits();  // computed first, under the callbacks
   callbacks_.clear();
 }
@@ -285,7 +351,7 @@ inline void Session::move_callbacks(const Prune& p) {
 }
 
 inline void Session::rewind(int64_t to) {
-  refuse_in_sink("rewind");
+  enter("rewind");
   if (to < 0 || to > size()) {
     throw Error(ErrorKind::argument, "", "rewind", "a position in 0.." + std::to_string(size()),
                 std::to_string(to));
@@ -324,7 +390,7 @@ inline void Session::cut(int64_t to) {
 }
 
 inline int64_t Session::prune(const PruneOptions& options) {
-  refuse_in_sink("prune");
+  enter("prune");
   if (!options.recompute) refuse_prune();
   logits();  // computed first, because a rewound session cannot after keys are removed
   int64_t gone = 0;
@@ -341,7 +407,7 @@ inline int64_t Session::prune(const PruneOptions& options) {
 }
 
 inline void Session::prune_range(int64_t begin, int64_t end, bool shift) {
-  refuse_in_sink("prune");
+  enter("prune");
   refuse_prune();
   logits();
   recompute_.before_prune(target(), begin, end, shift);
@@ -361,7 +427,7 @@ inline void Session::set_value(int64_t layer, int64_t head, int64_t position,
 
 template <class Change>
 void Session::change_kv(const char* call, Change change) {
-  refuse_in_sink(call);
+  enter(call);
   logits();
   logits_shared_.set();  // the state keeps a reference to them
   keep_anchor(true);     // later positions cannot be processed again from an earlier one
@@ -381,12 +447,13 @@ inline void Session::set_kv(const KvRange& range, std::span<const float> x) {
 }
 
 inline void Session::copy_kv(const KvRange& range, const Session& from, int64_t from_position) {
+  from.forget_drafted();
   change_kv("copy_kv",
             [&] { stet::copy_kv(state_, model_->config(), range, from.state_, from_position); });
 }
 
 inline std::vector<BlockIdentity> Session::block_identities() {
-  refuse_in_sink("block_identities");
+  enter("block_identities");
   std::vector<BlockIdentity> all;
   with_healing([&] { all = stet::block_identities(state_, compute_.threads); });
   return all;
@@ -441,6 +508,7 @@ inline void Session::keep_rows(Rows hidden) {
 
 inline const State& Session::state() {
   logits();
+  forget_drafted();
   recompute_.mend(target(), KvCache::Look::all_blocks);
   logits_shared_.set();  // copies of the state share them
   return state_;

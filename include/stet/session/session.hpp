@@ -13,6 +13,7 @@
 
 #include "stet/model/model.hpp"
 #include "stet/session/compute.hpp"
+#include "stet/session/drafted.hpp"
 #include "stet/session/edit.hpp"
 #include "stet/session/identity.hpp"
 #include "stet/session/intervention.hpp"
@@ -160,6 +161,14 @@ class Session {
   // before it, and makes it the session's size. Returns the anchor's position. Unlike rewind(), it
   // does not take arrays as they are. Throws an argument Error if tokens do not give them.
   int64_t process_again(int64_t size);
+  // Drafted tokens (BatchEntry::draft) are processed with the tokens before them. They are no part
+  // of the session: not of its tokens, size, keys and values, state, forks or digests. Appending
+  // the next drafted token alone, without sinks, accepts its row and processes nothing. Any other
+  // operation first discards the rows and zeroes their slots. The bits are the same either way.
+  bool accepts(int32_t id) const { return !drafted_.empty() && drafted_.front().id == id; }
+  void discard_drafted();
+  // Returns false if drafts are ignored: where detail::can_speculate() is false, and under callbacks.
+  bool can_speculate() const;
   // See prune.hpp and edit.hpp. prune() returns the number of positions removed from view.
   int64_t prune(const PruneOptions& options);
   void prune_range(int64_t begin, int64_t end, bool shift);
@@ -205,7 +214,10 @@ class Session {
 
   const Model& model() const { return *model_; }
   const std::shared_ptr<const Model>& shared_model() const { return model_; }
-  const KvCache& kv() const { return state_.kv; }
+  const KvCache& kv() const {
+    forget_drafted();
+    return state_.kv;
+  }
   const RecurrentState& recurrent() const { return state_.recurrent; }
   const ComputeOptions& compute() const { return compute_; }
   // Throws what the constructor throws, and a mismatch Error if the contract changes while there
@@ -219,6 +231,7 @@ class Session {
     int64_t before = -1;                         // size at its beginning; -1: none in progress
     std::shared_ptr<std::vector<float>> logits;  // buffer for the new logits
     bool marked = false;                         // it has added an entry to the log of edits
+    std::span<const int32_t> draft = {};         // tokens to process as drafted rows
   };
   struct Attached {
     std::shared_ptr<const Callback> what;
@@ -226,13 +239,21 @@ class Session {
   };
 
   Session(const Session& other);  // only fork() copies
-  void begin_append(const Session& first, std::span<const int32_t> ids);
+  void begin_append(const Session& first, std::span<const int32_t> ids,
+                    std::span<const int32_t> draft);
+  std::span<const int32_t> fitting_draft(std::span<const int32_t> ids,
+                                         std::span<const int32_t> draft) const;
+  bool accept_drafted(std::span<const int32_t> ids);
+  void forget_drafted() const;
+  void drop_windows();
   void undo_append();
   void finish_append();
+  void take_logits(std::shared_ptr<std::vector<float>> logits);
   void keep_rows(Rows hidden);
   void restore_logits();
   std::shared_ptr<std::vector<float>> new_logits_buffer() const;
   void refuse_in_sink(const char* call) const;
+  void enter(const char* call) const;
   void cut(int64_t to);
   // The beginning of a computation of recurrent arrays (anchors-inl.hpp).
   struct StartingPoint {
@@ -267,6 +288,7 @@ class Session {
   SharedFlag logits_shared_;  // another object may hold state_.logits
   // The logits buffer of the previous token, not shared.
   std::shared_ptr<std::vector<float>> spare_;
+  detail::DraftedRows drafted_;
   std::vector<Attached> callbacks_;
   int64_t anchor_bytes_ = Anchors::kDefaultBytes;
   std::vector<int64_t> anchors_wanted_;  // positions of the next appends, ascending
@@ -278,6 +300,10 @@ struct BatchEntry {
   Session* session;
   std::span<const int32_t> ids;
   const Watch* watch = nullptr;
+  // Guesses of the tokens after `ids`, to process in the same pass (Session::accepts). Ignored
+  // where can_speculate() is false, in a batch with a watch, and in one of more than one pass. Also
+  // ignored if a pass with them fails.
+  std::span<const int32_t> draft = {};
 };
 
 // Options of append() for a batch.

@@ -53,7 +53,7 @@ std::string report(Subjects& subjects, const Steps& steps,
 
 TEST(Schedules, EqualTheSameTokensProcessedAtOnce) {
   AllSubjects all;
-  const uint64_t count = setting("STET_SCHEDULES", 800), first = setting("STET_SEED", 1);
+  const uint64_t count = setting("STET_SCHEDULES", 400), first = setting("STET_SEED", 1);
   for (uint64_t seed = first; seed < first + count; ++seed) {
     Subjects& subjects = all.of(seed);
     const Steps steps = draw_steps(static_cast<uint32_t>(seed), kSteps);

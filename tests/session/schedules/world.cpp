@@ -244,8 +244,36 @@ std::vector<int32_t> World::draw_tokens(const Live& live, uint32_t length, uint3
   return ids;
 }
 
+// Appends the first token with a draft of those after it, in which one may be wrong, and then the
+// others one by one. The draft goes beyond them, so that other steps meet drafted rows.
+void World::append_drafted(Live& live, const std::vector<int32_t>& ids, const Step& step) {
+  const std::vector<int32_t> first(ids.begin(), ids.begin() + 1);
+  std::vector<int32_t> draft(ids.begin() + 1, ids.end());
+  for (int i = 0; i < 3; ++i) {
+    draft.push_back(token_of(*shared_.model, step.y % 2,
+                             live.session.size() + static_cast<int64_t>(ids.size()) + i));
+  }
+  if (step.x % 3 == 0) draft[step.y % draft.size()] ^= 1;
+  say(
+      fmt::format("{{ const {}, draft{}; const BatchEntry e{{&s{}, first, nullptr, draft}}; "
+                  "append({{&e, 1}}); }}",
+                  "std::vector<int32_t> first" + list_of(first).substr(20),
+                  list_of(draft).substr(20), live.number));
+  const BatchEntry entry{&live.session, first, nullptr, draft};
+  stet::append({&entry, 1});
+  for (size_t i = 1; i < ids.size(); ++i) {
+    say(fmt::format("s{}.append({});", live.number, list_of({&ids[i], 1})));
+    live.session.append({&ids[i], 1});
+  }
+}
+
 void World::append(Live& live, const Step& step) {
   const std::vector<int32_t> ids = draw_tokens(live, step.x, step.y);
+  if ((step.y % 4 == 1 || step.y % 4 == 2) && !ids.empty() && ids.size() <= 7) {
+    live.looked_at = false;
+    append_drafted(live, ids, step);
+    return live.timeline.append(ids);
+  }
   say(fmt::format("s{}.append({});", live.number, list_of(ids)));
   live.looked_at = live.looked_at && ids.empty();
   live.session.append(ids);

@@ -55,6 +55,7 @@ class World {
 
   void take(const Step& step);
   void append(Live& live, const Step& step);
+  void append_drafted(Live& live, const std::vector<int32_t>& ids, const Step& step);
   void append_refused(Live& live, const Step& step);
   void rewind(Live& live, const Step& step);
   void fork(const Live& live);

@@ -9,7 +9,7 @@ namespace {
 
 // One call: the tokens that each entry owns, and the call as text.
 struct Call {
-  std::list<std::vector<int32_t>> ids;
+  std::list<std::vector<int32_t>> ids, drafts;
   std::vector<BatchEntry> entries;
   std::vector<std::string> texts;
 
@@ -18,11 +18,22 @@ struct Call {
     ids.push_back(std::move(tokens));
     entries.push_back({&session, ids.back()});
   }
+  // Adds a draft to the last entry.
+  void draft(std::vector<int32_t> tokens) {
+    texts.back() = fmt::format("{}, nullptr, std::span<const int32_t>(draft{})}}",
+                               texts.back().substr(0, texts.back().size() - 1), drafts.size());
+    drafts.push_back(std::move(tokens));
+    entries.back().draft = drafts.back();
+  }
   std::string text() const {
     std::string all;
     size_t i = 0;
     for (const std::vector<int32_t>& tokens : ids)
       all += fmt::format("const std::vector<int32_t> ids{}{{{}}}; ", i++, fmt::join(tokens, ", "));
+    i = 0;
+    for (const std::vector<int32_t>& tokens : drafts)
+      all +=
+          fmt::format("const std::vector<int32_t> draft{}{{{}}}; ", i++, fmt::join(tokens, ", "));
     return all +
            fmt::format("const BatchEntry batch[] = {{{}}}; append(batch);", fmt::join(texts, ", "));
   }
@@ -37,7 +48,10 @@ void World::batch(const Step& step) {
     std::vector<int32_t> ids =
         draw_tokens(l, step.x + static_cast<uint32_t>(taken.size()) * 3, step.y);
     if (ids.empty() || (step.who >> taken.size()) % 4 == 3) continue;
+    const int64_t end = l.session.size() + static_cast<int64_t>(ids.size());
     call.add(l.session, l.number, std::move(ids));
+    if ((step.who >> taken.size()) % 4 == 1)
+      call.draft({token_of(*shared_.model, 0, end), token_of(*shared_.model, step.y % 2, end + 1)});
     taken.push_back(&l);
   }
   if (taken.empty()) return;

@@ -1,5 +1,9 @@
 // Makes invisible characters visible that change the text around them: directions, zero widths, controls, tags.
-const kMarks = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu;
+const kMarks = new RegExp("[" + [
+  "\\u0000-\\u0008\\u000b\\u000c\\u000e-\\u001f\\u007f-\\u009f",  // controls, without tab and line ends
+  "\\u00ad\\u061c\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f",
+  "\\ufeff\\ufff9-\\ufffb\\u{e0000}-\\u{e007f}",
+].join("") + "]", "gu");
 const kNames = {
   "U+061C": "Arabic letter mark", "U+200B": "zero width space",
   "U+200E": "left-to-right mark", "U+200F": "right-to-left mark",

@@ -1,0 +1,284 @@
+// Drafted rows: they are no part of a session until its own tokens reach them, and whatever else
+// happens to the session discards them.
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+
+#include "stet/generate/draft_model.hpp"
+#include "stet/generate/speculate.hpp"
+#include "stet/kernels/numbers.hpp"
+#include "stet/snapshot/snapshot.hpp"
+#include "tests/support/models.hpp"
+
+namespace stet::test::speculation_tests {
+namespace {
+
+using Ids = std::vector<int32_t>;
+
+void append_with_draft(Session& s, int32_t id, const Ids& draft) {
+  const BatchEntry entry{&s, {&id, 1}, nullptr, draft};
+  append({&entry, 1});
+}
+
+testing::AssertionResult same(Session& a, Session& b) {
+  const testing::AssertionResult bytes = same_state(a, b);
+  if (!bytes) return bytes;
+  if (digests_of(a).state != digests_of(b).state)
+    return testing::AssertionFailure() << "digests differ";
+  return testing::AssertionSuccess();
+}
+
+class Drafted : public testing::TestWithParam<Subject> {
+ protected:
+  Session session(size_t tokens, KvType type = KvType::f32) const {
+    SessionOptions o = options(1, STET_DEFAULT_ISA, 512, GetParam().contract);
+    o.kv_type = type;
+    o.capacity = std::min<int64_t>(140, m->config().max_positions);
+    Session s(m, o);
+    s.append(random_tokens(*m, tokens));
+    return s;
+  }
+  // Returns a session of some tokens with five drafted rows, and one without.
+  std::pair<Session, Session> with_and_without(size_t tokens) const {
+    Session drafted = session(tokens), plain = session(tokens);
+    append_with_draft(drafted, next[0], Ids(next.begin() + 1, next.end()));
+    plain.append({next.data(), 1});
+    return {std::move(drafted), std::move(plain)};
+  }
+
+  std::shared_ptr<const Model> m = model(GetParam().directory, GetParam().contract);
+  const Ids next = random_tokens(*m, 6, 7);
+};
+
+TEST_P(Drafted, RowsAreAcceptedOneByOneWithTheirOwnBits) {
+  for (const size_t tokens : {5u, 61u, 62u, 63u, 64u}) {
+    const KvType type = kKvTypes[tokens % std::size(kKvTypes)];
+    Session drafted = session(tokens, type), plain = session(tokens, type);
+    append_with_draft(drafted, next[0], Ids(next.begin() + 1, next.end()));
+    plain.append({next.data(), 1});
+    ASSERT_EQ(drafted.tokens(), plain.tokens());
+    ASSERT_TRUE(same_bytes(drafted.logits(), plain.logits()));
+    for (size_t i = 1; i < next.size(); ++i) {
+      ASSERT_TRUE(drafted.accepts(next[i])) << tokens << " " << i;
+      drafted.append({&next[i], 1});
+      plain.append({&next[i], 1});
+      ASSERT_TRUE(same_bytes(drafted.logits(), plain.logits())) << tokens << " " << i;
+    }
+    EXPECT_FALSE(drafted.accepts(next[0]));
+    ASSERT_TRUE(same(drafted, plain)) << tokens;
+  }
+}
+
+TEST_P(Drafted, AnythingElseDiscardsThemAndZeroesTheirSlots) {
+  using Operation = std::function<void(Session&)>;
+  const TemporaryDirectory scratch;
+  const std::vector<std::pair<const char*, Operation>> operations = {
+      {"nothing", [](Session&) {}},
+      {"another token",
+       [&](Session& s) {
+         s.append({&next[3], 1});
+       }},
+      {"two tokens", [&](Session& s) { s.append(std::span(next).subspan(1, 2)); }},
+      {"a sink",
+       [&](Session& s) {
+         s.append({&next[1], 1}, [](int64_t, Rows) {});
+       }},
+      {"rewind", [](Session& s) { s.rewind(s.size() - 2); }},
+      {"rewind to a border", [](Session& s) { s.rewind(s.size() / 64 * 64); }},
+      {"fork", [](Session& s) { s = s.fork(); }},
+      {"prune",
+       [](Session& s) {
+         s.prune({4, 1, false});
+       }},
+      {"edit",
+       [](Session& s) {
+         s.scale_kv({{}, {}, 1, 3}, 0.5f);
+       }},
+      {"save", [&](Session& s) { Snapshot::save(s, scratch / "s.stet", {}); }},
+      {"state",
+       [&](Session& s) {
+         s = Session(m, s.state(), {0, KvType::f32, s.compute()});
+       }},
+      {"identities", [](Session& s) { s.block_identities(); }},
+      {"settings", [](Session& s) { s.set_compute(s.compute()); }},
+      {"capacity",
+       [](Session& s) {
+         const auto room = static_cast<size_t>(s.capacity() - s.size() + 1);
+         EXPECT_THROW(s.append(Ids(room)), Error);
+       }},
+  };
+  for (size_t i = 0; i < operations.size(); ++i) {
+    const auto& [name, operation] = operations[i];
+    const size_t accepted = (i + GetParam().name.size()) % 3;
+    auto [drafted, plain] = with_and_without(62);
+    for (size_t k = 1; k <= accepted; ++k) {
+      drafted.append({&next[k], 1});
+      plain.append({&next[k], 1});
+    }
+    operation(drafted);
+    operation(plain);
+    ASSERT_TRUE(same(drafted, plain)) << name << " after " << accepted;
+    drafted.append(next);
+    plain.append(next);
+    ASSERT_TRUE(same(drafted, plain)) << name << " after " << accepted << ", continued";
+  }
+}
+
+TEST_P(Drafted, OthersOfABatchAreNotConcerned) {
+  Session a = session(20), b = session(63), c = session(1);
+  Session plain[] = {a.fork(), b.fork(), c.fork()};
+  const Ids draft(next.begin() + 1, next.end()), wrong = random_tokens(*m, 3, 9);
+  const BatchEntry batch[] = {{&a, {next.data(), 1}, nullptr, draft},
+                              {&b, {next.data(), 2}, nullptr, {}},
+                              {&c, {next.data(), 1}, nullptr, wrong}};
+  append(batch);
+  plain[0].append({next.data(), 1});
+  plain[1].append({next.data(), 2});
+  plain[2].append({next.data(), 1});
+  ASSERT_TRUE(a.accepts(next[1]));
+  a.append({&next[1], 1});
+  plain[0].append({&next[1], 1});
+  EXPECT_TRUE(same(a, plain[0]));
+  EXPECT_TRUE(same(b, plain[1]));
+  EXPECT_TRUE(same(c, plain[2]));
+}
+
+// Returns the small checkpoints under every contract that they support.
+std::vector<Subject> small_subjects() {
+  std::vector<Subject> all = subjects_and_contracts();
+  std::erase_if(all, [](const Subject& s) { return s.name.starts_with("pocket"); });
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Drafted, testing::ValuesIn(small_subjects()), subject_name);
+
+Subject llama() { return {"llama31-tiny", data_path("models/llama31-tiny")}; }
+
+TEST(Drafts, AreIgnoredWhereTheyDoNotFit) {
+  const auto m = model(llama().directory);
+  SessionOptions o = options(1);
+  o.capacity = 10;
+  Session s(m, o);
+  s.append(random_tokens(*m, 7));
+  const Ids next = random_tokens(*m, 8, 3);
+  append_with_draft(s, next[0], Ids(next.begin() + 1, next.end()));
+  for (const size_t i : {1u, 2u}) {
+    ASSERT_TRUE(s.accepts(next[i]));
+    s.append({&next[i], 1});
+  }
+  EXPECT_FALSE(s.accepts(next[3]));
+  EXPECT_EQ(s.size(), s.capacity());
+}
+
+TEST(Drafts, AreIgnoredIfNoTokens) {
+  const auto m = model(llama().directory);
+  Session s(m, options(1));
+  append_with_draft(s, 3, {1, static_cast<int32_t>(m->config().vocab_size)});
+  EXPECT_EQ(s.tokens(), Ids{3});
+  EXPECT_FALSE(s.accepts(1));
+}
+
+TEST(Drafts, AreIgnoredUnderCallbacksAndWatches) {
+  const auto m = model(llama().directory);
+  Session s(m, options(1));
+  s.append(Ids{1, 2});
+  int rows = 0;
+  const Watch watch{{{Point::ln_final, 0}},
+                    [&](const PointAt&, int64_t, Rows r) { rows += static_cast<int>(r.count); }};
+  const Ids id = {3}, draft = {4, 5};
+  const BatchEntry watched{&s, id, &watch, draft};
+  append({&watched, 1});
+  EXPECT_EQ(rows, 1);
+  EXPECT_FALSE(s.accepts(4));
+  append_with_draft(s, 4, draft);
+  EXPECT_TRUE(s.accepts(4));
+  s.attach(std::make_shared<const Callback>(
+      Callback{{{Point::resid_pre, 0}}, [](const PointAt&, int64_t, Rows) {}}));
+  EXPECT_FALSE(s.can_speculate());
+  append_with_draft(s, 4, draft);
+  EXPECT_FALSE(s.accepts(4));
+}
+
+// Returns a copy of a checkpoint in which one token's embedding is so large that its values
+// overflow float16.
+std::shared_ptr<const Model> model_with_a_large_token(const TemporaryDirectory& directory,
+                                                      size_t token) {
+  const std::string from = data_path("models/gemma3-tiny-bf16");
+  std::filesystem::copy_file(from + "/config.json", directory / "config.json");
+  const Golden original(from + "/model.safetensors");
+  std::vector<TensorSpec> specs;
+  for (const TensorView& t : original.all()) specs.push_back({t.name, t.dtype, t.shape});
+  SafeTensorsWriter writer(directory / "model.safetensors", specs);
+  for (const TensorView& t : original.all()) {
+    std::vector<std::byte> bytes(t.bytes.begin(), t.bytes.end());
+    const size_t width = static_cast<size_t>(t.shape.back());
+    if (t.name.ends_with("embed_tokens.weight")) {
+      const uint16_t large = round_bf16(3e38f);
+      for (size_t i = 0; i < width; ++i)
+        std::memcpy(&bytes[2 * (token * width + i)], &large, sizeof large);
+    }
+    writer.write(bytes);
+  }
+  writer.commit();
+  return Model::load(directory.path(), 1);
+}
+
+TEST(Drafts, AreIgnoredIfTheyOverflow) {
+  const TemporaryDirectory directory;
+  const auto m = model_with_a_large_token(directory, 9);
+  SessionOptions o = options(1);
+  o.kv_type = KvType::f16;
+  Session s(m, o), plain(m, o);
+  Session fails(m, o);
+  ASSERT_THROW(fails.append(Ids{9}), Error);
+  append_with_draft(s, 1, {2, 9, 3});
+  plain.append(Ids{1});
+  EXPECT_TRUE(same(s, plain));
+}
+
+TEST(SuffixIndex, FindsTheLongestMatchAndForgetsWhatIsRewound) {
+  SuffixIndex index;
+  const Ids text = {1, 2, 3, 4, 9, 2, 3, 4, 5, 7, 1, 2, 3};
+  index.set(text, 4);
+  SuffixIndex::Match match = index.find(index.tokens());
+  EXPECT_EQ(match.length, 4u);
+  EXPECT_EQ(match.position, 4u);
+  index.set(std::span(text).first(7), 4);  // 1 2 3 4 9 2 3, 4
+  match = index.find(index.tokens());
+  EXPECT_EQ(match.length, 3u);
+  EXPECT_EQ(match.position, 4u);
+  index.set(std::span(text).first(5), 3);
+  EXPECT_EQ(index.find(index.tokens()).length, 0u);
+  for (int32_t i = 0; i < 5000; ++i) index.set(index.tokens(), i % 2500 + 10);
+  match = index.find(index.tokens());
+  EXPECT_EQ(match.length, SuffixIndex::kLongest);
+  EXPECT_EQ(index.tokens()[match.position - 1], 2509);
+}
+
+TEST(ChooseDrafts, WeighsWhatRowsCost) {
+  PassCosts costs;
+  const auto chosen = [&](double acceptance) {
+    DraftChoice choice{acceptance, 0, 15};
+    choose_drafts({&choice, 1}, 1, costs);
+    return choice.chosen;
+  };
+  EXPECT_EQ(chosen(1), 0u);  // nothing was measured
+  costs.add(1, 1.0);
+  EXPECT_EQ(chosen(1), 15u);
+  EXPECT_EQ(chosen(0.01), 0u);
+  costs.add(2, 2.5);
+  costs.add(16, 20.0);
+  EXPECT_EQ(chosen(1), 0u);
+  PassCosts stairs;
+  stairs.add(1, 1.0);
+  stairs.add(2, 1.1);
+  stairs.add(3, 1.2);
+  stairs.add(4, 9.0);
+  DraftChoice choices[] = {{0.9, 0, 15}, {0, 0, 15}};
+  choose_drafts(choices, 1, stairs);
+  EXPECT_EQ(choices[0].chosen, 2u);
+  EXPECT_EQ(choices[1].chosen, 0u);
+}
+
+}  // namespace
+}  // namespace stet::test::speculation_tests
