@@ -70,9 +70,9 @@ inline void check_compute(const ComputeOptions& compute, const Model& model) {
 }
 
 // Returns false if a pass cannot process drafted tokens: under f32_blas, rows depend on each other.
-// Speculation is off for models with recurrent state, which this is the place to say.
-inline bool can_speculate(const Model&, Contract contract) {
-  return contract != Contract::f32_blas;
+// In models with recurrent layers, no buffer has the arrays after the accepted rows alone.
+inline bool can_speculate(const Model& model, Contract contract) {
+  return contract != Contract::f32_blas && model.config().recurrence.kind == Recurrence::Kind::none;
 }
 
 // Maximal number of restarts of a call because a mapped file changed.
