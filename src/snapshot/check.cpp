@@ -6,6 +6,7 @@
 #include "src/snapshot/identity.hpp"
 #include "src/snapshot/kv_blocks.hpp"
 #include "src/snapshot/parents.hpp"
+#include "src/snapshot/recurrent.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/memory.hpp"
 #include "stet/files/archive.hpp"
@@ -27,9 +28,15 @@ size_t check_files(const SnapshotFile& file, const char* name, const FileSource*
 void check_id(const SnapshotFile& file) {
   const State recipe = file.recipe();
   const Lineage lineage{recipe, file.meta.kv};
+  std::optional<Sha256> arrays;
+  RecurrentState recurrent;
+  if (!lineage.replayable() && !file.arrays.empty()) {
+    load_arrays(file, recurrent);
+    arrays = recurrent_content(recurrent.numbers());
+  }
   const Sha256 found = lineage.id(
       file.contents,
-      lineage.replayable() ? Sha256() : sha256_of(std::as_bytes(std::span(*file.logits))));
+      lineage.replayable() ? Sha256() : sha256_of(std::as_bytes(std::span(*file.logits))), arrays);
   if (found != file.digests.id)
     snapshot_damaged(file.path, "id", sha256_text(file.digests.id), sha256_text(found));
 }
@@ -109,6 +116,7 @@ SnapshotCheck Snapshot::check(int threads) const {
   check_id(*file_);
   if (meta().form == SnapshotForm::recipe) return done;
   const SnapshotChain chain(*this);
+  done.arrays = check_recurrent(chain, *file_);
   const BlockCheck blocks(*file_, &chain);
   std::vector<std::optional<Error>> faults(file_->visible.size());
   run_each(threads_or_all(threads), faults.size(), [&](size_t block) {

@@ -199,6 +199,22 @@ std::optional<Difference> in_logits(const State& a, const State& b, double toler
   return first_logit(x, y, tolerance);
 }
 
+// Returns the first number in which the arrays of recurrent layers differ.
+std::optional<Difference> in_arrays(const State& a, const State& b, double tolerance) {
+  const RecurrentShape &x = a.recurrent.shape(), &y = b.recurrent.shape();
+  if (!(x == y)) return counts("recurrent arrays", -1, std::ssize(x.layers), std::ssize(y.layers));
+  for (size_t l = 0; l < x.layers.size(); ++l) {
+    for (size_t i = 0; i < x.layers[l].size(); ++i) {
+      const auto layer = static_cast<int64_t>(l);
+      auto d = first_logit(a.recurrent.array(layer, i), b.recurrent.array(layer, i), tolerance);
+      if (!d) continue;
+      d->what = x.layers[l][i].name, d->layer = layer;
+      return d;
+    }
+  }
+  return std::nullopt;
+}
+
 std::optional<Difference> in_kv(const State& a, const State& b, double tolerance) {
   return first_of(compare_kv(a.kv, b.kv, tolerance));
 }
@@ -223,6 +239,7 @@ std::optional<Difference> first_difference(const State& a, const State& b, doubl
   if (auto d = in_shape(a.kv.shape(), b.kv.shape())) return d;
   if (auto d = in_visibility(a, b)) return d;
   if (auto d = in_kv(a, b, tolerance)) return d;
+  if (auto d = in_arrays(a, b, tolerance)) return d;
   if (auto d = in_logits(a, b, tolerance)) return d;
   if (auto d = in_generation(a, b)) return d;
   return in_messages(a, b);
@@ -276,6 +293,26 @@ void add_logits(Comparison& c, const State& a, const State& b) {
   c.b_from_a = divergence(y, x);
 }
 
+// Adds a part for each layer with recurrent arrays, if the shapes are equal.
+void add_arrays(Comparison& c, const State& a, const State& b) {
+  const RecurrentShape &x = a.recurrent.shape(), &y = b.recurrent.shape();
+  if (x.empty() && y.empty()) return;
+  if (!(x == y)) {
+    c.parts.push_back({"recurrent arrays", std::nullopt, false, "their shapes differ"});
+    return;
+  }
+  for (size_t l = 0; l < x.layers.size(); ++l) {
+    for (size_t i = 0; i < x.layers[l].size(); ++i) {
+      const auto layer = static_cast<int64_t>(l);
+      Part part{fmt::format("layers.{}.{}", l, x.layers[l][i].name)};
+      part.difference = first_logit(a.recurrent.array(layer, i), b.recurrent.array(layer, i), 0);
+      if (part.difference) part.difference->what = x.layers[l][i].name;
+      if (part.difference) part.difference->layer = layer;
+      c.parts.push_back(std::move(part));
+    }
+  }
+}
+
 // Compares everything except the model's identity.
 void add_state(Comparison& c, const State& a, const State& b) {
   c.parts.push_back({"kv shape", in_shape(a.kv.shape(), b.kv.shape())});
@@ -283,6 +320,7 @@ void add_state(Comparison& c, const State& a, const State& b) {
   c.parts.push_back({"tokens", in_tokens(a, b)});
   c.parts.push_back({"visibility", in_visibility(a, b)});
   add_kv(c, a, b);
+  add_arrays(c, a, b);
   add_logits(c, a, b);
   add_settings(c, a, b);
 }

@@ -10,6 +10,7 @@
 #include "src/snapshot/kv_blocks.hpp"
 #include "src/snapshot/logs.hpp"
 #include "src/snapshot/meta.hpp"
+#include "src/snapshot/recurrent.hpp"
 #include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/limits.hpp"
@@ -27,9 +28,14 @@ void snapshot_damaged(const std::string& path, const std::string& field,
 
 namespace {
 
-constexpr std::string_view kSectionNames[] = {"META",    "TOKENS",   "VISIBLE", "PRUNES", "REMOVED",
-                                              "LOGITS",  "BLOCKS",   "CONTENT", "KEPT",   "KVINDEX",
-                                              "WEIGHTS", "TOKENIZR", "KV"};
+constexpr std::string_view kSectionNames[] = {
+    "META", "TOKENS",  "VISIBLE", "PRUNES",   "REMOVED", "LOGITS", "BLOCKS", "CONTENT",
+    "KEPT", "KVINDEX", "WEIGHTS", "TOKENIZR", "KV",      "STATE",  "ANCHORS"};
+
+// Returns true for a section whose digest is checked with its contents.
+bool has_own_index(std::string_view name) {
+  return name == "KV" || name == "STATE" || name == "ANCHORS";
+}
 
 constexpr char kMagic[] = "\x93STET\r\n\x1a";
 constexpr uint64_t kEntryBytes = 64, kMaxSections = 256;
@@ -39,9 +45,9 @@ constexpr uint32_t kMustKnow = 1;
 
 // Required features.
 constexpr uint64_t kElsewhere = 1, kCompressed = 2, kEdited = 4, kIntervened = 8, kWindowed = 16,
-                   kWeighsTokens = 32;
+                   kWeighsTokens = 32, kRecurrent = 64;
 constexpr uint64_t kKnownFeatures =
-    kElsewhere | kCompressed | kEdited | kIntervened | kWindowed | kWeighsTokens;
+    kElsewhere | kCompressed | kEdited | kIntervened | kWindowed | kWeighsTokens | kRecurrent;
 
 bool is_known_version(uint32_t version) {
   return version == kSnapshotVersion || version == kSnapshotVersionOfTables;
@@ -99,7 +105,7 @@ Header decode_header(std::span<const std::byte> file, const std::string& path) {
   check_digest(path, "header", get(r, "header digest"), file.first(kHeaderBytes - kDigestBytes));
   if ((features & ~kKnownFeatures) != 0) {
     throw Error(ErrorKind::unsupported, path, "required features",
-                "bits 1, 2, 4, 8, 16 and 32 at most", std::to_string(features));
+                "bits 1, 2, 4, 8, 16, 32 and 64 at most", std::to_string(features));
   }
   check_equal(path, "header size", kHeaderBytes, bytes);
   check_equal(path, "section table", kHeaderBytes, table);
@@ -163,7 +169,7 @@ Header decode_front(SnapshotFile& file) {
         snapshot_damaged(file.path, s.name, "a multiple of 4096", std::to_string(s.offset));
       check_digest(file.path, s.name, s.digest,
                    read_archive_index(content, file.path + ": " + s.name).bytes);
-    } else if (s.name != "KV") {
+    } else if (!has_own_index(s.name)) {
       check_digest(file.path, s.name, s.digest, content);
     }
     file.sections.push_back(std::move(s));
@@ -195,7 +201,7 @@ uint64_t features_of(const SnapshotContents& contents, bool compressed, bool win
   const SnapshotMeta& meta = contents.meta;
   return (meta.form != SnapshotForm::full ? kElsewhere : 0) | (compressed ? kCompressed : 0) |
          (meta.edits.empty() ? 0 : kEdited) | (meta.interventions.empty() ? 0 : kIntervened) |
-         (windowed ? kWindowed : 0) |
+         (windowed ? kWindowed : 0) | (contents.arrays.empty() ? 0 : kRecurrent) |
          (meta.generation.sampling.weighs_tokens() ? kWeighsTokens : 0);
 }
 
@@ -308,7 +314,8 @@ void decode_digests(SnapshotFile& file, const Header& header) {
   const Digest logits = file.meta.form == SnapshotForm::recipe
                             ? digest_in(file.meta.logits, file.path, "META: logits")
                             : digest_of(std::as_bytes(std::span(*file.logits)));
-  file.digests = combine_digests(file.meta, file.tokens, file.visible, logits, file.blocks);
+  file.digests =
+      combine_digests(file.meta, file.tokens, file.visible, logits, file.blocks, file.arrays);
   const Digest& kv = file.find("KV")->digest;
   if (!(kv == file.digests.kv))
     snapshot_damaged(file.path, "KV", "digest " + digest_text(file.digests.kv), digest_text(kv));
@@ -348,9 +355,11 @@ std::shared_ptr<const SnapshotFile> decode_file(std::span<const std::byte> bytes
   check_vocabulary(*file);
   required(*file, "KV");
   decode_extents(*file);
+  decode_recurrent(*file);
   decode_digests(*file, header);
   file->contents = decode_content(*file);
   if (file->find("KEPT") != nullptr) file->kept = decode_kept(*file);
+  decode_anchor_index(*file);
   return file;
 }
 

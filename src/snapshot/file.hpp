@@ -32,6 +32,9 @@ std::shared_ptr<const SnapshotFile> open_file(const std::string& path);
 // Returns the id of the state if `header` begins a snapshot. A delta finds its parent with it.
 std::optional<Sha256> id_in_header(std::span<const std::byte> header);
 
+// Sets the index of anchors (recurrent.hpp). The digests must have been set. Throws a format Error.
+void decode_anchor_index(SnapshotFile& file);
+
 struct EncodedSection {
   std::string name;
   std::vector<std::byte> bytes;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "src/base/digest_bytes.hpp"
@@ -36,7 +37,7 @@ std::vector<Digest> all_block_digests(const KvCache& kv, int threads) {
 
 StateDigests combine_digests(const SnapshotMeta& meta, std::span<const int32_t> tokens,
                              std::span<const uint64_t> visible, const Digest& logits,
-                             std::span<const Digest> blocks) {
+                             std::span<const Digest> blocks, std::span<const Digest> arrays) {
   StateDigests d;
   d.tokens = digest_of(std::as_bytes(tokens));
   d.logits = logits;
@@ -57,6 +58,12 @@ StateDigests combine_digests(const SnapshotMeta& meta, std::span<const int32_t> 
   for (const Digest& part : {d.tokens, digest_of(std::as_bytes(visible)), d.logits, d.kv}) {
     ByteWriter w;
     put(w, part);
+    all.add(w.data());
+  }
+  if (!arrays.empty()) {
+    d.recurrent = digest_of(std::as_bytes(arrays));
+    ByteWriter w;
+    put(w, d.recurrent);
     all.add(w.data());
   }
   d.state = all.result();
@@ -104,7 +111,9 @@ struct Time {
 // Follows the tokens, prunes and interventions of a state in their order, and names its blocks.
 class Chain {
  public:
-  explicit Chain(const Lineage& l) : link_(start_of(l)) {
+  // Also names the anchors at these ascending positions, if there are no prunes.
+  explicit Chain(const Lineage& l, std::span<const int64_t> anchors = {})
+      : link_(start_of(l)), anchors_(anchors) {
     const std::vector<int32_t> all = l.recipe.transcript();
     rest_ = all;
     auto next = l.recipe.interventions.begin();
@@ -129,6 +138,8 @@ class Chain {
     Sha256 id;
     Time changed;
   };
+
+  const std::vector<Sha256>& anchors() const { return anchor_names_; }
 
   // Returns each block with its name. A block that a prune changed after it was filled is named by
   // the last such prune.
@@ -162,14 +173,26 @@ class Chain {
     }
     while (size_ < end) {
       const int64_t border = (size_ / kBlockPositions + 1) * kBlockPositions,
-                    to = std::min(border, end);
+                    stop = std::min(border, end),
+                    to = anchors_.empty() ? stop : std::min(stop, anchors_.front());
       const auto count = static_cast<size_t>(to - size_);
       pending_.insert(pending_.end(), rest_.begin(),
                       rest_.begin() + static_cast<std::ptrdiff_t>(count));
       rest_ = rest_.subspan(count);
       size_ = to;
       if (to == border) fill();
+      if (!anchors_.empty() && to == anchors_.front()) name_anchor();
     }
+  }
+
+  void name_anchor() {
+    ByteWriter w;
+    w.u8('R');
+    w.bytes(link_.bytes);
+    w.u64(pending_.size());
+    put_ids(w, pending_);
+    anchor_names_.push_back(sha256_of(w.data()));
+    anchors_ = anchors_.subspan(1);
   }
 
   void fill() {
@@ -217,10 +240,12 @@ class Chain {
 
   Sha256 link_;
   int64_t size_ = 0;
-  std::span<const int32_t> rest_;  // tokens of the transcript not yet appended
-  std::vector<int32_t> pending_;   // tokens since link_
-  std::vector<Block> filled_;      // in order
-  std::vector<Sha256> pruned_;     // the link after each prune
+  std::span<const int32_t> rest_;     // tokens of the transcript not yet appended
+  std::vector<int32_t> pending_;      // tokens since link_
+  std::vector<Block> filled_;         // in order
+  std::vector<Sha256> pruned_;        // the link after each prune
+  std::span<const int64_t> anchors_;  // positions that have not come
+  std::vector<Sha256> anchor_names_;
 };
 
 // Returns the time of the first edit. Nothing computed before it depends on an edit.
@@ -283,7 +308,8 @@ std::vector<BlockIdentity> Lineage::identities(std::span<const Sha256> content) 
   return all;
 }
 
-Sha256 Lineage::id(std::span<const Sha256> content, const Sha256& logits) const {
+Sha256 Lineage::id(std::span<const Sha256> content, const Sha256& logits,
+                   const std::optional<Sha256>& arrays) const {
   RunningSha256 hash;
   ByteWriter w;
   const auto flush = [&] { hash.add(std::exchange(w, ByteWriter()).data()); };
@@ -305,8 +331,21 @@ Sha256 Lineage::id(std::span<const Sha256> content, const Sha256& logits) const 
   if (!replayable()) {
     w.bytes(recipe.size() % kBlockPositions == 0 ? Sha256().bytes : content.back().bytes);
     w.bytes(logits.bytes);
+    if (arrays) w.bytes(arrays->bytes);
   }
   flush();
+  return hash.result();
+}
+
+std::vector<Sha256> anchor_names(const State& recipe, const KvShape& shape,
+                                 std::span<const int64_t> positions) {
+  return Chain({recipe, shape}, positions).anchors();
+}
+
+Sha256 recurrent_content(std::span<const float> numbers) {
+  RunningSha256 hash;
+  hash.add(std::as_bytes(std::span(std::string_view("stet recurrent content 1\n"))));
+  hash.add(std::as_bytes(numbers));
   return hash.result();
 }
 
@@ -350,7 +389,9 @@ Sha256 state_id(const State& state, std::span<const Sha256> contents) {
   if (lineage.replayable()) return lineage.id(contents, Sha256());
   const std::span<const float> logits =
       state.logits == nullptr ? std::span<const float>() : std::span<const float>(*state.logits);
-  return lineage.id(contents, sha256_of(std::as_bytes(logits)));
+  std::optional<Sha256> arrays;
+  if (!state.recurrent.empty()) arrays = recurrent_content(state.recurrent.numbers());
+  return lineage.id(contents, sha256_of(std::as_bytes(logits)), arrays);
 }
 
 Sha256 state_id(const State& state, int threads) {

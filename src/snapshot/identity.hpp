@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -22,7 +23,7 @@ std::vector<Digest> all_block_digests(const KvCache& kv, int threads);
 // Returns all digests except the id.
 StateDigests combine_digests(const SnapshotMeta& meta, std::span<const int32_t> tokens,
                              std::span<const uint64_t> visible, const Digest& logits,
-                             std::span<const Digest> blocks);
+                             std::span<const Digest> blocks, std::span<const Digest> arrays);
 
 // The recipe of a state, from which names and ids follow. Keys, values and logits in `recipe` are
 // not used.
@@ -39,12 +40,20 @@ struct Lineage {
   std::vector<int64_t> blocks_by_content() const;
   // Returns the names of all blocks. `content` has the hash of each block in blocks_by_content().
   std::vector<BlockIdentity> identities(std::span<const Sha256> content) const;
-  // Returns the state's id. `logits` is their SHA-256, used only if the state cannot be replayed.
-  Sha256 id(std::span<const Sha256> content, const Sha256& logits) const;
+  // Returns the state's id. `logits` is their SHA-256, and `arrays` that of the recurrent arrays, if
+  // there are any. Both are used only if the state cannot be replayed.
+  Sha256 id(std::span<const Sha256> content, const Sha256& logits,
+            const std::optional<Sha256>& arrays = std::nullopt) const;
 };
 
 // Returns the SHA-256 of each of these blocks' bytes.
 std::vector<Sha256> block_hashes(const State& state, std::span<const int64_t> blocks, int threads);
+// Returns the names of anchors at these ascending positions of a recipe without prunes. Anchors that
+// are named by their content have recurrent_content() instead.
+std::vector<Sha256> anchor_names(const State& recipe, const KvShape& shape,
+                                 std::span<const int64_t> positions);
+// Returns the SHA-256 of recurrent arrays.
+Sha256 recurrent_content(std::span<const float> numbers);
 // Returns the id of a state. `contents` has the hash of each block in blocks_by_content().
 Sha256 state_id(const State& state, std::span<const Sha256> contents);
 

@@ -136,8 +136,9 @@ void encode_prunes(const std::vector<Prune>& prunes, ByteWriter& log, ByteWriter
 
 namespace {
 
-constexpr KvEdit::What kEdits[] = {KvEdit::What::key, KvEdit::What::value, KvEdit::What::kv_type,
-                                   KvEdit::What::callback, KvEdit::What::splice};
+constexpr KvEdit::What kEdits[] = {KvEdit::What::key,     KvEdit::What::value,
+                                   KvEdit::What::kv_type, KvEdit::What::callback,
+                                   KvEdit::What::splice,  KvEdit::What::arrays};
 constexpr const char* kHows[] = {"set", "scale", "copy"};  // indexed by KvEdit::How
 constexpr size_t kMaxEditSource = 1 << 16;
 
@@ -167,13 +168,14 @@ std::vector<KvEdit> decode_edits(const JsonReader& json, const SnapshotMeta& m) 
     const std::string what = entry.string("what");
     const auto found = std::find_if(std::begin(kEdits), std::end(kEdits),
                                     [&](KvEdit::What w) { return what == kv_edit_name(w); });
-    if (found == std::end(kEdits)) entry.fail("what", "key, value, kv type, callback or splice");
+    if (found == std::end(kEdits))
+      entry.fail("what", "key, value, kv type, callback, splice or arrays");
     e.what = *found;
     e.at = entry.integer("at", 0, m.capacity);
     e.prunes = entry.integer("prunes", 0, static_cast<int64_t>(m.prunes.size()));
     e.position = entry.integer("position", -1, m.capacity - 1);
     e.layer = entry.integer("layer", -1, m.kv.layers - 1);
-    int64_t heads = 0;
+    int64_t heads = e.what == KvEdit::What::arrays ? 2 : 0;
     for (int64_t l = 0; l < m.kv.layers; ++l) heads = std::max(heads, m.kv.layer(l).kv_heads);
     e.head = entry.integer("head", -1, heads - 1);
     e.end = entry.integer_or("end", -1, -1, m.capacity);

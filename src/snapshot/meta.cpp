@@ -155,23 +155,27 @@ ChatState read_chat(const JsonReader& json, int64_t positions) {
 }
 
 // Encodes the table of layers that differ.
-Json table_json(const KvShape& shape) {
+Json table_json(const KvShape& shape, const RecurrentShape& recurrent) {
   Json table = Json::array();
-  for (const KvLayer& l : shape.table)
+  for (const KvLayer& l : shape.table) {
+    const std::vector<RecurrentArray>& arrays = recurrent.layers[table.size()];
     table.push_back({{"heads", l.kv_heads},
                      {"key_dim", l.key_dim},
                      {"owner", l.owner},
                      {"value_dim", l.value_dim},
                      {"window", l.window}});
+    for (const RecurrentArray& a : arrays)
+      table.back()["state"].push_back({{"name", a.name}, {"shape", a.dims}});
+  }
   return table;
 }
 
-Json kv_json(const KvShape& shape) {
+Json kv_json(const KvShape& shape, const std::string& config) {
   Json j = {{"type", kv_type_name(shape.type)}, {"version", kKvVersion}, {"layers", shape.layers}};
   if (shape.is_uniform())
     j.update({{"heads", shape.kv_heads}, {"head_dim", shape.head_dim}});
   else
-    j["table"] = table_json(shape);
+    j["table"] = table_json(shape, recurrent_shape(ModelConfig::from_canonical(config, "")));
   return j;
 }
 
@@ -188,7 +192,8 @@ KvShape read_kv(const JsonReader& kv, const ModelConfig& config) {
   if (shape.is_uniform()) {
     check("heads", config.kv_heads);
     check("head_dim", config.head_dim);
-  } else if (Json::parse(kv.text()).value("table", Json()) != table_json(shape)) {
+  } else if (Json::parse(kv.text()).value("table", Json()) !=
+             table_json(shape, recurrent_shape(config))) {
     kv.fail("table", "the layers of config");
   }
   if (shape.block_bytes() > kMaxBlockBytes) {
@@ -312,7 +317,7 @@ std::string encode_meta(const SnapshotMeta& m) {
                {"tokenizer", m.tokenizer},
                {"capacity", m.capacity},
                {"positions", m.positions},
-               {"kv", kv_json(m.kv)},
+               {"kv", kv_json(m.kv, m.config)},
                {"generation", generation_json(m.generation)}};
   if (!m.edits.empty()) meta["edits"] = edits_json(m.edits);
   if (!m.interventions.empty()) meta["interventions"] = interventions_json(m.interventions);

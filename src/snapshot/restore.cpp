@@ -7,6 +7,7 @@
 #include "src/snapshot/identity.hpp"
 #include "src/snapshot/kv_blocks.hpp"
 #include "src/snapshot/parents.hpp"
+#include "src/snapshot/recurrent.hpp"
 #include "stet/base/error.hpp"
 #include "stet/kv/kv_writer.hpp"
 #include "stet/snapshot/snapshot.hpp"
@@ -195,8 +196,25 @@ class BlockLoader {
   std::shared_ptr<KvBlock> zeros_;
 };
 
-// Returns the state with its blocks, and the indices of the damaged ones.
-std::pair<State, std::vector<int64_t>> load(const Snapshot& snapshot, const RestoreOptions& how) {
+// A state with its blocks and arrays, and which of them are damaged.
+struct Loaded {
+  State state;
+  std::vector<int64_t> blocks, layers;
+};
+
+void load_recurrent(const Snapshot& snapshot, const RestoreOptions& how, Loaded& to) {
+  const SnapshotFile& file = *snapshot.file();
+  to.layers = load_arrays(file, to.state.recurrent);
+  if (how.trust) to.layers.clear();
+  if (to.state.recurrent.empty() || to.state.size() == 0) return;
+  to.state.anchors = load_anchors(SnapshotChain(snapshot), file, how.heal || how.trust);
+  if (!to.layers.empty()) return;
+  const bool by_content = !to.state.edits.empty() || !is_replayable(to.state.origin.contract);
+  to.state.anchors.add(
+      {to.state.size(), to.state.recurrent.share(), to.state.logits, false, false, by_content});
+}
+
+Loaded load(const Snapshot& snapshot, const RestoreOptions& how) {
   const SnapshotFile& file = *snapshot.file();
   const int64_t capacity = how.session.capacity;
   State state = file.recipe();
@@ -210,13 +228,43 @@ std::pair<State, std::vector<int64_t>> load(const Snapshot& snapshot, const Rest
   std::vector<int64_t> damaged = BlockLoader(snapshot, how, state.kv).load();
   if (!file.tokens.empty() && !file.logits->empty()) state.logits = file.logits;
   state.kept = file.kept;
-  return {std::move(state), std::move(damaged)};
+  Loaded loaded{std::move(state), std::move(damaged), {}};
+  load_recurrent(snapshot, how, loaded);
+  return loaded;
 }
 
-void refuse_damage(const Snapshot& snapshot, const std::vector<int64_t>& damaged) {
-  if (damaged.empty()) return;
-  snapshot_damaged(snapshot.path(), "KV block " + std::to_string(damaged[0]), "",
-                   "its bytes are not those that were saved; --heal computes them again");
+void refuse_damage(const Snapshot& snapshot, const Loaded& loaded) {
+  if (loaded.blocks.empty() && loaded.layers.empty()) return;
+  snapshot_damaged(snapshot.path(),
+                   loaded.blocks.empty()
+                       ? "recurrent arrays, layer " + std::to_string(loaded.layers[0])
+                       : "KV block " + std::to_string(loaded.blocks[0]),
+                   "", "its bytes are not those that were saved; --heal computes them again");
+}
+
+// Computes damaged recurrent arrays again, from the last anchor whose tokens give them. Returns the
+// number of tokens processed.
+int64_t heal_arrays(const Snapshot& snapshot, std::shared_ptr<const Model> model,
+                    const SessionOptions& options, Loaded& loaded) {
+  State& state = loaded.state;
+  if (const auto limit = replay_limit(state))
+    snapshot_damaged(snapshot.path(), "recurrent arrays, layer " + std::to_string(loaded.layers[0]),
+                     "",
+                     "its bytes are not those that were saved, and tokens do not give them (" +
+                         limit->reason + ")");
+  const int64_t size = state.size();
+  SessionOptions plain = options;
+  plain.window = {};
+  Session again(std::move(model), state, plain);
+  const int64_t cost = size - again.process_again(size);
+  const RecurrentState& found = again.recurrent();
+  if (array_digests(found.shape(), found.numbers()) != snapshot.file()->arrays)
+    snapshot_damaged(snapshot.path(), "recurrent arrays, layer " + std::to_string(loaded.layers[0]),
+                     "the saved arrays, when they are computed again from the tokens",
+                     "different ones");
+  state.recurrent = found;
+  state.anchors.add({size, state.recurrent.share(), state.logits});
+  return cost;
 }
 
 }  // namespace
@@ -226,9 +274,9 @@ State Snapshot::state(const RestoreOptions& how) const {
     throw Error(ErrorKind::argument, path(), "form", "",
                 "a recipe has no keys and values, and this needs keys and values");
   }
-  auto [state, damaged] = load(*this, how);
-  refuse_damage(*this, damaged);
-  return std::move(state);
+  Loaded loaded = load(*this, how);
+  refuse_damage(*this, loaded);
+  return std::move(loaded.state);
 }
 
 // --------------------------------------------------------------- a session
@@ -257,6 +305,14 @@ void check_recomputed(const SnapshotFile& file, Session& session) {
                 "KV block " + std::to_string(i / layers) + ", layer " + std::to_string(i % layers),
                 "digest " + digest_text(file.blocks[i]), digest_text(found[i]));
   }
+  const RecurrentState& recurrent = session.recurrent();
+  const std::vector<Digest> arrays = array_digests(recurrent.shape(), recurrent.numbers());
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    if (arrays[i] == file.arrays[i]) continue;
+    throw Error(ErrorKind::mismatch, file.path,
+                "recurrent arrays, layer " + std::to_string(recurrent_layers(recurrent.shape())[i]),
+                "digest " + digest_text(file.arrays[i]), digest_text(arrays[i]));
+  }
   const Digest logits = digest_of(std::as_bytes(session.logits()));
   if (!(logits == file.digests.logits)) {
     throw Error(ErrorKind::mismatch, file.path, "logits",
@@ -284,18 +340,20 @@ Session Snapshot::restore(std::shared_ptr<const Model> model, const RestoreOptio
   if (how.replay || meta().form == SnapshotForm::recipe) {
     Session session = stet::replay(model, recipe(), o, nullptr, how.append);
     if (!how.replay) check_recomputed(*file_, session);
-    r = {0, session.size(), {}, true};
+    r = {0, session.size(), {}, {}, true};
     return session;
   }
-  auto [state, damaged] = load(*this, complete);
-  if (!how.heal) refuse_damage(*this, damaged);
+  Loaded loaded = load(*this, complete);
+  if (!how.heal) refuse_damage(*this, loaded);
   Recomputer recompute(model, o.compute.contract, o.window);
-  if (!damaged.empty()) recompute.heal({state, o.compute}, damaged);
-  Session session(model, std::move(state), o);
-  r = {session.size(), 0, {}, how.check || how.heal || !is_mapped(session.kv())};
-  if (!damaged.empty()) {
+  if (!loaded.blocks.empty()) recompute.heal({loaded.state, o.compute}, loaded.blocks);
+  const int64_t again = loaded.layers.empty() ? 0 : heal_arrays(*this, model, o, loaded);
+  Session session(model, std::move(loaded.state), o);
+  r = {session.size(), 0, {}, {}, how.check || how.heal || !is_mapped(session.kv())};
+  if (!loaded.blocks.empty() || !loaded.layers.empty()) {
     for (const HealedBlocks& healed : recompute.take_healed()) r.recomputed += healed.tokens;
-    r.healed = damaged;
+    r.recomputed += again;
+    r.healed = loaded.blocks, r.healed_layers = loaded.layers;
     r.reused = meta().positions - std::min(meta().positions, r.recomputed);
   }
   return session;

@@ -8,6 +8,7 @@
 #include "src/snapshot/identity.hpp"
 #include "src/snapshot/kv_blocks.hpp"
 #include "src/snapshot/meta.hpp"
+#include "src/snapshot/recurrent.hpp"
 #include "stet/base/error.hpp"
 #include "stet/files/archive.hpp"
 #include "stet/files/file.hpp"
@@ -67,7 +68,9 @@ SnapshotContents contents_of(const State& state, SnapshotMeta meta, const SaveOp
   c.tokens = state.tokens;
   c.visible = visibility(state.kv);
   c.blocks = all_block_digests(state.kv, options.threads);
-  c.digests = combine_digests(meta, c.tokens, c.visible, digest_of_logits(state), c.blocks);
+  c.arrays = array_digests(state.recurrent.shape(), state.recurrent.numbers());
+  c.digests =
+      combine_digests(meta, c.tokens, c.visible, digest_of_logits(state), c.blocks, c.arrays);
   c.contents =
       block_hashes(state, Lineage{state, state.kv.shape()}.blocks_by_content(), options.threads);
   c.digests.id = state_id(state, c.contents);
@@ -157,7 +160,8 @@ class SnapshotWriter {
         contents_(contents),
         options_(options),
         like_(like),
-        stored_(stored_blocks(contents, options.parent)) {
+        stored_(stored_blocks(contents, options.parent)),
+        recurrent_(state, contents, options.parent) {
     if (options.weights_files != nullptr)
       weights_.emplace(*options.weights_files, Model::files_of(*options.weights_files));
     if (options.tokenizer_files != nullptr)
@@ -177,6 +181,7 @@ class SnapshotWriter {
         out.write(*payloads_[i].archive);
       else
         out.write(payloads_[i].bytes);
+      for (const std::span<const std::byte> piece : payloads_[i].pieces) out.write(piece);
     }
     write_kv(out);
     out.write_at(0, encode_front(sections_, snapshot_version(contents_.meta.kv),
@@ -188,6 +193,7 @@ class SnapshotWriter {
   struct Payload {
     std::span<const std::byte> bytes;
     const ArchiveWriter* archive;  // written instead of the bytes, unless null
+    std::span<const std::span<const std::byte>> pieces = {};  // written after the bytes
   };
 
   void add(const std::string& name, std::span<const std::byte> bytes, bool must_know = true) {
@@ -199,6 +205,11 @@ class SnapshotWriter {
     if (!archive) return;
     sections_.push_back({name, 0, archive->size(), digest_of(archive->index()), false});
     payloads_.push_back({{}, &*archive});
+  }
+
+  void add(const PieceSection& s) {
+    sections_.push_back({s.name, 0, s.size, s.digest, s.name == "STATE"});
+    payloads_.push_back({{}, nullptr, s.pieces});
   }
 
   void copy_other_sections() {
@@ -217,6 +228,7 @@ class SnapshotWriter {
     for (const EncodedSection& s : encoded_) add(s.name, s.bytes, s.must_know);
     index_room_.resize(stored_.size() * KvSectionWriter::kIndexEntry);
     if (indexed_) add("KVINDEX", index_room_);
+    for (const PieceSection& s : recurrent_.all()) add(s);
     add("WEIGHTS", weights_);
     add("TOKENIZR", tokenizer_);
     copy_other_sections();
@@ -253,6 +265,7 @@ class SnapshotWriter {
   const SaveOptions& options_;
   const SnapshotFile* const like_;
   const std::vector<int64_t> stored_;
+  const RecurrentSections recurrent_;
   bool indexed_ = false, windowed_ = false;
   std::optional<ArchiveWriter> weights_, tokenizer_;
   std::vector<EncodedSection> encoded_;
@@ -297,6 +310,7 @@ SaveOptions with_threads_of(const Session& session, const SaveOptions& options) 
 
 StateDigests Snapshot::save(Session& session, const std::string& path, const SaveOptions& options) {
   const SaveOptions o = with_threads_of(session, options);
+  session.keep_anchor();
   return with_whole_state(session, [&](const State& state) {
     return save_state(state, meta_of(state, session, o.tokenizer), path, o, nullptr);
   });

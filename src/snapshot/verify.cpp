@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "kernels/compare.hpp"
+#include "src/snapshot/recurrent.hpp"
 #include "stet/base/error.hpp"
 #include "stet/kernels/float_environment.hpp"
 
@@ -23,6 +24,9 @@ std::string reason_of(const KvEdit& e) {
     case KvEdit::What::splice:
       return fmt::format("positions {} .. {} were put together from other states", e.position,
                          e.end - 1);
+    case KvEdit::What::arrays:
+      return fmt::format("recurrent arrays of layer {} were set after position {}", e.layer,
+                         e.position);
     default:
       break;
   }
@@ -66,6 +70,7 @@ struct Claim {
   std::function<std::vector<Digest>(int64_t)> digests;
   std::function<uint64_t(int64_t)> visible;
   Digest logits;
+  std::vector<Digest> arrays;  // of the recurrent layers
   bool bisect = false;
 };
 
@@ -207,6 +212,42 @@ void compare_logits(const Claim& claim, Session& again, VerifyReport& report) {
                                  .found = digest_text(claim.logits)};
 }
 
+// Compares the recurrent arrays after the last token.
+void compare_arrays(const Claim& claim, const Session& again, VerifyReport& report) {
+  report.arrays = claim.arrays.empty();
+  if (report.arrays || report.difference || again.size() != claim.recipe.size()) return;
+  const bool set = std::ranges::any_of(
+      claim.recipe.edits, [](const KvEdit& e) { return e.what == KvEdit::What::arrays; });
+  if (set || !tokens_give_logits(claim.recipe)) return;
+  const RecurrentShape& shape = again.recurrent().shape();
+  const std::vector<Digest> computed = array_digests(shape, again.recurrent().numbers());
+  const auto differ = std::ranges::mismatch(computed, claim.arrays);
+  report.arrays = differ.in1 == computed.end();
+  if (report.arrays) return;
+  const auto which = static_cast<size_t>(differ.in1 - computed.begin());
+  report.difference = Difference{.what = "recurrent arrays",
+                                 .position = claim.recipe.size() - 1,
+                                 .layer = recurrent_layers(shape)[which],
+                                 .expected = "digest " + digest_text(*differ.in1),
+                                 .found = digest_text(*differ.in2)};
+}
+
+// Compares the stored arrays with their digests.
+void compare_stored_arrays(const Claim& claim, VerifyReport& report) {
+  if (claim.stored == nullptr || claim.arrays.empty() || report.difference) return;
+  const RecurrentState& stored = claim.stored->recurrent;
+  const std::vector<Digest> own = array_digests(stored.shape(), stored.numbers());
+  const auto differ = std::ranges::mismatch(own, claim.arrays);
+  if (differ.in1 == own.end()) return;
+  report.arrays = false;
+  const auto which = static_cast<size_t>(differ.in1 - own.begin());
+  report.difference = Difference{.what = "recurrent arrays",
+                                 .position = claim.recipe.size() - 1,
+                                 .layer = recurrent_layers(stored.shape())[which],
+                                 .expected = "digest " + digest_text(*differ.in2),
+                                 .found = "digest " + digest_text(*differ.in1)};
+}
+
 // Compares states that are only approximately equal.
 void compare_within_tolerance(const Claim& claim, Session& again, VerifyReport& report) {
   report.tolerance = kBlasTolerance;
@@ -234,6 +275,8 @@ VerifyReport prove(const Claim& claim, std::vector<bool> given,
   }
   again.logits();
   Proof(claim, again.kv(), std::move(given)).run(report);
+  compare_arrays(claim, again, report);
+  compare_stored_arrays(claim, report);
   compare_logits(claim, again, report);
   return report;
 }
@@ -297,6 +340,7 @@ VerifyReport verify(const Snapshot& snapshot, std::shared_ptr<const Model> model
                     },
                     [&](int64_t b) { return snapshot.visible(b); },
                     snapshot.digests().logits,
+                    snapshot.file()->arrays,
                     bisect};
   const bool blas =
       o.compute.contract == Contract::f32_blas || snapshot.meta().contract == "f32-blas";
@@ -313,7 +357,8 @@ VerifyReport verify(Session& session, const Progress& progress, const Appender& 
                     &state,
                     [&](int64_t b) { return state.kv.block_info(b).digests(shape); },
                     [&](int64_t b) { return state.kv.visible(b); },
-                    digest_of(std::as_bytes(session.logits()))};
+                    digest_of(std::as_bytes(session.logits())),
+                    array_digests(state.recurrent.shape(), state.recurrent.numbers())};
   SessionOptions o{session.capacity(), shape.type, session.compute()};
   for (int64_t b = 0; b < state.kv.blocks(); ++b)
     o.window.only = o.window.only || !state.kv.block_info(b).holds_all();

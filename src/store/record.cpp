@@ -56,7 +56,8 @@ Sha256 key_line(std::istream& lines, const std::string& name, const std::string&
 }
 
 uint32_t payload_offset(RecordKind kind) {
-  return static_cast<uint32_t>(kind == RecordKind::block ? kBlockFront : kRecordFront);
+  const bool mapped = kind == RecordKind::block || kind == RecordKind::anchor;
+  return static_cast<uint32_t>(mapped ? kBlockFront : kRecordFront);
 }
 
 // Fills at most 256 bytes, a size that no signal can interrupt.

@@ -10,6 +10,7 @@
 
 #include "src/store/clock.hpp"
 #include "src/store/fetch.hpp"
+#include "src/store/recurrent.hpp"
 #include "src/store/text.hpp"
 #include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
@@ -312,13 +313,22 @@ StorePutReport put_session(Store& store, Session& session, const StorePutOptions
   std::vector<std::byte> tail;
   if (recipe) {
     const std::vector<BlockIdentity> ids = session.block_identities();
+    const std::optional<StoredAnchor> anchor = anchor_to_store(state);
+    const bool usable = state.recurrent.empty() || anchor.has_value();
     for (const int64_t b :
-         stored_blocks(state.size(), [&](int64_t i) { return state.kv.visible(i); })) {
+         stored_blocks(usable ? state.size() : 0, [&](int64_t i) { return state.kv.visible(i); })) {
       if (!state.kv.block_info(b).holds_all()) continue;  // readers that need it compute it
       blocks.push_back({ids[static_cast<size_t>(b)].id, [&state, b] {
                           return std::span(state.kv.block(b), state.kv.shape().block_bytes());
                         }});
     }
+    if (anchor)
+      blocks.push_back({anchor->name,
+                        [&state, anchor] {
+                          return std::as_bytes(std::span(anchor->anchor->arrays->numbers(),
+                                                         state.recurrent.shape().numbers));
+                        },
+                        nullptr, RecordKind::anchor});
     if (needs_tail(state.size(), state.floor())) {
       tail = tail_bytes(state);
       blocks.push_back({tail_identity(report.digests.id), [&tail] { return std::span(tail); }});
@@ -358,6 +368,16 @@ Session restore_session(Store& store, const Snapshot& snapshot, std::shared_ptr<
     throw Error(ErrorKind::capacity, snapshot.path(), "tokens",
                 "at most " + std::to_string(o.capacity) + " positions (--ctx)",
                 std::to_string(meta.positions));
+  }
+  if (!snapshot.file()->arrays.empty()) {
+    if (auto session = restore_from_anchor(store, snapshot, model, how, o, r)) {
+      check_logits(snapshot, *session);
+      return *std::move(session);
+    }
+    Session session = snapshot.restore(model, how, &r.restored);
+    r.computed = static_cast<size_t>(session.size() / kBlockPositions);
+    r.reasons.push_back("the store has no anchor of its last block with all blocks before it");
+    return session;
   }
   assume_costs(store.meter(), model->config());
   Restorer restorer(store, snapshot, model, how, o, r);
@@ -399,6 +419,8 @@ std::optional<Session> fetch_prefix(Store& store, std::shared_ptr<const Model> m
   const Contract contract = options.compute.contract;
   if (!is_replayable(contract_name(contract))) return std::nullopt;
   const ModelConfig& c = model->config();
+  if (c.recurrence.kind != Recurrence::Kind::none)
+    return fetch_to_anchor(store, model, options, ids, more_than);
   State state;
   state.origin = origin_of(*model, contract);
   state.kv = KvCache(detail::kv_shape(c, options.kv_type), checked_capacity(c, options.capacity));

@@ -143,7 +143,7 @@ size_t Store::write_blocks(std::span<const NewBlock* const> blocks) {
     if (!packed[i].empty()) bytes[i] = packed[i];
   }
   run_each(threads_, blocks.size(), [&](size_t i) {
-    const Record record{RecordKind::block, place(blocks[i]->identity), packed[i].empty() ? 0u : 1u,
+    const Record record{blocks[i]->kind, place(blocks[i]->identity), packed[i].empty() ? 0u : 1u,
                         bytes[i]};
     const std::shared_ptr<const MappedFile>& file = blocks[i]->mapping;
     if (is_file_of(file.get(), key_, record)) {
@@ -187,12 +187,12 @@ Store::PutReport Store::put_blocks(std::span<const NewBlock> blocks) {
   return report;
 }
 
-StoredBlock Store::checked(const Sha256& name, const StoredBytes& found) {
-  const std::string where = where_of(url(), "block", name);
+StoredBlock Store::checked(RecordKind kind, const Sha256& name, const StoredBytes& found) {
+  const std::string where = where_of(url(), record_kind_name(kind), name);
   StoredBlock b;
   b.carried = found.bytes.size();
   try {
-    const Record r = open_record(key_, RecordKind::block, name, found.bytes, where);
+    const Record r = open_record(key_, kind, name, found.bytes, where);
     if (r.encoding > 1)
       throw Error(ErrorKind::unsupported, where, "encoding", "0 or 1", std::to_string(r.encoding));
     if (r.encoding == 0) {
@@ -206,6 +206,33 @@ StoredBlock Store::checked(const Sha256& name, const StoredBytes& found) {
   } catch (const Error& e) {
     b.refused = e.what();
   }
+  return b;
+}
+
+std::vector<bool> Store::has_blocks(std::span<const Sha256> identities) {
+  std::vector<Sha256> places;
+  for (const Sha256& id : identities) places.push_back(place(id));
+  return backend_->touch(RecordClass::blocks, places);
+}
+
+StoredBlock Store::anchor(const Sha256& identity) {
+  const Sha256 name = place(identity);
+  StoreTraffic t;
+  t.reads = 1;
+  const double start = seconds_now();
+  StoredBlock b;
+  const std::atomic<bool> stop{false};
+  backend_->read_blocks({&name, 1}, stop, [&](size_t, const std::optional<StoredBytes>& found) {
+    if (found) b = checked(RecordKind::anchor, name, *found);
+  });
+  t.read_seconds = seconds_now() - start;
+  t.read_bytes = b.carried;
+  ++(!b.bytes.empty() ? t.hits : b.refused.empty() ? t.misses : t.refused);
+  if (t.refused > 0) {
+    const std::lock_guard lock(mutex_);
+    refused_.insert(name);
+  }
+  count(t);
   return b;
 }
 
@@ -237,7 +264,7 @@ std::vector<StoredBlock> Store::request(std::span<const Sha256> places,
   const double start = seconds_now();
   std::vector<StoredBlock> all(places.size());
   backend_->read_blocks(places, stop, [&](size_t i, const std::optional<StoredBytes>& found) {
-    if (found) all[i] = checked(places[i], *found);
+    if (found) all[i] = checked(RecordKind::block, places[i], *found);
   });
   t.read_seconds = seconds_now() - start;
   for (const StoredBlock& b : all) {

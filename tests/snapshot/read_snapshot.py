@@ -3,6 +3,7 @@
 the standard library only.
 
     read_snapshot.py FILE [--parent FILE] [--key LAYER HEAD POSITION] [--value LAYER HEAD POSITION]
+                     [--array LAYER NAME]
 
 It compares every digest, computes the state digest and the id again, and prints the content as
 JSON. For a delta, name the parent if --key or --value need a block that only the parent has. A
@@ -12,6 +13,7 @@ fault gives one line on stderr and exit status 1.
 import argparse
 import hashlib
 import json
+import math
 import struct
 import sys
 import zlib
@@ -20,8 +22,10 @@ from xxh3_128 import xxh3_128
 
 MAGIC, ARCHIVE_MAGIC = b"\x93STET\r\n\x1a", b"\x93STAR\r\n\x1a"
 HEADER, ENTRY, PAGE, POSITIONS = 192, 64, 4096, 64
-ELSEWHERE, COMPRESSED, EDITED, WINDOWED, WEIGHS_TOKENS = 1, 2, 4, 16, 32
-KNOWN = ("META TOKENS VISIBLE PRUNES REMOVED LOGITS BLOCKS CONTENT KEPT KVINDEX WEIGHTS TOKENIZR KV").split()
+ELSEWHERE, COMPRESSED, EDITED, WINDOWED, WEIGHS_TOKENS, RECURRENT = 1, 2, 4, 16, 32, 64
+KNOWN = ("META TOKENS VISIBLE PRUNES REMOVED LOGITS BLOCKS CONTENT KEPT KVINDEX STATE ANCHORS WEIGHTS TOKENIZR "
+         "KV").split()
+BY_CONTENT, IN_PARENT = 1, 8  # flags of an anchor
 ALWAYS = "META TOKENS VISIBLE LOGITS BLOCKS KV".split()
 ELEMENTS = {"f32": "<f", "bf16": None, "f16": "<e"}
 
@@ -92,13 +96,14 @@ class Sections:
         self.version = version
         expect("header", digest_text(data[176:192]), digest_text(xxh3_128(data[:176])))
         expect("header size", HEADER, size)
-        expect("required features", 0, required & ~(ELSEWHERE | COMPRESSED | EDITED | WINDOWED | WEIGHS_TOKENS))
+        known = ELSEWHERE | COMPRESSED | EDITED | WINDOWED | WEIGHS_TOKENS | RECURRENT
+        expect("required features", 0, required & ~known)
         expect("file size", file_size, len(data))
         expect("section table", HEADER, table)
         entries = data[table:table + ENTRY * count]
         expect("section table", digest_text(data[56:72]), digest_text(xxh3_128(entries)))
         self.required, self.state, self.id = required, data[72:88], data[88:120]
-        self.table, end = {}, table + len(entries)
+        self.table, self.index_digests, end = {}, {}, table + len(entries)
         for i in range(count):
             end = self.add(entries[ENTRY * i:ENTRY * (i + 1)], end)
         expect("end of the sections", file_size, end)
@@ -118,13 +123,22 @@ class Sections:
         covered = self.get("BLOCKS") if name == "KV" else content
         if name in ("WEIGHTS", "TOKENIZR"):
             covered = content[:read_archive(content)[0]]
-        expect(f"{name}: digest", digest_text(entry[32:48]), digest_text(xxh3_128(covered)))
+        if name in ("STATE", "ANCHORS"):
+            self.index_digests[name] = entry[32:48]
+        else:
+            expect(f"{name}: digest", digest_text(entry[32:48]), digest_text(xxh3_128(covered)))
         self.table[name] = (offset, size)
         return offset + size
 
     def get(self, name):
         offset, size = self.table.get(name, (0, 0))
         return self.data[offset:offset + size]
+
+    def index(self, name, size):
+        """Returns the first bytes of STATE or ANCHORS, which their digest covers."""
+        index = self.get(name)[:size]
+        expect(f"{name}: digest", digest_text(self.index_digests[name]), digest_text(xxh3_128(index)))
+        return index
 
 
 def read_archive(archive):
@@ -148,6 +162,10 @@ def read_archive(archive):
     return size, files
 
 
+def padded(size):
+    return -(-size // 64) * 64
+
+
 class Prune:
     def __init__(self, entry, removed):
         self.at, self.begin, self.end, self.kind, _ = struct.unpack("<QQQII", entry)
@@ -160,6 +178,10 @@ class Prune:
     def as_json(self):
         return {"at": self.at, "begin": self.begin, "end": self.end, "positions": ("keep", "shift")[self.kind],
                 "removed": self.removed}
+
+
+def content_of_arrays(arrays):
+    return hash_of(b"stet recurrent content 1\n", arrays)
 
 
 class Snapshot:
@@ -185,7 +207,7 @@ class Snapshot:
         self.block_bytes = -(-self.offsets[-1] // PAGE) * PAGE
         self.last = max(l for l, size in enumerate(sizes) if size)  # its digest covers the padding
         readers = [l for l, row in enumerate(self.table) if row["window"] == 0]
-        self.held = sorted({self.table[l]["owner"] for l in readers})
+        self.held = sorted({self.table[l]["owner"] for l in readers if self.table[l]["owner"] >= 0})
         self.fingerprint = self.meta["fingerprints"][-1]["digest"]
         expect("positions", self.meta["positions"], len(self.tokens))
         for position in range(len(self.tokens), POSITIONS * len(self.visible)):
@@ -193,7 +215,73 @@ class Snapshot:
                    self.visible[position // POSITIONS] >> position % POSITIONS & 1)
         expect("BLOCKS: bytes", len(self.visible) * self.layers * 16, len(get("BLOCKS")))
         self.places = self.find_blocks()
+        self.read_arrays()
+        self.read_anchors()
         self.check()
+
+    def read_arrays(self):
+        """Compares the arrays of recurrent layers with their digests."""
+        self.arrays, numbers = {}, 0  # by layer and name: where its numbers begin, and its shape
+        self.recurrent = [l for l, row in enumerate(self.table) if "state" in row]
+        begins = []
+        for layer in self.recurrent:
+            begins.append(numbers)
+            for array in self.table[layer]["state"]:
+                self.arrays[layer, array["name"]] = (numbers, array["shape"])
+                numbers += math.prod(array["shape"])
+        expect("required features: recurrent", bool(self.recurrent), bool(self.sections.required & RECURRENT))
+        self.array_bytes, section = 4 * numbers, self.sections.get("STATE")
+        if not self.recurrent:
+            return
+        self.array_index = self.sections.index("STATE", 16 * len(self.recurrent))
+        if self.meta["form"] == "recipe":
+            expect("STATE: bytes", len(self.array_index), len(section))
+            return
+        begin = padded(len(self.array_index))
+        expect("STATE: bytes", begin + self.array_bytes, len(section))
+        expect("STATE: zeros", bytes(begin - len(self.array_index)), section[len(self.array_index):begin])
+        self.live = section[begin:]
+        for i, (layer, first) in enumerate(zip(self.recurrent, begins)):
+            last = (begins + [numbers])[i + 1]
+            expect(f"arrays of layer {layer}", digest_text(self.array_index[16 * i:16 * i + 16]),
+                   digest_text(xxh3_128(self.live[4 * first:4 * last])))
+
+    def read_anchors(self):
+        self.anchors, section = [], self.sections.get("ANCHORS")
+        if not section:
+            return
+        count, = struct.unpack_from("<Q", section, 16)
+        index = self.sections.index("ANCHORS", 24 + 64 * count)
+        if index[:16] != self.sections.state:
+            return
+        names, end = self.anchor_names(), len(index)
+        for at in range(24, len(index), 64):
+            name, digest = index[at:at + 32], index[at + 48:at + 64]
+            position, flags, numbers = struct.unpack_from("<QII", index, at + 32)
+            if not flags & IN_PARENT:
+                last = section[padded(end):padded(end) + 4 * numbers]
+                end = padded(end) + 4 * numbers
+                arrays = section[padded(end):padded(end) + self.array_bytes]
+                end = padded(end) + self.array_bytes
+                expect(f"anchor at {position}", digest_text(digest), digest_text(xxh3_128(last + arrays)))
+            found = content_of_arrays(arrays) if flags & BY_CONTENT else names[position]
+            expect(f"anchor at {position}", hash_text(found), hash_text(name))
+            self.anchors.append({"position": position, "name": hash_text(name), "by_content": bool(flags & BY_CONTENT)})
+        expect("ANCHORS: bytes", padded(end), len(section))
+
+    def anchor_names(self):
+        """Returns the name of the state at each position of a state without interventions."""
+        link, pending, names = self.start(), [], {}
+        for position, token in enumerate(self.tokens, 1):
+            pending.append(token)
+            if len(pending) == POSITIONS:
+                link, pending = hash_of(b"B", link, ids_bytes(pending)), []
+            names[position] = hash_of(b"R", link, u64(len(pending)), ids_bytes(pending))
+        return names
+
+    def array(self, layer, name):
+        begin, shape = self.arrays[layer, name]
+        return list(struct.unpack_from(f"<{math.prod(shape)}f", self.live, 4 * begin))
 
     def table_of(self, kv):
         """Returns the row of each layer."""
@@ -323,6 +411,8 @@ class Snapshot:
             words.append(self.members["dialogue"])
         digests = [xxh3_128(self.sections.get("TOKENS")), xxh3_128(self.sections.get("VISIBLE")), self.logits_digest(),
                    xxh3_128(self.sections.get("BLOCKS"))]
+        if self.recurrent:
+            digests.append(xxh3_128(self.array_index))
         return xxh3_128(" ".join(words).encode() + b"".join(digests))
 
     def transcript(self):
@@ -394,6 +484,8 @@ class Snapshot:
         if not self.replayable():
             partial = self.contents[-1] if len(self.tokens) % POSITIONS else bytes(32)
             parts += [partial, hash_of(self.sections.get("LOGITS"))]
+            if self.recurrent:
+                parts.append(content_of_arrays(self.live))
         return hash_of(*parts)
 
     def content_of(self, block):
@@ -401,7 +493,8 @@ class Snapshot:
         if "table" not in kv:
             return hash_of(b"stet block content 1\n", text(self.kv_type), u64(self.layers), u64(kv["heads"]),
                            u64(kv["head_dim"]), content)
-        rows = [u64(row[name]) for row in self.table for name in ("owner", "heads", "key_dim", "value_dim", "window")]
+        names = ("owner", "heads", "key_dim", "value_dim", "window")
+        rows = [u64(row[name] % 2**64) for row in self.table for name in names]
         return hash_of(b"stet block content 2\n", text(self.kv_type), u64(self.layers), *rows, content)
 
     def check(self):
@@ -435,6 +528,8 @@ class Snapshot:
             "sections": [{"name": n, "offset": o, "bytes": s} for n, (o, s) in self.sections.table.items()],
             "files": {name: sorted(read_archive(get(name))[1]) for name in ("WEIGHTS", "TOKENIZR")
                       if name in self.sections.table},
+            "arrays": [{"layer": l, "name": name, "shape": shape} for (l, name), (_, shape) in self.arrays.items()],
+            "anchors": self.anchors,
         }
 
 
@@ -449,6 +544,7 @@ def main():
     parser.add_argument("--parent", help="of a delta")
     for what in ("key", "value"):
         parser.add_argument(f"--{what}", nargs=3, type=int, metavar=("LAYER", "HEAD", "POSITION"))
+    parser.add_argument("--array", nargs=2, metavar=("LAYER", "NAME"), help="of a recurrent layer")
     arguments = parser.parse_args()
     try:
         snapshot = read(arguments.file)
@@ -457,6 +553,8 @@ def main():
         for what in ("key", "value"):
             if getattr(arguments, what):
                 out[what] = snapshot.elements(what, *getattr(arguments, what), parent)
+        if arguments.array:
+            out["array"] = snapshot.array(int(arguments.array[0]), arguments.array[1])
     except (Fault, OSError, ValueError, KeyError, IndexError, struct.error, zlib.error) as fault:
         sys.exit(f"{arguments.file}: {fault}")
     print(json.dumps(out))

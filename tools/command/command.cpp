@@ -187,6 +187,11 @@ void ModelOptions::add_to(Command& app) {
                      "positions between the checkpoints of --window-only (default: 8192; 0: none)"),
       "N")
       ->check(integer(0, 1 << 24));
+  grouped(app.add_option("--anchors", anchors,
+                         "memory for states at earlier positions, from which recurrent layers are "
+                         "rewound, in MiB (default: 1024)"),
+          "MIB")
+      ->check(integer(0, 1 << 24));
   grouped(
       app.add_option(
           "--compute", compute,
@@ -221,6 +226,7 @@ void ModelOptions::add_to(Command& app) {
 
 SessionOptions ModelOptions::session_options() const {
   SessionOptions o = session;
+  o.anchor_bytes = anchors << 20;
   if (!compute.empty())
     o.compute.contract = parse_contract(compute).value();
   else if (!follows_snapshot)

@@ -53,6 +53,64 @@ NamedShape shape_of_layer(const State& state, int64_t layer, bool key) {
           {state.size(), l.kv_heads, key ? l.key_dim : l.value_dim}};
 }
 
+// An array of a recurrent layer, as a tensor. Mamba-2's state is stored [heads][d_state][head_dim]
+// and published [heads][head_dim][d_state].
+struct ArrayTensor {
+  int64_t layer, index;
+  NamedShape shape;
+  bool transposed;
+};
+
+std::vector<ArrayTensor> arrays_of(const State& state, const ModelConfig& config) {
+  std::vector<ArrayTensor> all;
+  const RecurrentShape& shape = state.recurrent.shape();
+  for (size_t l = 0; l < shape.layers.size(); ++l) {
+    for (size_t i = 0; i < shape.layers[l].size(); ++i) {
+      const RecurrentArray& a = shape.layers[l][i];
+      const bool turned = config.recurrence.kind == Recurrence::Kind::mamba2 && a.dims.size() == 3;
+      std::vector<int64_t> dims = a.dims;
+      if (turned) std::swap(dims[1], dims[2]);
+      all.push_back({static_cast<int64_t>(l),
+                     static_cast<int64_t>(i),
+                     {fmt::format("layers.{}.{}", l, a.name), DType::f32, dims},
+                     turned});
+    }
+  }
+  return all;
+}
+
+// Transposes the last two of three dimensions. `dims` are those of the result.
+std::vector<float> turned(std::span<const float> x, const std::vector<int64_t>& dims) {
+  std::vector<float> y(x.size());
+  const auto rows = static_cast<size_t>(dims[1]), columns = static_cast<size_t>(dims[2]);
+  for (size_t i = 0; i < y.size(); ++i) {
+    const size_t block = i / (rows * columns), row = i / columns % rows, column = i % columns;
+    y[i] = x[(block * columns + column) * rows + row];
+  }
+  return y;
+}
+
+// Sets the recurrent arrays that differ from the state. Returns their number.
+size_t set_arrays(State& state, const TensorSource& from, const ModelConfig& config) {
+  size_t changed = 0;
+  for (const ArrayTensor& a : arrays_of(state, config)) {
+    if (from.tensors().find(a.shape.name) == nullptr) continue;
+    const LoadedTensor t = from.load(a.shape.name);
+    if (t.shape != a.shape.shape)
+      throw Error(ErrorKind::format, from.path(), a.shape.name, shape_text(a.shape.shape),
+                  shape_text(t.shape));
+    std::vector<int64_t> stored = a.shape.shape;
+    if (a.transposed) std::swap(stored[1], stored[2]);
+    const std::vector<float> x = a.transposed ? turned(t.values, stored) : t.values;
+    const std::span<const float> before =
+        state.recurrent.array(a.layer, static_cast<size_t>(a.index));
+    if (std::memcmp(before.data(), x.data(), before.size_bytes()) == 0) continue;
+    set_array(state, a.layer, a.index, x);
+    ++changed;
+  }
+  return changed;
+}
+
 std::vector<int32_t> visibility_of(const State& state) {
   std::vector<int32_t> all;
   for (int64_t p = 0; p < state.size(); ++p)
@@ -73,6 +131,9 @@ void run_export(ExportCommand& o) {
       if (shape.owns(l)) shapes.push_back(shape_of_layer(state, l, key));
     }
   }
+  const std::vector<ArrayTensor> arrays =
+      arrays_of(state, ModelConfig::from_canonical(snapshot.meta().config, snapshot.path()));
+  for (const ArrayTensor& a : arrays) shapes.push_back(a.shape);
   const auto file = make_tensor_file(o.output, shapes,
                                      {{"contract", state.origin.contract},
                                       {"model", state.origin.model},
@@ -90,6 +151,11 @@ void run_export(ExportCommand& o) {
       const std::vector<float> x = layer_of(state, l, key);
       file->write(tensor++, 0, std::as_bytes(std::span(x)));
     }
+  }
+  for (const ArrayTensor& a : arrays) {
+    const std::span<const float> x = state.recurrent.array(a.layer, static_cast<size_t>(a.index));
+    const std::vector<float> y = a.transposed ? turned(x, a.shape.shape) : std::vector<float>();
+    file->write(tensor++, 0, std::as_bytes(a.transposed ? std::span<const float>(y) : x));
   }
   file->commit();
   say("{} positions of {} layers in {}\n", state.size(), shape.layers, printable(o.output));
@@ -143,9 +209,12 @@ void run_import(ExportCommand& o) {
   size_t changed = 0;
   for (int64_t l = 0; l < state.kv.shape().layers; ++l)
     changed += set_layer(state, from, l, true) + set_layer(state, from, l, false);
+  const size_t arrays =
+      set_arrays(state, from, ModelConfig::from_canonical(snapshot.meta().config, snapshot.path()));
   choose_checkpoint(o.model, snapshot);
   o.save.write(state, snapshot, o.output, o.model.checkpoint);
-  say("{} keys and values were set, {} edits in {}\n", changed, state.edits.size(),
+  say("{} keys and values{} were set, {} edits in {}\n", changed,
+      arrays == 0 ? "" : fmt::format(" and {} recurrent arrays", arrays), state.edits.size(),
       printable(o.output));
 }
 
@@ -160,8 +229,8 @@ void add_common(Command& sub, ExportCommand& o, const char* output) {
 
 void add_export(Command& app) {
   const auto o = std::make_shared<ExportCommand>();
-  Command* sub =
-      app.add_subcommand("export", "Write keys, values, tokens and logits of a state as tensors.");
+  Command* sub = app.add_subcommand(
+      "export", "Write keys, values, recurrent arrays, tokens and logits of a state as tensors.");
   add_common(*sub, *o, "a .safetensors file, or DIR/ for .npy files");
   sub->callback([o] { run_export(*o); });
 }

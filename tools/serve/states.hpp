@@ -212,8 +212,9 @@ class States {
 
   // states_memory.cpp
   uint64_t block_bytes() const;
-  void hold(const KvCache& kv) STET_REQUIRES(mutex_);
-  void release_blocks(const KvCache& kv) STET_REQUIRES(mutex_);
+  uint64_t bytes_held() const STET_REQUIRES(mutex_);
+  void hold(const Session& session) STET_REQUIRES(mutex_);
+  void release_blocks(const Session& session) STET_REQUIRES(mutex_);
   void put_in(Node& node, Session session) STET_REQUIRES(mutex_);
   std::optional<Session> take_out(Node& node) STET_REQUIRES(mutex_);
   std::vector<Eviction> make_room(const Node* keep) STET_REQUIRES(mutex_);
@@ -286,6 +287,8 @@ class States {
   std::unordered_set<Node*> resident_ STET_GUARDED_BY(mutex_);  // with keys and values in memory
   // The number of states in memory that use each block.
   std::unordered_map<const KvBlock*, int64_t> blocks_ STET_GUARDED_BY(mutex_);
+  // Recurrent arrays of states and anchors in memory, and how many hold them.
+  std::unordered_map<const RecurrentBuffer*, int64_t> arrays_ STET_GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<Running>> running_ STET_GUARDED_BY(mutex_);
   std::unordered_map<std::string, int> needed_ STET_GUARDED_BY(mutex_);  // deltas on each state
   // The clients of expired states, in two generations, and the parents of removed states.

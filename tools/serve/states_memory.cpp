@@ -13,44 +13,68 @@ uint64_t States::block_bytes() const {
   return detail::kv_shape(c, session_.kv_type).block_bytes();
 }
 
-void States::hold(const KvCache& kv) {
-  for (int64_t b = 0; b < kv.blocks(); ++b) ++blocks_[&kv.block_info(b)];
+namespace {
+
+// Returns the recurrent arrays of a session and of its anchors.
+std::vector<const RecurrentBuffer*> arrays_of(const Session& session) {
+  std::vector<const RecurrentBuffer*> all;
+  if (session.recurrent().empty()) return all;
+  all.push_back(session.recurrent().share().get());
+  for (const auto& anchor : session.anchors().all()) all.push_back(anchor->arrays.get());
+  return all;
 }
 
-void States::release_blocks(const KvCache& kv) {
+}  // namespace
+
+void States::hold(const Session& session) {
+  const KvCache& kv = session.kv();
+  for (int64_t b = 0; b < kv.blocks(); ++b) ++blocks_[&kv.block_info(b)];
+  for (const RecurrentBuffer* arrays : arrays_of(session)) ++arrays_[arrays];
+}
+
+void States::release_blocks(const Session& session) {
+  const KvCache& kv = session.kv();
   for (int64_t b = 0; b < kv.blocks(); ++b) {
     const auto found = blocks_.find(&kv.block_info(b));
     if (--found->second == 0) blocks_.erase(found);
   }
+  for (const RecurrentBuffer* arrays : arrays_of(session)) {
+    const auto found = arrays_.find(arrays);
+    if (--found->second == 0) arrays_.erase(found);
+  }
+}
+
+uint64_t States::bytes_held() const {
+  return blocks_.size() * block_bytes() +
+         arrays_.size() * recurrent_shape(model_->config()).bytes();
 }
 
 void States::put_in(Node& node, Session session) {
   std::optional<Session>& place = at(node).session;
-  if (place) release_blocks(place->kv());
+  if (place) release_blocks(*place);
   place.emplace(std::move(session));
-  hold(place->kv());
+  hold(*place);
   resident_.insert(&node);
 }
 
 std::optional<Session> States::take_out(Node& node) {
   std::optional<Session>& place = at(node).session;
   if (!place) return std::nullopt;
-  release_blocks(place->kv());
+  release_blocks(*place);
   resident_.erase(&node);
   return std::exchange(place, std::nullopt);
 }
 
 uint64_t States::memory_used() const {
   const MutexLock lock(mutex_);
-  return blocks_.size() * block_bytes();
+  return bytes_held();
 }
 
 // Evicts the least recently used states until the rest is within the budget. States being read or
 // written stay, and so do those that neither tokens nor a file would give again.
 std::vector<States::Eviction> States::make_room(const Node* keep) {
-  const uint64_t block = block_bytes();
   std::vector<Eviction> leaving;
-  if (blocks_.size() * block <= options_.memory) return leaving;
+  if (bytes_held() <= options_.memory) return leaving;
   std::vector<std::pair<uint64_t, Node*>> idle;
   for (Node* node : resident_) {
     if (node == keep || at(*node).pinned) continue;
@@ -58,7 +82,7 @@ std::vector<States::Eviction> States::make_room(const Node* keep) {
   }
   std::sort(idle.begin(), idle.end());
   for (const auto& [used, node] : idle) {
-    if (blocks_.size() * block <= options_.memory) break;
+    if (bytes_held() <= options_.memory) break;
     std::unique_lock io(node->io_, std::try_to_lock);
     if (!io.owns_lock()) continue;
     leaving.push_back({nodes_.at(node->id), std::move(io), take_out(*node), false});
@@ -253,6 +277,17 @@ Session States::computed_again(Node& node, const Appender& append, Usage& usage)
   return session;
 }
 
+namespace {
+
+// Returns the position of the last anchor at or before the first `tokens` tokens. Returns `tokens`
+// without recurrent layers, or for null: the anchors of a file are not known.
+size_t ending_at_anchor(size_t tokens, const Session* session) {
+  if (session == nullptr || session->recurrent().empty()) return tokens;
+  return tokens - static_cast<size_t>(session->rewind_cost(static_cast<int64_t>(tokens)));
+}
+
+}  // namespace
+
 std::shared_ptr<States::Running> States::running(const std::string& client, const Session& prompt) {
   auto running = std::make_shared<Running>(client, prompt.fork());
   const MutexLock lock(mutex_);
@@ -275,6 +310,9 @@ std::optional<Session> States::from_memory_or_file(const NodePtr& node, const Ap
 
 // Finds the longest common beginning among states in memory, states in files, and running prompts.
 // States of `lost` are skipped.
+//
+// Recurrent layers continue from an anchor alone, so the beginning ends at the last one before the
+// first different token.
 States::Longest States::longest(const std::string& client, std::span<const int32_t> ids,
                                 const std::set<NodePtr>& lost) const {
   Longest best;
@@ -289,7 +327,7 @@ States::Longest States::longest(const std::string& client, std::span<const int32
                      !c.removed && c.recipe != nullptr && c.origin != Origin::uploaded &&
                      (c.session || c.files.blocks) && !lost.contains(node);
     if (!may) continue;
-    const size_t n = alike(c.recipe->tokens);
+    const size_t n = ending_at_anchor(alike(c.recipe->tokens), c.session ? &*c.session : nullptr);
     const std::pair<bool, uint64_t> its{!c.session, c.serial};
     if (n < best.tokens || n == 0 || (n == best.tokens && rank < its)) continue;
     best.node = node;
@@ -299,7 +337,7 @@ States::Longest States::longest(const std::string& client, std::span<const int32
   for (const std::weak_ptr<Running>& weak : running_) {
     const std::shared_ptr<Running> r = weak.lock();
     if (r == nullptr || (r->client_ != client && !options_.share_prefixes)) continue;
-    const size_t n = alike(r->session_.tokens());
+    const size_t n = ending_at_anchor(alike(r->session_.tokens()), &r->session_);
     if (n <= best.tokens) continue;
     best.running.emplace(r->session_.fork());
     best.tokens = n;
@@ -335,6 +373,7 @@ Session States::longest_prefix(const std::string& client, std::span<const int32_
     usage.reason = "no state of this client begins like this";
     return Session(model_, session_);
   }
+  best.tokens = ending_at_anchor(best.tokens, &*session);
   session->rewind(static_cast<int64_t>(best.tokens));
   session->generation() = GenerationState();
   session->chat() = ChatState();

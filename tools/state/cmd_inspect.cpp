@@ -153,6 +153,24 @@ std::optional<ReplayLimit> limit_of(const Snapshot& s) {
   return replay_limit(s.recipe());
 }
 
+// Returns the positions of a snapshot's anchors as text.
+std::string anchors_text(const Snapshot& s) {
+  std::string text;
+  for (const AnchorEntry& a : s.file()->anchors)
+    text += (text.empty() ? "at " : ", ") + std::to_string(a.position);
+  return text.empty() ? "none" : printable(text, 120);
+}
+
+// Returns the recurrent arrays of each layer: their names and shapes.
+Json arrays_json(const RecurrentShape& shape) {
+  Json list = Json::array();
+  for (size_t l = 0; l < shape.layers.size(); ++l) {
+    for (const RecurrentArray& a : shape.layers[l])
+      list.push_back({{"name", fmt::format("layers.{}.{}", l, a.name)}, {"shape", a.dims}});
+  }
+  return list;
+}
+
 // Returns the elements of a state: the snapshot's content of each, and whether the given model
 // matches.
 Json elements_json(const Snapshot& s, const Present& present) {
@@ -189,6 +207,14 @@ Json elements_json(const Snapshot& s, const Present& present) {
                         printable(m.parent_file))
           : fmt::format("{} blocks, {}", blocks, kv_type_name(m.kv.type)),
       s.stored_kv_bytes(), digest_text(s.digests().kv));
+  if (const size_t layers = s.file()->arrays.size(); layers > 0) {
+    add("recurrent arrays",
+        fmt::format(
+            "{} layers{}", layers,
+            m.form == SnapshotForm::recipe ? ": digests, computed again from the tokens" : ""),
+        size("STATE"), digest_text(s.digests().recurrent));
+    add("anchors", anchors_text(s), size("ANCHORS"), "");
+  }
   for (const auto& [name, digest] : m.fingerprints) {
     if (name == "config" || name == "model") continue;
     add(name == "embeddings" ? "token embeddings"
@@ -300,6 +326,16 @@ Json describe(const Snapshot& s, const Present& present) {
                                 {"key_dim", l.key_dim},
                                 {"value_dim", l.value_dim},
                                 {"window", l.window}});
+  if (!s.file()->arrays.empty()) {
+    j["recurrent"] =
+        arrays_json(recurrent_shape(ModelConfig::from_canonical(s.meta().config, s.path())));
+    j["anchors"] = Json::array();
+    for (const AnchorEntry& a : s.file()->anchors)
+      j["anchors"].push_back({{"position", a.position},
+                              {"name", sha256_text(a.name)},
+                              {"by_content", a.by_content},
+                              {"in_parent", a.in_parent}});
+  }
   const SamplingSettings& p = s.generation().sampling;
   j["sampling"] = {{"greedy", p.greedy},
                    {"temperature", p.temperature},
@@ -448,6 +484,8 @@ Json memory_json(const ModelConfig& c, int64_t positions) {
     if (windows) of["window_only_bytes"] = window_only_bytes(c, shape, every, positions);
   }
   if (windows) j["checkpoint_every"] = every;
+  // the live arrays, and those of each anchor
+  if (const size_t bytes = recurrent_shape(c).bytes(); bytes > 0) j["recurrent_bytes"] = bytes;
   return j;
 }
 

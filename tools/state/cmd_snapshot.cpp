@@ -51,11 +51,38 @@ Json saved_json(const std::string& path, const StateDigests& digests, int64_t po
           {"digests", digests_json(digests)}};
 }
 
+const std::vector<std::string> kComputing = {"--compute", "--gemm",  "--threads", "--team",
+                                             "--isa",     "--chunk", "--check",   "--no-mmap"};
+
+// Removes positions by processing those that stay again. The result is another state, without an
+// entry in the log of prunes.
+void run_recompute(const Command& app, SnapshotCommand& o, const Snapshot& snapshot) {
+  refuse(app, {"--positions"},
+         "this option is for prunes without --recompute, after which "
+         "positions always move up");
+  choose_contract(o.model, snapshot);
+  Session session = restore_session(snapshot, o.model, {}, nullptr);
+  const int64_t gone = session.prune(o.prune);
+  const StateDigests digests =
+      o.save.write(session.state(), snapshot, o.output, o.model.checkpoint);
+  if (o.json) {
+    Json j = saved_json(o.output, digests, session.size());
+    j["pruned"] = gone;
+    j["recomputed"] = true;
+    out(dump(j) + "\n");
+  } else {
+    say("removed {} of {} positions and processed the later ones again: another state, {}\n", gone,
+        snapshot.tokens().size(), sha256_text(digests.id));
+  }
+}
+
 void run_prune(const Command& app, SnapshotCommand& o) {
   check_writable(o.output);
   const Snapshot snapshot = open_snapshot(app, o);
+  if (o.prune.recompute) return run_recompute(app, o, snapshot);
+  refuse(app, kComputing, "this option needs --recompute");
   if (!o.save.with_weights && !o.save.with_tokenizer)
-    refuse(app, {"--model"}, "this option needs --with-weights or --with-tokenizer");
+    refuse(app, {"--model"}, "this option needs --with-weights, --with-tokenizer or --recompute");
   choose_checkpoint(o.model, snapshot);
   State state = snapshot.state();
   PruneOptions options = o.prune;
@@ -73,9 +100,6 @@ void run_prune(const Command& app, SnapshotCommand& o) {
         sha256_text(digests.id));
   }
 }
-
-const std::vector<std::string> kComputing = {"--compute", "--gemm",  "--threads", "--team",
-                                             "--isa",     "--chunk", "--check",   "--no-mmap"};
 
 // Refuses options of models that would have no effect. A model is loaded only to compute a recipe
 // or to be included; a checkpoint may also give only its tokenizer.
@@ -195,7 +219,8 @@ void exit_with(int status) {
 
 void add_prune(Command& app) {
   const auto o = std::make_shared<SnapshotCommand>();
-  Command* sub = app.add_subcommand("prune", "Remove positions from a snapshot, without a model.");
+  Command* sub = app.add_subcommand(
+      "prune", "Remove positions from a snapshot, without a model unless --recompute is given.");
   add_snapshot(*sub, *o);
   sub->add_output(o->output, "the pruned snapshot")->required();
   sub->add_option("--keep-last", o->prune.keep_last, "number of positions to keep at the end")
@@ -210,8 +235,12 @@ void add_prune(Command& app) {
                   "keep (default): later positions stay; shift: they move up over the gap")
       ->type_name("HOW")
       ->check(one_of({"keep", "shift"}));
+  sub->add_flag("--recompute", o->prune.recompute,
+                "process the positions that stay again, with a model: another state; for recurrent "
+                "layers, which cannot forget");
   o->save.add_to(*sub);
-  o->model.checkpoint.add_to(*sub);
+  o->model.add_to(*sub);
+  for (const char* fixed : {"--ctx", "--kv"}) sub->remove_option(fixed);  // set by the snapshot
   sub->callback([o, sub] { run_prune(*sub, *o); });
 }
 

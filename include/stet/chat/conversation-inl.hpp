@@ -43,6 +43,18 @@ inline bool same_text(const Message& a, const Message& b) {
          a.generated == b.generated;
 }
 
+// Returns the number of tokens whose text lies before byte `end` of their text.
+inline int64_t tokens_before(const Tokenizer& tokenizer, std::span<const int32_t> ids, size_t end) {
+  size_t bytes = 0;
+  int64_t count = 0;
+  for (const int32_t id : ids) {
+    bytes += tokenizer.bytes(id).size();
+    if (bytes > end) break;
+    ++count;
+  }
+  return count;
+}
+
 inline int64_t count_users(const std::vector<Message>& messages) {
   return std::count_if(messages.begin(), messages.end(),
                        [](const Message& m) { return m.role == "user"; });
@@ -64,7 +76,8 @@ struct Conversation::Plan {
   std::vector<Message> messages;
   int64_t kept = 0;
   PromptReport report;
-  int64_t begun = 0;  // tokens at the end that begin a continued reply
+  int64_t begun = 0;          // tokens at the end that begin a continued reply
+  std::vector<int64_t> ends;  // positions after the contents of messages, where anchors stand
 
   // Adds tokens that contain messages first .. last-1, none of them generated.
   void add_text(const std::vector<int32_t>& tokens, size_t first, size_t last, bool fresh) {
@@ -154,6 +167,19 @@ inline jinja::Text Conversation::render(const std::vector<Message>& messages,
       static_cast<double>(chat.now));
 }
 
+// Adds the ends of the messages whose contents lie in a part of the text, which becomes `tokens`.
+inline void Conversation::add_ends(Plan& plan, const jinja::Text& text, TextRange part,
+                                   const std::vector<int32_t>& tokens) const {
+  if (session_.recurrent().empty()) return;
+  for (size_t i = 0; i < text.marks.size(); ++i) {
+    const jinja::Mark& mark = text.marks[i];
+    const bool last = i + 1 == text.marks.size() || text.marks[i + 1].origin != mark.origin;
+    if (!last || mark.origin < 0 || mark.begin < part.begin || mark.end > part.end) continue;
+    plan.ends.push_back(static_cast<int64_t>(plan.ids.size()) +
+                        detail::tokens_before(*tokenizer_, tokens, mark.end - part.begin));
+  }
+}
+
 // Builds the plan of a rendering. `begun` is the range of the last message, at the end of the text,
 // if it is a reply to continue.
 inline Conversation::Plan Conversation::make_plan(const std::vector<Message>& messages,
@@ -173,9 +199,10 @@ inline Conversation::Plan Conversation::make_plan(const std::vector<Message>& me
     const std::vector<TextRange> plain =
         chat.special_in_text ? std::vector<TextRange>() : plain_ranges(text, at, end);
     for (size_t i = first; i < last; ++i) fresh = fresh || is_new(i);
-    plan.add_text(tokenizer_->encode(std::string_view(text.bytes).substr(at, end - at),
-                                     Tokenizer::Bos::off, plain, at > 0),
-                  first, last, fresh);
+    const std::vector<int32_t> tokens = tokenizer_->encode(
+        std::string_view(text.bytes).substr(at, end - at), Tokenizer::Bos::off, plain, at > 0);
+    add_ends(plan, text, {at, end}, tokens);
+    plan.add_text(tokens, first, last, fresh);
   };
   for (size_t i = 0; i < messages.size(); ++i) {
     if (!messages[i].generated) continue;
@@ -186,6 +213,7 @@ inline Conversation::Plan Conversation::make_plan(const std::vector<Message>& me
     plan.messages[i].begin = static_cast<int64_t>(plan.ids.size());
     plan.add(tokens_of(messages[i], transcript), is_new(i));
     plan.messages[i].end = static_cast<int64_t>(plan.ids.size());
+    plan.ends.push_back(plan.messages[i].end);
     at = there.end;
     first = i + 1;
   }
@@ -256,6 +284,7 @@ inline void Conversation::check_fit(const Plan& plan) const {
 inline void Conversation::begin(const Plan& plan) {
   close();
   session_.rewind(std::max<int64_t>(0, plan.kept - shifted_out(session_.prunes())));
+  session_.anchor_at(plan.ends);
 }
 
 inline std::span<const int32_t> Conversation::to_process(const Plan& plan) {
@@ -356,6 +385,7 @@ inline void Conversation::settle(const Reply& reply) {
   m.end = session_.transcript_size() - (reply.stop == StopReason::eos ? 1 : 0);
   m.content = text_of(m);
   if (session_.transcript_size() == m.begin) all.pop_back();  // nothing was drawn
+  session_.keep_anchor();
 }
 
 // Ends a message at a stop string. Keeps the tokens before it; the stop string may begin inside a

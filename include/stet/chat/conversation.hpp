@@ -103,6 +103,8 @@ class Conversation {
   jinja::Text render(const std::vector<Message>& messages, bool add_generation_prompt) const;
   Plan make_plan(const std::vector<Message>& messages, const jinja::Text& text,
                  std::optional<TextRange> begun) const;
+  void add_ends(Plan& plan, const jinja::Text& text, TextRange part,
+                const std::vector<int32_t>& tokens) const;
   bool ends_turn(std::string_view text) const;
   void begin_continued(int64_t tokens);
   static std::vector<int32_t> tokens_at(const Message& m, const std::vector<int32_t>& transcript);

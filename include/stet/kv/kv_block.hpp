@@ -49,7 +49,8 @@ constexpr int64_t kBlockPositions = 64;
 
 // Keys and values of one layer.
 struct KvLayer {
-  int64_t owner = 0;  // the layer whose keys and values are read: this one or an earlier one
+  int64_t owner =
+      0;  // the layer whose keys and values are read: this one or an earlier one; -1: none
   int64_t kv_heads = 0, key_dim = 0, value_dim = 0;
   int64_t window = 0;  // a query sees itself and the window - 1 positions before it; 0: all
   // Sums over the layers before this one that have their own keys and values: numbers per position,
@@ -282,9 +283,11 @@ inline std::optional<KvType> parse_kv_type(const std::string& name) {
 
 inline void check_owns(const KvShape& shape, const std::string& field, int64_t layer) {
   if (shape.owns(layer)) return;
-  throw Error(
-      ErrorKind::argument, "", field, "a layer with keys and values of its own",
-      std::to_string(layer) + ", which reads those of layer " + std::to_string(shape.owner(layer)));
+  const int64_t owner = shape.owner(layer);
+  throw Error(ErrorKind::argument, "", field, "a layer with keys and values of its own",
+              std::to_string(layer) +
+                  (owner < 0 ? ", which is recurrent"
+                             : ", which reads those of layer " + std::to_string(owner)));
 }
 
 inline std::vector<Digest> layer_digests(const KvShape& shape, const std::byte* block) {

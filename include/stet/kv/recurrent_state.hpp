@@ -41,8 +41,22 @@ struct RecurrentShape {
   static RecurrentShape of(std::vector<std::vector<RecurrentArray>> layers);
   bool empty() const { return numbers == 0; }
   size_t bytes() const { return numbers * sizeof(float); }
-  bool operator==(const RecurrentShape&) const = default;
+  bool operator==(const RecurrentShape& other) const {
+    return numbers == other.numbers && (empty() || layers == other.layers);
+  }
 };
+
+// Memory for all arrays of a model.
+struct RecurrentBuffer {
+  explicit RecurrentBuffer(size_t bytes) : memory(bytes, bytes >= kHugeFrom) {}
+  const float* numbers() const { return memory.as<float>(); }
+
+  static constexpr size_t kHugeFrom = size_t{1} << 21;
+  Memory memory;
+  std::atomic<bool> shared{false};  // set for good once something else holds the buffer
+};
+// Arrays that never change again.
+using RecurrentArrays = std::shared_ptr<const RecurrentBuffer>;
 
 // The arrays after the tokens of a session. Copies share them until one of the two computes.
 class RecurrentState {
@@ -55,16 +69,20 @@ class RecurrentState {
   RecurrentState(RecurrentState&&) noexcept = default;
   RecurrentState& operator=(RecurrentState&&) noexcept = default;
 
-  const RecurrentShape& shape() const { return shape_; }
-  bool empty() const { return shape_.empty(); }
+  const RecurrentShape& shape() const;
+  bool empty() const { return shape_ == nullptr; }
   // Returns all arrays, in the order of RecurrentShape.
   std::span<const float> numbers() const {
-    return {empty() ? nullptr : current_->memory.as<float>(), shape_.numbers};
+    return {empty() ? nullptr : current_->numbers(), shape().numbers};
   }
   std::span<const float> array(int64_t layer, size_t index) const {
-    const RecurrentArray& a = shape_.layers[static_cast<size_t>(layer)][index];
+    const RecurrentArray& a = shape().layers[static_cast<size_t>(layer)][index];
     return numbers().subspan(a.offset, a.count());
   }
+  // Returns the arrays, which the next pass then leaves as they are.
+  RecurrentArrays share() const;
+  // Replaces the arrays by others of this shape. Null: those before the first token.
+  void set(const RecurrentArrays& arrays);
 
   // Remembers the arrays, to which undo_append() returns.
   void begin_append() { before_ = current_; }
@@ -77,14 +95,10 @@ class RecurrentState {
   void undo_append();
 
  private:
-  struct Buffer {
-    explicit Buffer(size_t bytes) : memory(bytes) {}
-    Memory memory;
-    std::atomic<bool> shared{false};  // set for good once another state holds the buffer
-  };
+  using Buffer = RecurrentBuffer;
   void reuse(std::shared_ptr<Buffer> buffer);
 
-  RecurrentShape shape_;
+  std::shared_ptr<const RecurrentShape> shape_;  // null: no arrays
   std::shared_ptr<Buffer> current_, next_, before_;
 };
 
@@ -99,13 +113,33 @@ inline RecurrentShape RecurrentShape::of(std::vector<std::vector<RecurrentArray>
   return shape;
 }
 
-inline RecurrentState::RecurrentState(RecurrentShape shape) : shape_(std::move(shape)) {
-  if (!empty()) current_ = std::make_shared<Buffer>(shape_.bytes());
+inline RecurrentState::RecurrentState(RecurrentShape shape) {
+  if (shape.empty()) return;
+  shape_ = std::make_shared<const RecurrentShape>(std::move(shape));
+  current_ = std::make_shared<Buffer>(shape_->bytes());
+}
+
+inline const RecurrentShape& RecurrentState::shape() const {
+  static const RecurrentShape none;
+  return empty() ? none : *shape_;
+}
+
+inline RecurrentArrays RecurrentState::share() const {
+  if (current_ != nullptr) current_->shared.store(true, std::memory_order_relaxed);
+  return current_;
+}
+
+// A buffer that is shared is never written, so that its constness may be cast away.
+inline void RecurrentState::set(const RecurrentArrays& arrays) {
+  if (empty()) return;
+  current_ = arrays != nullptr ? std::const_pointer_cast<Buffer>(arrays)
+                               : std::make_shared<Buffer>(shape_->bytes());
+  if (arrays != nullptr) current_->shared.store(true, std::memory_order_relaxed);
 }
 
 inline RecurrentState::RecurrentState(const RecurrentState& other)
     : shape_(other.shape_), current_(other.current_) {
-  if (current_ != nullptr) current_->shared.store(true, std::memory_order_relaxed);
+  other.share();
 }
 
 inline RecurrentState& RecurrentState::operator=(const RecurrentState& other) {
@@ -115,7 +149,7 @@ inline RecurrentState& RecurrentState::operator=(const RecurrentState& other) {
 
 inline float* RecurrentState::next() {
   if (empty()) return nullptr;
-  if (next_ == nullptr) next_ = std::make_shared<Buffer>(shape_.bytes());
+  if (next_ == nullptr) next_ = std::make_shared<Buffer>(shape_->bytes());
   return next_->memory.as<float>();
 }
 

@@ -65,8 +65,8 @@ struct ExpertShape {
   bool operator==(const ExpertShape&) const = default;
 };
 
-// Describes what recurrent layers compute in place of attention, and the arrays that they keep in
-// place of keys and values. All recurrent layers of a model have one shape.
+// The computation of recurrent layers in place of attention, and the arrays that they keep in place
+// of keys and values. All recurrent layers of a model have one shape.
 struct Recurrence {
   enum class Kind { none, delta_net, short_conv, mamba2 };
 
@@ -205,7 +205,8 @@ struct GenerationConfig {
 //   delta_net   "state" [heads][key_dim][value_dim], "conv" [taps - 1][channels]
 //   short_conv  "conv" [taps - 1][channels]
 //   mamba2      "state" [heads][key_dim][value_dim], "conv" [taps - 1][channels]
-// "conv" holds the last inputs of the convolution, oldest first; zeros precede the first token.
+// "conv" holds the last inputs of the convolution, oldest first. Before the first token they are
+// zeros.
 STET_API RecurrentShape recurrent_shape(const ModelConfig& config);
 
 // Returns the capacity of a session in positions; 0 requests the model's maximum. Throws an

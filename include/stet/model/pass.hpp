@@ -20,7 +20,7 @@ struct Span {
   int64_t first;
   size_t row, count;
   // The recurrent arrays before the first row and after the last (RecurrentShape). The layers write
-  // all of recurrent_after. Null for a model without recurrent layers.
+  // all arrays after it. Null for a model without recurrent layers.
   const float* recurrent_before = nullptr;
   float* recurrent_after = nullptr;
 };

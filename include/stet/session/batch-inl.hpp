@@ -212,7 +212,10 @@ inline void BatchAppend::run() {
                                     e.session->size() + static_cast<int64_t>(e.ids.size()), most);
     }
     const detail::WorkspaceLease w(model(), std::max(most, batch_.size()), threads());
-    for (size_t done = 0; done < tokens; done += most) run_pass(most, *w);
+    const auto unfinished = [](const BatchEntry& e) {
+      return e.session->size() - e.session->pending_.before < std::ssize(e.ids);
+    };
+    while (std::ranges::any_of(batch_, unfinished)) run_pass(most, *w);
     compute_logits(detail::make_pass(first_.compute_, *w, nullptr), *w);
     for (const BatchEntry& entry : batch_) entry.session->finish_append();
   } catch (...) {
@@ -278,13 +281,14 @@ inline void BatchAppend::run_pass(size_t most, Workspace& w) {
   w.ids.clear();
   w.spans.clear();
   for (const BatchEntry& e : batch_.subspan(entry)) {
-    const std::span<const int32_t> part =
-        e.ids.subspan(done(e)).first(std::min(e.ids.size() - done(e), most - w.ids.size()));
+    const std::span<const int32_t> part = e.ids.subspan(done(e)).first(
+        std::min(e.session->until_anchor(e.ids.size() - done(e)), most - w.ids.size()));
     if (part.empty()) break;
     State& state = e.session->state_;
     w.spans.push_back({&state.kv, e.session->size(), w.ids.size(), part.size(),
                        state.recurrent.numbers().data(), state.recurrent.next()});
     w.ids.insert(w.ids.end(), part.begin(), part.end());
+    if (part.size() < e.ids.size() - done(e)) break;  // the next pass continues this session
   }
   std::vector<detail::WatchedRows> watched;
   const std::unique_ptr<Hooks> hooks = hooks_of(entry, w, watched);
@@ -300,9 +304,10 @@ inline void BatchAppend::run_pass(size_t most, Workspace& w) {
     const auto ids = w.ids.begin() + static_cast<std::ptrdiff_t>(span.row);
     if (!e.session->state_.edits.empty()) e.session->keep_rows(pass.out.rows(span.row, span.count));
     KvWriter(*span.kv).commit(static_cast<int64_t>(span.count));
-    e.session->state_.recurrent.commit_pass();
     e.session->state_.tokens.insert(e.session->state_.tokens.end(), ids,
                                     ids + static_cast<std::ptrdiff_t>(span.count));
+    e.session->end_pass(pass.out.row(span.row + span.count - 1),
+                        e.session->pending_.before + std::ssize(e.ids));
     std::copy_n(pass.out.row(span.row + span.count - 1), pass.out.width, w.last.row(entry++));
     if (sinks_.progress) sinks_.progress(static_cast<int64_t>(done(e)));
   }

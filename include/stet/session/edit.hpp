@@ -31,6 +31,10 @@ void discard_edits(State& state, int64_t size);
 void set_key(State& state, int64_t layer, int64_t head, int64_t position, std::span<const float> x);
 void set_value(State& state, int64_t layer, int64_t head, int64_t position,
                std::span<const float> x);
+// Replaces an array of a recurrent layer after the last token. Logits remain those computed for
+// that token. Throws an argument Error for an array that does not exist and for a state without
+// tokens. A wrong number of elements, and numbers that are not finite, are errors too.
+void set_array(State& state, int64_t layer, int64_t index, std::span<const float> x);
 // Returns a key or value as float32; widening is exact. Throws an argument Error if it does not
 // exist, and a format Error if its block is damaged.
 std::vector<float> read_key(const State& state, int64_t layer, int64_t head, int64_t position);
@@ -47,7 +51,8 @@ State with_kv_type(const State& state, KvType type, int64_t capacity = 0);
 bool tokens_give_logits(const State& state);
 
 inline const char* kv_edit_name(KvEdit::What what) {
-  static constexpr const char* kNames[] = {"key", "value", "kv type", "callback", "splice"};
+  static constexpr const char* kNames[] = {"key",      "value",  "kv type",
+                                           "callback", "splice", "arrays"};
   return kNames[static_cast<int>(what)];
 }
 
@@ -152,6 +157,31 @@ inline void set_value(State& state, int64_t layer, int64_t head, int64_t positio
   KvEdit e = detail::entry(state, KvEdit::What::value);
   e.layer = layer, e.head = head, e.position = position;
   detail::edit(state, e, x);
+}
+
+// Keeps the arrays as an anchor, because tokens do not give them again.
+inline void set_array(State& state, int64_t layer, int64_t index, std::span<const float> x) {
+  const RecurrentShape& shape = state.recurrent.shape();
+  detail::check_index("layer", layer, std::ssize(shape.layers));
+  detail::check_index("array", index, std::ssize(shape.layers[static_cast<size_t>(layer)]));
+  if (state.size() == 0) throw Error(ErrorKind::argument, "", "tokens", "at least one", "none");
+  const RecurrentArray& array =
+      shape.layers[static_cast<size_t>(layer)][static_cast<size_t>(index)];
+  if (x.size() != array.count())
+    throw Error(ErrorKind::argument, "", array.name, std::to_string(array.count()) + " numbers",
+                std::to_string(x.size()));
+  if (const std::optional<size_t> bad = find_not_finite(x))
+    throw Error(ErrorKind::argument, "", array.name, "finite numbers", std::to_string(x[*bad]));
+  KvEdit e = detail::entry(state, KvEdit::What::arrays);
+  e.layer = layer, e.head = index, e.position = state.size() - 1;
+  state.edits.reserve(state.edits.size() + 1);
+  auto changed = std::make_shared<RecurrentBuffer>(shape.bytes());
+  std::ranges::copy(state.recurrent.numbers(), changed->memory.as<float>());
+  std::ranges::copy(x, changed->memory.as<float>() + array.offset);
+  detail::keep_logits(state);
+  state.anchors.add({state.size(), changed, state.logits, false, false, true});
+  state.recurrent.set(changed);
+  state.edits.push_back(std::move(e));
 }
 
 namespace detail {

@@ -41,6 +41,14 @@ void copy_kv(State& state, const ModelConfig& config, const KvRange& range, cons
 
 namespace detail {
 
+// Throws an unsupported Error for a state with recurrent layers.
+inline void refuse_recurrent(const char* call, const State& state) {
+  if (state.recurrent.empty()) return;
+  throw Error(ErrorKind::unsupported, "", call,
+              "states without recurrent layers, whose arrays depend on every token before",
+              "a state with recurrent layers");
+}
+
 inline std::vector<int64_t> check_some(const char* field, const std::vector<int64_t>& some,
                                        int64_t count) {
   std::vector<int64_t> all = some;
@@ -194,6 +202,7 @@ inline void check_can_move(const ModelConfig& config, int64_t distance) {
 
 inline void copy_kv(State& state, const ModelConfig& config, const KvRange& range,
                     const State& from, int64_t from_position) {
+  detail::refuse_recurrent("copy_kv", state);
   const KvRange r = detail::checked_range(state, range);
   const int64_t away = from_position - r.begin;
   detail::check_same_model(state, from);

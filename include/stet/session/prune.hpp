@@ -22,6 +22,9 @@ struct PruneOptions {
   int64_t keep_last = 0, sinks = 0;
   // false: later positions stay, and the gap is masked. true: they move up to close the gap.
   bool shift = false;
+  // Only Session::prune: processes the later tokens again, as if the removed ones had never been
+  // there. The result is another state, without an entry in the log of prunes.
+  bool recompute = false;
 };
 
 // Removes positions from a state; needs no weights. Returns the number of positions removed from
@@ -159,6 +162,11 @@ inline void prune_range(State& state, const ModelConfig& config, int64_t begin, 
     throw Error(ErrorKind::argument, "", "prune", some_positions(size), range_text(begin, end));
   }
   if (begin == end) return;
+  if (!state.recurrent.empty())
+    throw Error(ErrorKind::unsupported, "", "prune",
+                "--recompute, which processes the tokens that stay anew: recurrent layers cannot "
+                "forget tokens",
+                "a state with recurrent layers");
   if (shift) check_shift_allowed(state);
   if (shift && config.ropes.empty()) {
     throw Error(ErrorKind::unsupported, "", "positions",

@@ -135,13 +135,16 @@ inline void Recomputer::announce_or_refuse(const State& state,
                                            const std::vector<int64_t>& damaged) const {
   const bool recalled =
       std::ranges::any_of(damaged, [&](int64_t b) { return !state.kv.block_info(b).holds_all(); });
-  if (!recalled) return;
-  const int64_t tokens = cost(state, damaged);
+  if (recalled) announce(cost(state, damaged), damaged[0]);
+}
+
+inline void Recomputer::announce(int64_t tokens, int64_t dropped) const {
   if (before_recall_ == nullptr) {
-    throw Error(ErrorKind::argument, "", "window-only",
-                "positions whose windows are held, or permission to process " +
-                    std::to_string(tokens) + " tokens again",
-                "block " + std::to_string(damaged[0]) + ", which was dropped");
+    throw Error(
+        ErrorKind::argument, "", "window-only",
+        "positions whose windows are held, or permission to process " + std::to_string(tokens) +
+            " tokens again",
+        dropped < 0 ? "others" : "block " + std::to_string(dropped) + ", which was dropped");
   }
   before_recall_(tokens);
 }
@@ -170,7 +173,8 @@ inline void Recomputer::take_blocks(State& state, const Session& from,
   healed_.back().tokens += tokens;
 }
 
-// Returns a session over the first `size` tokens (a multiple of 64) that shares the state's blocks.
+// Returns a session over the first `size` tokens (a multiple of 64, or an anchor's position) that
+// shares the state's blocks.
 // In a window-only state, the session drops windows only before the block `wanted`.
 inline Session Recomputer::front(Target target, int64_t size, int64_t wanted) const {
   State& whole = target.state;
@@ -179,7 +183,7 @@ inline Session Recomputer::front(Target target, int64_t size, int64_t wanted) co
   state.tokens.assign(whole.tokens.begin(), whole.tokens.begin() + size);
   std::vector<std::shared_ptr<KvBlock>> blocks;
   std::vector<uint64_t> visible;
-  for (int64_t b = 0; b < size / kBlockPositions; ++b) {
+  for (int64_t b = 0; b < blocks_of(size); ++b) {
     blocks.push_back(KvWriter(whole.kv).share(b));
     visible.push_back(whole.kv.visible(b));
   }
@@ -192,7 +196,12 @@ inline Session Recomputer::front(Target target, int64_t size, int64_t wanted) co
     state.interventions.push_back(std::move(w));
   }
   state.kv = KvCache(whole.kv.shape(), whole.kv.capacity(), keeps_windows_only());
-  KvWriter(state.kv).adopt(std::move(blocks), std::move(visible), size);
+  const int64_t held = std::min(whole.size(), blocks_of(size) * kBlockPositions);
+  KvWriter(state.kv).adopt(std::move(blocks), std::move(visible), held);
+  KvWriter(state.kv).truncate(size);
+  state.recurrent = whole.recurrent;
+  const Anchor* const anchor = whole.anchors.find(size);
+  state.recurrent.set(anchor != nullptr ? anchor->arrays : nullptr);
   SessionOptions options{whole.kv.capacity(), whole.kv.shape().type, target.compute};
   if (keeps_windows_only()) options.window = {true, window_->every, nullptr, wanted};
   return Session(model_, std::move(state), options);
@@ -201,9 +210,18 @@ inline Session Recomputer::front(Target target, int64_t size, int64_t wanted) co
 // ----------------------------------------------------- tokens to process
 
 // Returns the latest block boundary at or before `block` whose preceding window is held and before
-// which nothing was edited.
+// which nothing was edited. In models with recurrent layers, returns an anchor's position.
 inline int64_t Recomputer::resume_point(const State& state, int64_t block,
                                         int64_t first_edited) const {
+  if (!state.recurrent.empty()) {
+    int64_t found = 0;
+    for (const auto& a : state.anchors.all()) {
+      if (a->position <= std::min(block, first_edited) * kBlockPositions &&
+          holds_window(state, a->position))
+        found = a->position;
+    }
+    return found;
+  }
   const int64_t window = widest_window();
   int64_t whole = 0, at = 0;  // blocks whole .. b-1 lack no layers
   for (int64_t b = 0; b <= std::min(block, first_edited); ++b) {
@@ -246,11 +264,24 @@ inline void Recomputer::drop_windows(State& state, int64_t before) {
   const int64_t end = window_->first_whole(state.size());
   const int64_t kept_from = before < 0 ? end : window_->first_whole(before),
                 kept_to = before < 0 ? end : blocks_of(before);
+  int64_t done = end;
   for (int64_t b = dropped_to_; b < end; ++b) {
     if ((b >= kept_from && b < kept_to) || window_->of_checkpoint(b)) continue;
+    if (needed_by_anchor(state, b)) {
+      done = std::min(done, b);  // the anchor may go later
+      continue;
+    }
     KvWriter(state.kv).drop(b, window_->held);
   }
-  if (before < 0) dropped_to_ = std::max(dropped_to_, end);
+  if (before < 0) dropped_to_ = std::max(dropped_to_, done);
+}
+
+// Returns true if a query at an anchor sees the block.
+inline bool Recomputer::needed_by_anchor(const State& state, int64_t block) const {
+  return std::ranges::any_of(state.anchors.all(), [&](const auto& a) {
+    return block < blocks_of(a->position) &&
+           (block + 1) * kBlockPositions > a->position - widest_window();
+  });
 }
 
 inline std::vector<int64_t> Recomputer::needed_by_rewind(const State& state, int64_t size) const {

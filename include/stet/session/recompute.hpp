@@ -78,6 +78,12 @@ class Recomputer {
   void set_before_recall(std::function<void(int64_t)> callback) {
     before_recall_ = std::move(callback);
   }
+  // Returns true if all keys and values that a query at `size` sees are held.
+  bool holds_window(const State& state, int64_t size) const {
+    return needed_by_rewind(state, size).empty();
+  }
+  // Calls before_recall. Throws an argument Error, with the number of tokens, without one.
+  void announce(int64_t tokens, int64_t dropped = -1) const;
   void tell(int64_t tokens) const {
     if (before_recall_ != nullptr) before_recall_(tokens);
   }
@@ -96,6 +102,7 @@ class Recomputer {
   int64_t widest_window() const { return detail::widest_window(model_->config()); }
   std::vector<Run> runs(const State& state, const std::vector<int64_t>& blocks) const;
   int64_t resume_point(const State& state, int64_t block, int64_t first_edited) const;
+  bool needed_by_anchor(const State& state, int64_t block) const;
   int64_t cost(const State& state, const std::vector<int64_t>& blocks) const;
   std::vector<int64_t> needed_by_rewind(const State& state, int64_t size) const;
   std::vector<int64_t> needed_by_prune(const State& state, int64_t begin, int64_t end,

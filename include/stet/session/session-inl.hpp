@@ -70,7 +70,7 @@ inline void check_rewind_logits(const RewindLogits& kept, const ModelConfig& con
 }  // namespace detail
 
 inline Session::Session(std::shared_ptr<const Model> model, const SessionOptions& options)
-    : model_(std::move(model)), compute_(options.compute) {
+    : model_(std::move(model)), compute_(options.compute), anchor_bytes_(options.anchor_bytes) {
   detail::check_compute(compute_, *model_);
   const ModelConfig& c = model_->config();
   state_.origin = origin_of(*model_, compute_.contract);
@@ -83,7 +83,10 @@ inline Session::Session(std::shared_ptr<const Model> model, const SessionOptions
 
 inline Session::Session(std::shared_ptr<const Model> model, State state,
                         const SessionOptions& options)
-    : model_(std::move(model)), compute_(options.compute), state_(std::move(state)) {
+    : model_(std::move(model)),
+      compute_(options.compute),
+      state_(std::move(state)),
+      anchor_bytes_(options.anchor_bytes) {
   logits_shared_.set();
   detail::check_compute(compute_, *model_);
   const KvShape& shape = state_.kv.shape();
@@ -100,6 +103,7 @@ inline Session::Session(std::shared_ptr<const Model> model, State state,
   detail::check_ids(state_.tokens, model_->config().vocab_size);
   detail::check_rewind_logits(state_.kept, model_->config());
   if (!state_.edits.empty()) detail::keep_logits(state_);
+  if (!state_.edits.empty()) keep_anchor(true);
   recompute_ = Recomputer(model_, compute_.contract, options.window);
   recompute_.set_whole_kv(target());
 }
@@ -129,6 +133,7 @@ inline Session::Session(const Session& other)
       compute_(other.compute_),
       state_(other.state_),
       callbacks_(other.callbacks_),
+      anchor_bytes_(other.anchor_bytes_),
       recompute_(other.recompute_.fork()) {
   other.logits_shared_.set();
   logits_shared_.set();
@@ -136,7 +141,9 @@ inline Session::Session(const Session& other)
 
 inline Session Session::fork() const {
   refuse_in_sink("fork");
-  return *this;
+  Session copy(*this);
+  copy.keep_anchor();
+  return copy;
 }
 
 namespace detail {
@@ -223,6 +230,7 @@ inline void Session::undo_append() {
   recompute_.blocks_changed();
   KvWriter(state_.kv).truncate(pending_.before);
   state_.recurrent.undo_append();
+  state_.anchors.truncate(pending_.before);
   state_.kept.truncate(pending_.before);
   state_.tokens.resize(static_cast<size_t>(pending_.before));
   spare_ = std::move(pending_.logits);
@@ -233,7 +241,11 @@ inline void Session::undo_append() {
 // Commits the append; cannot fail. The next append reuses the previous logits buffer unless it is
 // shared.
 inline void Session::finish_append() {
-  state_.recurrent.finish_append();
+  if (!state_.recurrent.empty()) {
+    state_.recurrent.finish_append();
+    state_.anchors.settle(anchor_bytes_, state_.recurrent.shape().bytes());
+    std::erase_if(anchors_wanted_, [&](int64_t p) { return p <= size(); });
+  }
   if (spare_ == nullptr) spare_ = std::move(state_.logits);
   state_.logits = std::move(pending_.logits);
   logits_shared_.clear();
@@ -285,11 +297,18 @@ inline void Session::rewind(int64_t to) {
         "a position after " + std::to_string(state_.floor()) + ", where the session was pruned",
         std::to_string(to));
   }
-  recompute_.before_rewind(target(), to);
-  cut(to);
+  if (state_.recurrent.empty()) {
+    recompute_.before_rewind(target(), to);
+    cut(to);
+  } else {
+    rewind_recurrent(to);
+  }
   discard_edits(state_, to);
   discard_interventions(state_, to);
-  if (state_.edits.empty()) state_.kept.clear();
+  if (state_.edits.empty())
+    state_.kept.clear();
+  else
+    keep_anchor(true);
   for (Attached& a : callbacks_) a.from = std::min(a.from, to);
   state_.generation.rewind(to);
   state_.chat.rewind(to + shifted_out(state_.prunes));
@@ -300,15 +319,21 @@ inline void Session::cut(int64_t to) {
   with_healing([&] { KvWriter(state_.kv).truncate(to); });
   state_.tokens.resize(static_cast<size_t>(to));
   state_.kept.truncate(to);
+  state_.anchors.truncate(to);
   state_.logits.reset();
 }
 
 inline int64_t Session::prune(const PruneOptions& options) {
   refuse_in_sink("prune");
+  if (!options.recompute) refuse_prune();
   logits();  // computed first, because a rewound session cannot after keys are removed
   int64_t gone = 0;
   const int64_t begin = std::min(options.sinks, size()),
                 end = size() - std::min(options.keep_last, size());
+  if (options.recompute && begin < end) {
+    process_without(begin, end);
+    return end - begin;
+  }
   recompute_.before_prune(target(), begin, end, options.shift);
   with_healing([&] { gone = stet::prune(state_, model_->config(), options); });
   if (gone > 0) move_callbacks(state_.prunes.back());
@@ -317,6 +342,7 @@ inline int64_t Session::prune(const PruneOptions& options) {
 
 inline void Session::prune_range(int64_t begin, int64_t end, bool shift) {
   refuse_in_sink("prune");
+  refuse_prune();
   logits();
   recompute_.before_prune(target(), begin, end, shift);
   with_healing([&] { stet::prune_range(state_, model_->config(), begin, end, shift); });
@@ -338,6 +364,7 @@ void Session::change_kv(const char* call, Change change) {
   refuse_in_sink(call);
   logits();
   logits_shared_.set();  // the state keeps a reference to them
+  keep_anchor(true);     // later positions cannot be processed again from an earlier one
   with_healing(change);
 }
 
@@ -378,6 +405,7 @@ inline void Session::restore_logits() {
     logits_shared_.set();
     return;
   }
+  if (!state_.recurrent.empty()) return restore_recurrent_logits();
   const bool from_cache = detail::cache_gives_logits(state_);
   if (!from_cache && !tokens_give_logits(state_)) {
     throw Error(ErrorKind::argument, "", "logits",

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -30,6 +31,8 @@ struct SessionOptions {
   KvType kv_type = KvType::f32;
   ComputeOptions compute = {};
   WindowOptions window = {};
+  // Memory for anchors of recurrent layers (anchors.hpp), in bytes.
+  int64_t anchor_bytes = Anchors::kDefaultBytes;
 };
 
 // Returns the contract, version and fingerprint that a session stamps on its states.
@@ -128,12 +131,17 @@ class Session {
   // logits() throws until a token is appended. If dropped windows must be recomputed, the cost is
   // rewind_cost() (WindowOptions::before_recall).
   //
+  // Recurrent layers compute their arrays again from the nearest anchor at or before `size`, or from
+  // the first token. If that would process tokens that an edit followed over the keys that it
+  // changed, the call throws an argument Error.
+  //
   // Throws an argument Error for a position that does not exist, or that is not after the last
   // prune (State::floor). The keys that it saw no longer exist.
   void rewind(int64_t size);
   // Returns the number of tokens that rewind(size) would process again. The same tokens give the
-  // keys and values of all layers that a query at `size` sees. 0 except in window-only sessions.
-  int64_t rewind_cost(int64_t size) const { return recompute_.rewind_cost(state_, size); }
+  // keys and values of all layers that a query at `size` sees. 0 except in window-only sessions and
+  // in models with recurrent layers.
+  int64_t rewind_cost(int64_t size) const;
   // Returns the number of tokens that prune_range() would process again.
   int64_t prune_cost(int64_t begin, int64_t end, bool shift) const {
     return recompute_.prune_cost(state_, begin, end, shift);
@@ -141,8 +149,17 @@ class Session {
   // Replaces WindowOptions::before_recall.
   void set_before_recall(std::function<void(int64_t tokens)> callback);
   // Returns an independent copy of the session, which shares all blocks until one of the two
-  // writes.
+  // writes. The copy has an anchor at its size.
   Session fork() const;
+  // Keeps an anchor (anchors.hpp) at size(). Does nothing in models without recurrent layers.
+  void keep_anchor();
+  // Asks the next appends to keep anchors at these positions, instead of those asked for before.
+  void anchor_at(std::vector<int64_t> positions);
+  const Anchors& anchors() const { return state_.anchors; }
+  // Computes the recurrent arrays at `size`, which is at most size(), again from the last anchor
+  // before it, and makes it the session's size. Returns the anchor's position. Unlike rewind(), it
+  // does not take arrays as they are. Throws an argument Error if tokens do not give them.
+  int64_t process_again(int64_t size);
   // See prune.hpp and edit.hpp. prune() returns the number of positions removed from view.
   int64_t prune(const PruneOptions& options);
   void prune_range(int64_t begin, int64_t end, bool shift);
@@ -189,6 +206,7 @@ class Session {
   const Model& model() const { return *model_; }
   const std::shared_ptr<const Model>& shared_model() const { return model_; }
   const KvCache& kv() const { return state_.kv; }
+  const RecurrentState& recurrent() const { return state_.recurrent; }
   const ComputeOptions& compute() const { return compute_; }
   // Throws what the constructor throws, and a mismatch Error if the contract changes while there
   // are tokens.
@@ -216,6 +234,22 @@ class Session {
   std::shared_ptr<std::vector<float>> new_logits_buffer() const;
   void refuse_in_sink(const char* call) const;
   void cut(int64_t to);
+  // The beginning of a computation of recurrent arrays (anchors-inl.hpp).
+  struct StartingPoint {
+    int64_t position = 0;
+    RecurrentArrays arrays = nullptr;  // null: those before the first token
+  };
+  std::optional<StartingPoint> starting_point(int64_t from_at_most, int64_t to) const;
+  StartingPoint checked_starting_point(int64_t to) const;
+  Session compute_from(const StartingPoint& from, int64_t to) const;
+  void rewind_recurrent(int64_t to);
+  void restore_recurrent_logits();
+  void add_anchor(Anchor anchor);
+  void keep_anchor(bool by_content);
+  size_t until_anchor(size_t rest) const;
+  void end_pass(const float* hidden, int64_t end);
+  void process_without(int64_t begin, int64_t end);
+  void refuse_prune() const;
   void mark_callback();
   void move_callbacks(const Prune& prune);
   template <class Change>
@@ -234,6 +268,8 @@ class Session {
   // The logits buffer of the previous token, not shared.
   std::shared_ptr<std::vector<float>> spare_;
   std::vector<Attached> callbacks_;
+  int64_t anchor_bytes_ = Anchors::kDefaultBytes;
+  std::vector<int64_t> anchors_wanted_;  // positions of the next appends, ascending
   Recomputer recompute_;
 };
 
@@ -275,6 +311,7 @@ Session replay(std::shared_ptr<const Model> model, const State& state,
 
 }  // namespace stet
 
+#include "stet/session/anchors-inl.hpp"
 #include "stet/session/batch-inl.hpp"
 #include "stet/session/recompute-inl.hpp"
 #include "stet/session/replay-inl.hpp"

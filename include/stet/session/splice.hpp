@@ -86,6 +86,7 @@ inline void add_cut(State& to, const Cut& c, const ModelConfig& config) {
 
 inline State splice(const ModelConfig& config, std::span<const Cut> cuts) {
   if (cuts.empty()) throw Error(ErrorKind::argument, "", "cuts", "at least one", "none");
+  for (const Cut& c : cuts) detail::refuse_recurrent("splice", *c.from);
   detail::check_cuts(config, cuts);
   const FloatEnvironment contract;
   const State& first = *cuts[0].from;

@@ -17,6 +17,7 @@
 #include "stet/model/config.hpp"
 #include "stet/model/hooks.hpp"
 #include "stet/sampling/sampler.hpp"
+#include "stet/session/anchors.hpp"
 
 namespace stet {
 
@@ -103,6 +104,7 @@ struct KvEdit {
     kv_type,   // all were rounded to another type
     callback,  // positions from `position` on were computed under a callback
     splice,    // positions from `position` on were spliced from several states
+    arrays,    // recurrent arrays after `position` were set; `head` is the array's index
   };
   enum class How : uint8_t { set, scale, copy };  // for keys and values
   What what = What::key;
@@ -118,7 +120,7 @@ struct KvEdit {
 
   bool operator==(const KvEdit&) const = default;
 };
-const char* kv_edit_name(KvEdit::What what);  // "key", "value", "kv type", "callback", "splice"
+const char* kv_edit_name(KvEdit::What what);  // "key", "value", "kv type", "callback", ...
 
 // Returns the number of positions that the shifts of a log removed.
 int64_t shifted_out(const std::vector<Prune>& prunes);
@@ -180,6 +182,7 @@ struct State {
   ChatState chat;                           // empty if there is no chat
   RewindLogits kept = {};                   // empty if the tokens determine the state
   RecurrentState recurrent = {};            // arrays of recurrent layers after the last token
+  Anchors anchors = {};                     // arrays at earlier positions
   // Computes the keys and values of all layers, including those that a window-only session has
   // dropped. Null if nothing was dropped or there is no model.
   std::shared_ptr<const std::function<KvCache(const State&)>> whole_kv = nullptr;

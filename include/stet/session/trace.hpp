@@ -54,6 +54,7 @@ class Trace {
  private:
   struct Prompt {
     Session session;
+    RecurrentState before;                     // recurrent arrays before the prompt
     std::vector<std::vector<float>> residual;  // per layer, [tokens][hidden_size]: after that layer
   };
   // A run after validation.
@@ -70,6 +71,7 @@ class Trace {
     const Job* job;
     int64_t next;  // position where its next pass begins
     KvCache kv;
+    RecurrentState recurrent;
 
     int64_t size() const { return job->prompt->session.size(); }
   };
@@ -120,7 +122,8 @@ inline void Trace::process(const Session& before,
     const std::string name = prompts.size() == 1 ? "" : "prompts[" + std::to_string(i) + "]: ";
     if (prompts[i].empty())
       throw Error(ErrorKind::argument, "", name + "ids", "at least one token", "none");
-    prompts_.push_back({before.fork(), std::vector<std::vector<float>>(layers)});
+    prompts_.push_back(
+        {before.fork(), before.recurrent(), std::vector<std::vector<float>>(layers)});
   }
   std::vector<Watch> watches(prompts.size());
   std::vector<BatchEntry> batch;
@@ -181,6 +184,8 @@ inline Trace::Job Trace::job_of(const TraceRun& run, const std::string& name) {
   }
   job.first = std::min(job.first, job.positions.front());
   if (!model().begins_at_layers()) job.layer = 0;
+  // Recurrent arrays are known before the prompt alone.
+  if (!prompt.before.empty()) job.layer = 0, job.first = first_;
   job.changes = std::move(before.interventions);
   return job;
 }
@@ -215,7 +220,7 @@ inline void Trace::run_jobs(const std::vector<Job>& jobs, const RunSink& sink) {
 // Starts a job. Blocks before its first position are shared. Later blocks are private and will be
 // overwritten from its first layer on.
 inline Trace::Run Trace::begin(size_t index, const Job& job) {
-  Run r{index, &job, job.first, KvCache(job.prompt->session.kv())};
+  Run r{index, &job, job.first, KvCache(job.prompt->session.kv()), job.prompt->before};
   KvWriter writer(r.kv);
   for (int64_t b = 0; b < r.kv.blocks(); ++b) {
     if (b < job.first / kBlockPositions)
@@ -255,7 +260,8 @@ inline void Trace::run_pass(size_t layer, std::vector<Run>& runs, Workspace& w,
   for (Run& r : runs) {
     const size_t count = std::min(static_cast<size_t>(r.size() - r.next), most - w.ids.size());
     if (count == 0) break;
-    w.spans.push_back({&r.kv, r.next, w.ids.size(), count});
+    w.spans.push_back(
+        {&r.kv, r.next, w.ids.size(), count, r.recurrent.numbers().data(), r.recurrent.next()});
     for (const int64_t p : r.job->positions) {
       if (p >= r.next && p < r.next + static_cast<int64_t>(count))
         wanted.push_back({r.index, w.ids.size() + static_cast<size_t>(p - r.next), p});
@@ -273,7 +279,10 @@ inline void Trace::run_pass(size_t layer, std::vector<Run>& runs, Workspace& w,
     forward(layer, some, w, pass);
     if (model().weights_intact_since(weights)) break;
   }
-  for (size_t i = 0; i < some.size(); ++i) some[i]->next += static_cast<int64_t>(w.spans[i].count);
+  for (size_t i = 0; i < some.size(); ++i) {
+    some[i]->next += static_cast<int64_t>(w.spans[i].count);
+    some[i]->recurrent.commit_pass();
+  }
   hand_out(wanted, pass, w, sink);
 }
 

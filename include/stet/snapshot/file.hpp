@@ -20,7 +20,7 @@
 namespace stet {
 
 // The versions read. A state is written in the first version that can hold it. Version 4 is for
-// models whose layers differ in the shape of their keys and values.
+// models whose layers differ in the shape of their keys and values, or are recurrent.
 constexpr uint32_t kSnapshotVersion = 3, kSnapshotVersionOfTables = 4;
 inline uint32_t snapshot_version(const KvShape& kv) {
   return kv.is_uniform() ? kSnapshotVersion : kSnapshotVersionOfTables;
@@ -29,9 +29,10 @@ inline uint32_t snapshot_version(const KvShape& kv) {
 // Identify a state. The XXH3 digests detect damage quickly. The SHA-256 id names the state and is
 // the one to compare or store.
 struct StateDigests {
-  Digest tokens;  // token ids
-  Digest logits;  // of the last position's logits
-  Digest kv;      // over the digests of all layers of all blocks
+  Digest tokens;          // token ids
+  Digest logits;          // of the last position's logits
+  Digest kv;              // over the digests of all layers of all blocks
+  Digest recurrent = {};  // over the digests of the recurrent layers' arrays; zero: none
   // Covers everything: contract, model, tokens, visibility, logits, keys, values, generation state,
   // prunes and messages.
   Digest state;
@@ -80,6 +81,19 @@ STET_API void encode_prunes(const std::vector<Prune>& prunes,
 STET_API std::string encode_edits(const std::vector<KvEdit>& edits);
 STET_API std::string encode_interventions(const std::vector<Intervention>& all);
 
+// An anchor in a file (anchors.hpp).
+struct AnchorEntry {
+  Sha256 name;
+  int64_t position = 0;
+  bool by_content = false;
+  bool block_end = false;
+  bool hidden = false;                  // its numbers are a row of hidden state, otherwise logits
+  bool in_parent = false;               // of a delta: its bytes are in a parent
+  uint64_t numbers = 0;                 // 0: it gives no logits
+  Digest digest = {};                   // of its numbers and arrays
+  uint64_t last_at = 0, arrays_at = 0;  // where they are in the section ANCHORS
+};
+
 // The contents of a file except keys and values.
 struct SnapshotContents {
   SnapshotMeta meta;
@@ -89,6 +103,8 @@ struct SnapshotContents {
   std::vector<Digest> blocks;                  // [blocks][layers]
   std::vector<Sha256> contents;  // digests of blocks that are identified by their bytes
   RewindLogits kept;
+  std::vector<Digest> arrays;        // one for each layer with recurrent arrays
+  std::vector<AnchorEntry> anchors;  // ascending
   StateDigests digests;
 
   std::span<const Digest> block_digests(int64_t block) const {

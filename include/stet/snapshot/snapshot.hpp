@@ -59,9 +59,10 @@ struct RestoreOptions {
 
 // A report of how a session was restored.
 struct RestoreReport {
-  int64_t reused = 0;           // tokens whose keys and values came from the file
-  int64_t recomputed = 0;       // tokens processed again
-  std::vector<int64_t> healed;  // blocks
+  int64_t reused = 0;                  // tokens whose keys and values came from the file
+  int64_t recomputed = 0;              // tokens processed again
+  std::vector<int64_t> healed;         // blocks
+  std::vector<int64_t> healed_layers;  // recurrent layers
   // True if every digest was compared; otherwise each block is checked before its first use.
   bool checked = false;
 };
@@ -70,6 +71,7 @@ struct RestoreReport {
 struct SnapshotCheck {
   size_t blocks = 0;  // blocks of keys and values, including those of parents
   size_t files = 0;   // files in a self-contained snapshot
+  size_t arrays = 0;  // layers with recurrent arrays, and anchors
 };
 
 // An opened snapshot, with the parents of a delta. Copies share both.

@@ -30,13 +30,14 @@ struct STET_API VerifyReport {
   // outside windows, or on request.
   int64_t by_digests = 0;
   bool logits = false;   // the last token's logits are what the tokens give
+  bool arrays = true;    // the recurrent arrays, too; true if there are none
   double tolerance = 0;  // of numbers compared; 0: bit for bit
   // First position from which tokens do not determine the state, and the reason; empty if they
   // determine all of it. Beyond it, available bytes were only compared with the saved digests.
   std::optional<ReplayLimit> limit;
 
   // Returns true if the entire state was proved.
-  bool whole() const { return !difference && blocks == of && logits; }
+  bool whole() const { return !difference && blocks == of && logits && arrays; }
   // Returns the method: "byte for byte", "by digests of every layer of every block", ...
   std::string how() const;
   // Returns, for example, "4 of 6 blocks are what the tokens give, byte for byte; not proved, from

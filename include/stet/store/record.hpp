@@ -3,7 +3,7 @@
 //
 //   record = 93 'S' 'T' 'K' 0D 0A 1A 0A
 //            u32 version                        2
-//            u32 kind                           1 block, 2 state, 3 name
+//            u32 kind                           1 block, 2 state, 3 name, 4 anchor
 //            hash name                          the name that it is stored under
 //            32 bytes content                   authenticates the payload as stored:
 //              16 bytes nonce                   random
@@ -14,7 +14,8 @@
 //                                               the data, shuffled as elements of 4 bytes and
 //                                               deflated plane by plane (encoding 1 of
 //                                               docs/formats.md)
-//            u32 offset of the payload          4096 for blocks, so that it can be mapped; 192
+//            u32 offset of the payload          4096 for blocks and anchors, so that it can be
+//                                               mapped; 192
 //            hash HMAC-SHA256 of the bytes before it, under the writers' key
 //            zeros up to the payload
 //            payload
@@ -40,8 +41,9 @@
 namespace stet {
 
 // The kind of a record.
-enum class RecordKind : uint32_t { block = 1, state = 2, name = 3 };
-const char* record_kind_name(RecordKind kind);  // "block", "state" or "name"
+// An anchor holds recurrent arrays under an anchor's name (docs/formats.md) and is among the blocks.
+enum class RecordKind : uint32_t { block = 1, state = 2, name = 3, anchor = 4 };
+const char* record_kind_name(RecordKind kind);  // "block", "state", "name" or "anchor"
 
 // The key of a store's writers, and the salt of its names.
 struct StoreKey {
@@ -83,7 +85,10 @@ STET_API Record open_record(const StoreKey& key, RecordKind kind, const Sha256& 
                             std::span<const std::byte> bytes, const std::string& where);
 
 inline const char* record_kind_name(RecordKind kind) {
-  return kind == RecordKind::block ? "block" : kind == RecordKind::state ? "state" : "name";
+  return kind == RecordKind::block   ? "block"
+         : kind == RecordKind::state ? "state"
+         : kind == RecordKind::name  ? "name"
+                                     : "anchor";
 }
 
 }  // namespace stet

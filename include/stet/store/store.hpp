@@ -111,6 +111,7 @@ class STET_API Store {
     Sha256 identity;
     std::function<std::span<const std::byte>()> bytes;  // called when the bytes are needed
     std::shared_ptr<const MappedFile> mapping{};        // the block's file in a store, if any
+    RecordKind kind = RecordKind::block;                // or an anchor
   };
   struct PutReport {
     size_t written = 0, present = 0;
@@ -121,6 +122,10 @@ class STET_API Store {
   // Return blocks, after checking name, bytes and writers' key.
   std::vector<StoredBlock> blocks(std::span<const Sha256> identities);
   std::vector<StoredBlock> blocks_at(std::span<const Sha256> places);
+  // Returns which of these blocks or anchors the store has. They may be damaged.
+  std::vector<bool> has_blocks(std::span<const Sha256> identities);
+  // Returns an anchor's arrays, after checking name, bytes and writers' key.
+  StoredBlock anchor(const Sha256& identity);
   // Returns blocks by one request on this thread. May throw an io Error once `stop` is set.
   std::vector<StoredBlock> request(std::span<const Sha256> places, const std::atomic<bool>& stop);
 
@@ -159,7 +164,7 @@ class STET_API Store {
                                      std::span<const NameEntry> entries) const;
   std::vector<NameEntry> opened_name(const std::string& name,
                                      std::span<const std::byte> bytes) const;
-  StoredBlock checked(const Sha256& place, const StoredBytes& found);
+  StoredBlock checked(RecordKind kind, const Sha256& place, const StoredBytes& found);
   std::vector<std::vector<std::byte>> encoded(std::span<const std::span<const std::byte>> blocks);
   size_t write_blocks(std::span<const NewBlock* const> blocks);
   void refresh(Sha256 state, const std::optional<Sha256>& known);

@@ -1,0 +1,231 @@
+// Implements what a session does with recurrent arrays and anchors (anchors.hpp).
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "stet/base/error.hpp"
+
+namespace stet {
+
+namespace detail {
+
+std::shared_ptr<std::vector<float>> logits_of(const Model& model, const ComputeOptions& compute,
+                                              const std::vector<float>& hidden);  // batch-inl.hpp
+
+// Returns true if processing positions from .. to-1 again, over the keys and values of the
+// positions before, gives the arrays that they gave first. A rewind to `to` discards the edits of
+// later positions.
+inline bool gives_arrays_again(const State& state, int64_t from, int64_t to) {
+  if (from == to) return true;
+  if (!is_replayable(state.origin.contract)) return false;
+  return std::ranges::all_of(state.edits, [&](const KvEdit& e) {
+    if (e.position >= to) return true;
+    if (e.what == KvEdit::What::callback) return false;
+    if (e.what == KvEdit::What::arrays) return e.at <= from;
+    return e.at <= from || (e.at >= to && e.position >= from);
+  });
+}
+
+}  // namespace detail
+
+// ------------------------------------------------------------------ anchors
+
+inline void Session::add_anchor(Anchor anchor) {
+  anchor.by_content =
+      anchor.by_content || !state_.edits.empty() || !is_replayable(state_.origin.contract);
+  state_.anchors.add(std::move(anchor));
+}
+
+inline void Session::keep_anchor(bool by_content) {
+  if (state_.recurrent.empty() || size() == 0) return;
+  if (state_.logits != nullptr) logits_shared_.set();
+  add_anchor({size(), state_.recurrent.share(), state_.logits, false, false, by_content});
+  state_.anchors.settle(anchor_bytes_, state_.recurrent.shape().bytes());
+}
+
+inline void Session::keep_anchor() {
+  refuse_in_sink("keep_anchor");
+  keep_anchor(false);
+}
+
+inline void Session::anchor_at(std::vector<int64_t> positions) {
+  refuse_in_sink("anchor_at");
+  if (state_.recurrent.empty()) return;
+  std::erase_if(positions, [&](int64_t p) { return p <= size(); });
+  std::ranges::sort(positions);
+  anchors_wanted_ = std::move(positions);
+}
+
+// Returns how many of the next `rest` tokens of an append the next pass may process.
+inline size_t Session::until_anchor(size_t rest) const {
+  if (state_.recurrent.empty()) return rest;
+  const int64_t end = size() + static_cast<int64_t>(rest);
+  return static_cast<size_t>(next_anchor(size(), end, anchors_wanted_) - size());
+}
+
+// Ends a pass of an append up to position `end`. `hidden` is the last row that the head reads.
+inline void Session::end_pass(const float* hidden, int64_t end) {
+  if (state_.recurrent.empty()) return;
+  state_.recurrent.commit_pass();
+  const bool wanted = std::ranges::binary_search(anchors_wanted_, size());
+  const bool block_end = size() % kBlockPositions == 0 &&
+                         end / kBlockPositions - size() / kBlockPositions < Anchors::kBlockEnds;
+  if (!wanted && !block_end) return;
+  auto last = std::make_shared<std::vector<float>>(hidden, hidden + model_->config().hidden_size);
+  add_anchor({size(), state_.recurrent.share(), std::move(last), true, !wanted});
+}
+
+// ------------------------------------------------------- computing again
+
+// Returns the last position at or before `from_at_most` from which the arrays at `to` can be
+// computed. Returns nothing if there is none.
+inline std::optional<Session::StartingPoint> Session::starting_point(int64_t from_at_most,
+                                                                     int64_t to) const {
+  const Anchors::All& all = state_.anchors.all();
+  for (size_t i = all.size(); i-- > 0;) {
+    const Anchor& a = *all[i];
+    if (a.position > from_at_most || !recompute_.holds_window(state_, a.position)) continue;
+    if (detail::gives_arrays_again(state_, a.position, to))
+      return StartingPoint{a.position, a.arrays};
+  }
+  if (detail::gives_arrays_again(state_, 0, to)) return StartingPoint{};
+  return std::nullopt;
+}
+
+inline Session::StartingPoint Session::checked_starting_point(int64_t to) const {
+  if (const std::optional<StartingPoint> found = starting_point(to, to)) return *found;
+  std::string anchors;
+  for (const auto& a : state_.anchors.all())
+    anchors += (anchors.empty() ? "" : ", ") + std::to_string(a->position);
+  throw Error(ErrorKind::argument, "", "rewind",
+              "a position with an anchor" + (anchors.empty() ? "" : " (" + anchors + ")") +
+                  ": tokens do not give the recurrent arrays of others (" +
+                  replay_limit(state_)->reason + ")",
+              std::to_string(to));
+}
+
+inline int64_t Session::rewind_cost(int64_t to) const {
+  if (state_.recurrent.empty()) return recompute_.rewind_cost(state_, to);
+  if (to < 0 || to >= size()) return 0;
+  const std::optional<StartingPoint> from = starting_point(to, to);
+  return from ? to - from->position : 0;
+}
+
+// Returns a session of the first `to` tokens. Those from the starting point on are processed again.
+inline Session Session::compute_from(const StartingPoint& from, int64_t to) const {
+  Session again(*this);
+  again.callbacks_.clear();
+  discard_interventions(again.state_, to);
+  again.cut(from.position);
+  discard_edits(again.state_, from.position);
+  again.state_.recurrent.set(from.arrays);
+  again.append(
+      std::span(state_.tokens)
+          .subspan(static_cast<size_t>(from.position), static_cast<size_t>(to - from.position)));
+  return again;
+}
+
+inline int64_t Session::process_again(int64_t to) {
+  refuse_in_sink("process_again");
+  if (state_.recurrent.empty() || to <= 0 || to > size()) return to;
+  const std::optional<StartingPoint> from = starting_point(to - 1, to);
+  if (!from)
+    throw Error(ErrorKind::argument, "", "position", "one whose recurrent arrays tokens give",
+                std::to_string(to) + " (" + replay_limit(state_)->reason + ")");
+  *this = compute_from(*from, to);
+  return from->position;
+}
+
+// Cuts the session to `to` positions, with the recurrent arrays there. In an edited state, they are
+// kept as an anchor, because the tokens after them can be processed again only from there on.
+inline void Session::rewind_recurrent(int64_t to) {
+  const StartingPoint from = checked_starting_point(to);
+  if (from.position == to) {
+    cut(to);
+    state_.recurrent.set(from.arrays);
+    return;
+  }
+  if (recompute_.keeps_windows_only()) recompute_.announce(to - from.position);
+  Session again = compute_from(from, to);
+  if (recompute_.keeps_windows_only() && state_.edits.empty())
+    state_.kv = std::move(again.state_.kv);  // which holds the windows that a query at `to` sees
+  cut(to);
+  state_.recurrent = std::move(again.state_.recurrent);
+  for (const auto& a : again.state_.anchors.all()) {
+    if (a->position > from.position) state_.anchors.add(*a);
+  }
+  state_.logits = std::move(again.state_.logits);
+  logits_shared_.set();
+}
+
+inline void Session::restore_recurrent_logits() {
+  const Anchor* const here = state_.anchors.find(size());
+  logits_shared_.set();
+  if (here != nullptr && here->last != nullptr) {
+    state_.logits = here->hidden ? detail::logits_of(*model_, compute_, *here->last) : here->last;
+    return;
+  }
+  const std::optional<StartingPoint> from = starting_point(size() - 1, size());
+  if (!from)
+    throw Error(ErrorKind::argument, "", "logits",
+                "a token whose logits are kept (append one: its logits are known)",
+                "that of position " + std::to_string(size() - 1) +
+                    ", whose logits are from before an edit (" + replay_limit(state_)->reason +
+                    ")");
+  recompute_.tell(size() - from->position);
+  state_.logits = std::move(compute_from(*from, size()).state_.logits);
+}
+
+// ------------------------------------------------------------------ pruning
+
+inline void Session::refuse_prune() const {
+  if (state_.recurrent.empty()) return;
+  throw Error(ErrorKind::unsupported, "", "prune",
+              "--recompute, which processes the tokens that stay anew: recurrent layers cannot "
+              "forget tokens",
+              "family " + model_->config().family);
+}
+
+namespace detail {
+
+// Moves messages after the gap up, and removes those in it.
+inline void shift_messages(ChatState& chat, int64_t begin, int64_t end) {
+  const auto moved = [&](int64_t at) {
+    return at < begin ? at : std::max(begin, at - (end - begin));
+  };
+  for (Message& m : chat.messages) {
+    const int64_t before = m.end - m.begin;
+    if (m.begin >= begin && m.end <= end && before > 0) m.role.clear();
+    m.begin = moved(m.begin), m.end = moved(m.end);
+    if (m.generated && m.end - m.begin != before) m.content.clear();
+  }
+  std::erase_if(chat.messages, [](const Message& m) { return m.role.empty(); });
+}
+
+}  // namespace detail
+
+// Removes positions begin .. end-1 by processing all later tokens again without them.
+inline void Session::process_without(int64_t begin, int64_t end) {
+  for (const Intervention& w : state_.interventions) {
+    if (w.at > begin || w.end > begin || w.begin > begin)
+      throw Error(ErrorKind::unsupported, "", "prune",
+                  "no interventions that name positions after " + std::to_string(begin),
+                  range_text(w.begin, w.end));
+  }
+  GenerationState generation = state_.generation;
+  ChatState chat = state_.chat;
+  detail::shift_turns(generation, begin, end);
+  detail::shift_messages(chat, begin, end);
+  Session again(*this);
+  again.rewind(begin);
+  again.append(std::span(state_.tokens).subspan(static_cast<size_t>(end)));
+  again.state_.generation = std::move(generation);
+  again.state_.chat = std::move(chat);
+  *this = std::move(again);
+}
+
+}  // namespace stet

@@ -1,0 +1,422 @@
+#include "src/snapshot/recurrent.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "src/base/digest_bytes.hpp"
+#include "src/snapshot/file.hpp"
+#include "src/snapshot/identity.hpp"
+#include "src/snapshot/meta.hpp"
+#include "src/snapshot/parents.hpp"
+#include "stet/base/bytes.hpp"
+#include "stet/base/error.hpp"
+#include "stet/model/config.hpp"
+
+namespace stet {
+
+std::vector<int64_t> recurrent_layers(const RecurrentShape& shape) {
+  std::vector<int64_t> layers;
+  for (size_t l = 0; l < shape.layers.size(); ++l) {
+    if (!shape.layers[l].empty()) layers.push_back(static_cast<int64_t>(l));
+  }
+  return layers;
+}
+
+namespace {
+
+constexpr size_t kAnchorEntry = 64, kAnchorsFront = 24, kRoom = 64;
+constexpr uint32_t kByContent = 1, kHidden = 2, kBlockEnd = 4, kInParent = 8;
+
+uint64_t padded(uint64_t bytes) { return (bytes + kRoom - 1) / kRoom * kRoom; }
+
+std::span<const std::byte> zeros(uint64_t count) {
+  static const std::byte kZeros[kRoom] = {};
+  return std::span(kZeros).first(count);
+}
+
+// Returns the numbers of a layer's arrays, which follow one another.
+template <class T>
+std::span<T> layer_of(const RecurrentShape& shape, std::span<T> numbers, int64_t layer) {
+  const std::vector<RecurrentArray>& arrays = shape.layers[static_cast<size_t>(layer)];
+  const size_t begin = arrays.front().offset;
+  return numbers.subspan(begin, arrays.back().offset + arrays.back().count() - begin);
+}
+
+std::span<const std::byte> bytes_of(const Anchor& a) {
+  return a.last == nullptr ? std::span<const std::byte>() : std::as_bytes(std::span(*a.last));
+}
+
+std::span<const float> numbers_of(const Anchor& a, const RecurrentShape& shape) {
+  return {a.arrays->numbers(), shape.numbers};
+}
+
+Digest digest_of_anchor(std::span<const std::byte> last, std::span<const std::byte> arrays) {
+  RunningDigest digest;
+  digest.add(last);
+  digest.add(arrays);
+  return digest.result();
+}
+
+RecurrentShape shape_of(const SnapshotFile& file) {
+  return recurrent_shape(ModelConfig::from_canonical(file.meta.config, file.path));
+}
+
+// Returns the name of the state after all tokens of a file, as an anchor has it.
+Sha256 name_of_end(const SnapshotFile& file) {
+  const int64_t end = file.meta.positions;
+  return anchor_names(file.recipe(), file.meta.kv, {&end, 1}).front();
+}
+
+bool holds_anchor(const SnapshotFile& file, const AnchorEntry& a) {
+  if (a.position == file.meta.positions) return name_of_end(file) == a.name;
+  return std::ranges::any_of(file.anchors, [&](const AnchorEntry& other) {
+    return other.position == a.position && other.name == a.name;
+  });
+}
+
+}  // namespace
+
+std::vector<Digest> array_digests(const RecurrentShape& shape, std::span<const float> numbers) {
+  std::vector<Digest> digests;
+  for (const int64_t layer : recurrent_layers(shape))
+    digests.push_back(digest_of(std::as_bytes(layer_of(shape, numbers, layer))));
+  return digests;
+}
+
+// ------------------------------------------------------------------ writing
+
+RecurrentSections::RecurrentSections(const State& state, const SnapshotContents& contents,
+                                     const Snapshot* parent) {
+  if (state.recurrent.empty()) return;
+  add_state(state, contents);
+  if (contents.meta.form != SnapshotForm::recipe) add_anchors(state, contents, parent);
+}
+
+void RecurrentSections::add_piece(std::span<const std::byte> piece) {
+  PieceSection& s = all_.back();
+  s.pieces.push_back(piece);
+  s.size += piece.size();
+  if (s.size % kRoom == 0) return;
+  s.pieces.push_back(zeros(padded(s.size) - s.size));
+  s.size = padded(s.size);
+}
+
+void RecurrentSections::add_state(const State& state, const SnapshotContents& contents) {
+  ByteWriter index;
+  for (const Digest& d : contents.arrays) put(index, d);
+  state_index_ = index.take();
+  all_.push_back({"STATE", 0, digest_of(state_index_), {}});
+  if (contents.meta.form == SnapshotForm::recipe) {
+    all_.back().pieces = {state_index_};
+    all_.back().size = state_index_.size();
+    return;
+  }
+  add_piece(state_index_);
+  const std::span<const std::byte> arrays = std::as_bytes(state.recurrent.numbers());
+  all_.back().pieces.push_back(arrays);
+  all_.back().size += arrays.size();
+}
+
+// The anchor at the end is left out: its arrays are those of STATE.
+void RecurrentSections::add_anchors(const State& state, const SnapshotContents& contents,
+                                    const Snapshot* parent) {
+  std::vector<const Anchor*> anchors;
+  std::vector<int64_t> positions;
+  for (const auto& a : state.anchors.all()) {
+    if (a->position >= state.size()) continue;
+    anchors.push_back(a.get());
+    positions.push_back(a->position);
+  }
+  if (anchors.empty()) return;
+  const RecurrentShape& shape = state.recurrent.shape();
+  const std::vector<Sha256> names = anchor_names(state, state.kv.shape(), positions);
+  const SnapshotFile* const from =
+      contents.meta.form == SnapshotForm::delta ? parent->file().get() : nullptr;
+  ByteWriter index;
+  put(index, contents.digests.state);
+  index.u64(anchors.size());
+  all_.push_back({"ANCHORS", 0, {}, {}});
+  std::vector<std::span<const std::byte>> stored;
+  for (size_t i = 0; i < anchors.size(); ++i) {
+    const Anchor& a = *anchors[i];
+    AnchorEntry e{a.by_content ? recurrent_content(numbers_of(a, shape)) : names[i], a.position};
+    const bool elsewhere = from != nullptr && !a.by_content && holds_anchor(*from, e);
+    const std::span<const std::byte> last = bytes_of(a),
+                                     arrays = std::as_bytes(numbers_of(a, shape));
+    index.bytes(e.name.bytes);
+    index.u64(static_cast<uint64_t>(a.position));
+    index.u32((a.by_content ? kByContent : 0) | (a.hidden ? kHidden : 0) |
+              (a.block_end ? kBlockEnd : 0) | (elsewhere ? kInParent : 0));
+    index.u32(elsewhere ? 0 : static_cast<uint32_t>(last.size() / sizeof(float)));
+    put(index, elsewhere ? Digest() : digest_of_anchor(last, arrays));
+    if (!elsewhere) stored.insert(stored.end(), {last, arrays});
+  }
+  anchors_index_ = index.take();
+  all_.back().digest = digest_of(anchors_index_);
+  add_piece(anchors_index_);
+  for (const std::span<const std::byte> piece : stored) add_piece(piece);
+}
+
+// ------------------------------------------------------------------ reading
+
+namespace {
+
+void check_index(const SnapshotFile& file, const std::string& name,
+                 std::span<const std::byte> index) {
+  const Digest found = digest_of(index), expected = file.find(name)->digest;
+  if (!(found == expected))
+    snapshot_damaged(file.path, name, "digest " + digest_text(expected), digest_text(found));
+}
+
+void check_size(const SnapshotFile& file, const std::string& name, uint64_t expected) {
+  const uint64_t found = file.content(name).size();
+  if (found != expected)
+    snapshot_damaged(file.path, name, std::to_string(expected) + " bytes", std::to_string(found));
+}
+
+void check_zeros(const SnapshotFile& file, const std::string& name, uint64_t from, uint64_t to) {
+  for (const std::byte b : file.content(name).subspan(from, to - from)) {
+    if (b != std::byte{0})
+      snapshot_damaged(file.path, name, "zero bytes between its parts", "others");
+  }
+}
+
+void decode_state(SnapshotFile& file, const RecurrentShape& shape) {
+  const size_t index = recurrent_layers(shape).size() * sizeof(Digest);
+  const bool recipe = file.meta.form == SnapshotForm::recipe;
+  check_size(file, "STATE", recipe ? index : padded(index) + shape.bytes());
+  const std::span<const std::byte> section = file.content("STATE");
+  check_index(file, "STATE", section.first(index));
+  ByteReader r(section.first(index), file.path);
+  while (r.remaining() > 0) file.arrays.push_back(get(r, "STATE"));
+  if (!recipe) check_zeros(file, "STATE", index, padded(index));
+}
+
+AnchorEntry decode_anchor(ByteReader& r, const SnapshotFile& file, int64_t least) {
+  AnchorEntry a;
+  std::ranges::copy(r.bytes(sizeof a.name, "anchor"), a.name.bytes.begin());
+  const uint64_t position = r.u64("anchor");
+  const uint32_t flags = r.u32("anchor"), numbers = r.u32("anchor");
+  a.digest = get(r, "anchor");
+  if (position < static_cast<uint64_t>(least) ||
+      position >= static_cast<uint64_t>(file.meta.positions))
+    snapshot_damaged(file.path, "ANCHORS",
+                     "ascending positions below " + std::to_string(file.meta.positions),
+                     std::to_string(position));
+  a.position = static_cast<int64_t>(position);
+  a.by_content = (flags & kByContent) != 0, a.hidden = (flags & kHidden) != 0;
+  a.block_end = (flags & kBlockEnd) != 0, a.in_parent = (flags & kInParent) != 0;
+  const bool delta = file.meta.form == SnapshotForm::delta;
+  if (flags > (delta ? 15u : 7u) || (a.in_parent && (numbers != 0 || a.by_content)))
+    snapshot_damaged(file.path, "ANCHORS", "known flags", std::to_string(flags));
+  const auto expected =
+      static_cast<uint32_t>(a.hidden ? meta_hidden(file.meta) : meta_vocab(file.meta));
+  if (numbers != 0 && numbers != expected)
+    snapshot_damaged(file.path, "ANCHORS", std::to_string(expected) + " numbers",
+                     std::to_string(numbers));
+  a.numbers = numbers;
+  return a;
+}
+
+// An index for another state is ignored: anchors can be computed again.
+void decode_anchors(SnapshotFile& file, const RecurrentShape& shape) {
+  const std::span<const std::byte> section = file.content("ANCHORS");
+  ByteReader front(section, file.path);
+  const Digest state = get(front, "ANCHORS");
+  const uint64_t count = front.u64("ANCHORS");
+  if (count > section.size() / kAnchorEntry)
+    snapshot_damaged(file.path, "ANCHORS", "entries inside of it", std::to_string(count));
+  const uint64_t index = kAnchorsFront + count * kAnchorEntry;
+  if (index > section.size())
+    snapshot_damaged(file.path, "ANCHORS", std::to_string(index) + " bytes at least",
+                     std::to_string(section.size()));
+  check_index(file, "ANCHORS", section.first(index));
+  if (!(state == file.digests.state)) return;
+  ByteReader r(section.subspan(kAnchorsFront, count * kAnchorEntry), file.path);
+  uint64_t end = index;
+  const auto take = [&](uint64_t bytes) {
+    const uint64_t at = padded(end);
+    if (at > section.size() || bytes > section.size() - at)
+      snapshot_damaged(file.path, "ANCHORS", "arrays inside of it", "fewer bytes");
+    check_zeros(file, "ANCHORS", end, at);
+    end = at + bytes;
+    return at;
+  };
+  for (uint64_t i = 0; i < count; ++i) {
+    AnchorEntry a =
+        decode_anchor(r, file, file.anchors.empty() ? 1 : file.anchors.back().position + 1);
+    if (!a.in_parent) {
+      a.last_at = take(a.numbers * sizeof(float));
+      a.arrays_at = take(shape.bytes());
+    }
+    file.anchors.push_back(std::move(a));
+  }
+  check_size(file, "ANCHORS", padded(end));
+  check_zeros(file, "ANCHORS", end, padded(end));
+}
+
+}  // namespace
+
+void decode_recurrent(SnapshotFile& file) {
+  const RecurrentShape shape = shape_of(file);
+  for (const char* name : {"STATE", "ANCHORS"}) {
+    if (file.find(name) != nullptr && shape.empty())
+      snapshot_damaged(file.path, "section " + std::string(name), "",
+                       "the model has no recurrent layers");
+  }
+  if (shape.empty()) return;
+  if (file.find("STATE") == nullptr)
+    snapshot_damaged(file.path, "section STATE", "", "it is missing");
+  decode_state(file, shape);
+}
+
+void decode_anchor_index(SnapshotFile& file) {
+  if (file.find("ANCHORS") == nullptr) return;
+  if (file.meta.form == SnapshotForm::recipe)
+    snapshot_damaged(file.path, "section ANCHORS", "", "a recipe has no arrays");
+  decode_anchors(file, shape_of(file));
+}
+
+// ------------------------------------------------------------------ loading
+
+namespace {
+
+std::span<const std::byte> live_bytes(const SnapshotFile& file) {
+  return file.content("STATE").subspan(padded(file.arrays.size() * sizeof(Digest)));
+}
+
+std::shared_ptr<RecurrentBuffer> buffer_of(std::span<const std::byte> bytes) {
+  auto buffer = std::make_shared<RecurrentBuffer>(bytes.size());
+  std::memcpy(buffer->memory.data(), bytes.data(), bytes.size());
+  return buffer;
+}
+
+std::vector<int64_t> damaged_layers(const SnapshotFile& file, const RecurrentShape& shape,
+                                    std::span<const float> numbers) {
+  const std::vector<int64_t> layers = recurrent_layers(shape);
+  const std::vector<Digest> found = array_digests(shape, numbers);
+  std::vector<int64_t> damaged;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    if (!(found[i] == file.arrays[i])) damaged.push_back(layers[i]);
+  }
+  return damaged;
+}
+
+std::string anchor_field(const AnchorEntry& a) {
+  return "anchor at position " + std::to_string(a.position);
+}
+
+// An anchor's bytes in a file; `file` is null if no file has them.
+struct Found {
+  const SnapshotFile* file = nullptr;
+  const AnchorEntry* entry = nullptr;  // null: the live arrays of `file`
+};
+
+Found find_anchor(const SnapshotChain& chain, const SnapshotFile& file, const AnchorEntry& a) {
+  if (!a.in_parent) return {&file, &a};
+  for (const auto& parent : chain.parents()) {
+    if (a.position == parent->meta.positions && name_of_end(*parent) == a.name)
+      return {parent.get(), nullptr};
+    for (const AnchorEntry& other : parent->anchors) {
+      if (!other.in_parent && other.position == a.position && other.name == a.name)
+        return {parent.get(), &other};
+    }
+  }
+  return {};
+}
+
+// Returns the anchor with its arrays in memory. Throws a format Error for damage.
+Anchor load_anchor(const Found& found, const AnchorEntry& as, const RecurrentShape& shape) {
+  const SnapshotFile& from = *found.file;
+  Anchor a{as.position, nullptr, nullptr, false, as.block_end, as.by_content};
+  if (found.entry == nullptr) {
+    auto arrays = buffer_of(live_bytes(from));
+    if (!damaged_layers(from, shape, {arrays->numbers(), shape.numbers}).empty())
+      snapshot_damaged(from.path, anchor_field(as), "", "its bytes are not those that were saved");
+    a.arrays = std::move(arrays);
+    a.last = from.logits;
+    return a;
+  }
+  const AnchorEntry& e = *found.entry;
+  const std::span<const std::byte> section = from.content("ANCHORS");
+  a.arrays = buffer_of(section.subspan(e.arrays_at, shape.bytes()));
+  a.hidden = e.hidden;
+  if (e.numbers > 0) {
+    a.last = std::make_shared<std::vector<float>>(e.numbers);
+    std::memcpy(a.last->data(), section.data() + e.last_at, e.numbers * sizeof(float));
+  }
+  const Digest digest = digest_of_anchor(bytes_of(a), std::as_bytes(numbers_of(a, shape)));
+  if (!(digest == e.digest))
+    snapshot_damaged(from.path, anchor_field(as), "digest " + digest_text(e.digest),
+                     digest_text(digest));
+  return a;
+}
+
+// Calls use(entry, expected name) for each anchor of a file. The name of one that is named by its
+// content is not expected.
+template <class Use>
+void each_anchor(const SnapshotFile& file, Use use) {
+  std::vector<int64_t> positions;
+  for (const AnchorEntry& a : file.anchors) positions.push_back(a.position);
+  const std::vector<Sha256> names = anchor_names(file.recipe(), file.meta.kv, positions);
+  for (size_t i = 0; i < positions.size(); ++i) use(file.anchors[i], names[i]);
+}
+
+// Throws a format Error if an anchor has another name than its tokens or arrays give.
+void check_name(const SnapshotFile& file, const AnchorEntry& e, const Sha256& by_tokens,
+                const Anchor* anchor, const RecurrentShape& shape) {
+  const Sha256 expected = !e.by_content       ? by_tokens
+                          : anchor != nullptr ? recurrent_content(numbers_of(*anchor, shape))
+                                              : e.name;
+  if (expected != e.name)
+    snapshot_damaged(file.path, anchor_field(e), sha256_text(expected), sha256_text(e.name));
+}
+
+}  // namespace
+
+std::vector<int64_t> load_arrays(const SnapshotFile& file, RecurrentState& to) {
+  const RecurrentShape shape = shape_of(file);
+  to = RecurrentState(shape);
+  if (shape.empty()) return {};
+  to.set(buffer_of(live_bytes(file)));
+  return damaged_layers(file, shape, to.numbers());
+}
+
+Anchors load_anchors(const SnapshotChain& chain, const SnapshotFile& file, bool heal) {
+  Anchors anchors;
+  if (file.anchors.empty()) return anchors;
+  const RecurrentShape shape = shape_of(file);
+  each_anchor(file, [&](const AnchorEntry& e, const Sha256& name) {
+    const Found found = find_anchor(chain, file, e);
+    if (found.file == nullptr) return;
+    try {
+      Anchor a = load_anchor(found, e, shape);
+      check_name(file, e, name, &a, shape);
+      anchors.add(std::move(a));
+    } catch (const Error& error) {
+      if (!heal || e.by_content || error.kind != ErrorKind::format) throw;
+    }
+  });
+  return anchors;
+}
+
+size_t check_recurrent(const SnapshotChain& chain, const SnapshotFile& file) {
+  if (file.arrays.empty() || file.meta.form == SnapshotForm::recipe) return 0;
+  const RecurrentShape shape = shape_of(file);
+  const auto live = buffer_of(live_bytes(file));
+  for (const int64_t layer : damaged_layers(file, shape, {live->numbers(), shape.numbers}))
+    snapshot_damaged(file.path, "recurrent arrays, layer " + std::to_string(layer), "",
+                     "its bytes are not those that were saved");
+  size_t checked = file.arrays.size();
+  each_anchor(file, [&](const AnchorEntry& e, const Sha256& name) {
+    const Found found = find_anchor(chain, file, e);
+    if (found.file == nullptr) return check_name(file, e, name, nullptr, shape);
+    const Anchor a = load_anchor(found, e, shape);
+    check_name(file, e, name, &a, shape);
+    ++checked;
+  });
+  return checked;
+}
+
+}  // namespace stet

@@ -1,0 +1,219 @@
+// Snapshots of models with recurrent layers: live arrays and anchors are saved, found damaged by
+// name, and healed where tokens give them.
+#include <cstring>
+
+#include "stet/snapshot/compare.hpp"
+#include "stet/snapshot/snapshot.hpp"
+#include "stet/snapshot/verify.hpp"
+#include "tests/support/models.hpp"
+#include "tests/support/recurrent_family.hpp"
+
+namespace stet::test::recurrent_snapshots_tests {
+namespace {
+
+class RecurrentSnapshots : public testing::Test {
+ protected:
+  Session session(int64_t tokens) const {
+    SessionOptions o = options(1);
+    o.capacity = 700;
+    Session s(m, o);
+    s.anchor_at({100});
+    s.append(part(0, tokens));
+    return s;
+  }
+  std::span<const int32_t> part(int64_t begin, int64_t end) const {
+    return std::span(ids).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+  }
+  RestoreOptions how() const { return {.session = options(1)}; }
+  Session restored(const std::string& path) const { return Snapshot::open(path).restore(m, how()); }
+
+  static std::vector<int64_t> anchors(const Session& s) {
+    std::vector<int64_t> at;
+    for (const auto& a : s.anchors().all()) at.push_back(a->position);
+    return at;
+  }
+  static void expect_same(Session& a, Session& b) {
+    EXPECT_TRUE(same_bytes(a.recurrent().numbers(), b.recurrent().numbers()));
+    EXPECT_TRUE(same_state(a, b));
+    EXPECT_EQ(digests_of(a).state, digests_of(b).state);
+    EXPECT_EQ(digests_of(a).id, digests_of(b).id);
+  }
+  // Changes one byte of a section, counted from its begin, or from its end if negative.
+  static void harm(const std::string& path, const std::string& section, int64_t at) {
+    const Snapshot s = Snapshot::open(path);
+    for (const SnapshotSection& found : s.sections()) {
+      if (found.name != section) continue;
+      std::string bytes = read_text(path);
+      bytes[static_cast<size_t>(static_cast<int64_t>(found.offset) +
+                                (at < 0 ? static_cast<int64_t>(found.size) + at : at))] ^= 1;
+      write_file(path, bytes);
+      return;
+    }
+    FAIL() << section;
+  }
+
+  std::shared_ptr<const Model> m = recurrent_model();
+  const std::vector<int32_t> ids = random_tokens(*m, 600);
+  TemporaryDirectory scratch;
+  const std::string file = scratch / "s.stet", next = scratch / "t.stet";
+};
+
+TEST_F(RecurrentSnapshots, ASessionAndItsAnchorsComeBack) {
+  Session s = session(300);
+  Snapshot::save(s, file);
+  const Snapshot snapshot = Snapshot::open(file);
+  EXPECT_EQ(snapshot.version(), 4u);
+  EXPECT_EQ(snapshot.file()->arrays.size(), 2u);
+  EXPECT_EQ(snapshot.check().arrays, 2u + 3u);
+  Session again = restored(file);
+  EXPECT_EQ(anchors(again), (std::vector<int64_t>{100, 192, 256, 300}));
+  expect_same(again, s);
+  EXPECT_EQ(again.rewind_cost(130), 30);
+  again.rewind(130);
+  Session fresh = session(130);
+  expect_same(again, fresh);
+  again.append(part(130, 400));
+  Session longer = session(400);
+  expect_same(again, longer);
+}
+
+TEST_F(RecurrentSnapshots, ADeltaLeavesOutAnchorsOfItsParent) {
+  Session s = session(300);
+  Snapshot::save(s, file);
+  s.append(part(300, 420));
+  const Snapshot parent = Snapshot::open(file);
+  Snapshot::save(s, next, {.form = SnapshotForm::delta, .parent = &parent});
+  const Snapshot delta = Snapshot::open(next);
+  std::vector<std::pair<int64_t, bool>> found;
+  for (const AnchorEntry& a : delta.file()->anchors) found.emplace_back(a.position, a.in_parent);
+  EXPECT_EQ(found, (std::vector<std::pair<int64_t, bool>>{
+                       {100, true}, {300, true}, {320, false}, {384, false}}));
+  Session again = restored(next);
+  expect_same(again, s);
+  EXPECT_EQ(anchors(again), (std::vector<int64_t>{100, 300, 320, 384, 420}));
+  again.rewind(301);
+  Session fresh = session(301);
+  expect_same(again, fresh);
+}
+
+TEST_F(RecurrentSnapshots, ARecipeProvesTheArraysItComputes) {
+  Session s = session(200);
+  Snapshot::save(s, file, {.form = SnapshotForm::recipe});
+  Session again = restored(file);
+  expect_same(again, s);
+  EXPECT_EQ(Snapshot::open(file).check().arrays, 0u);
+}
+
+TEST_F(RecurrentSnapshots, DamageIsNamedByLayerAndHealed) {
+  Session s = session(300);
+  Snapshot::save(s, file);
+  harm(file, "STATE", -1);
+  const Snapshot snapshot = Snapshot::open(file);
+  const std::string text =
+      file + ": recurrent arrays, layer 2: its bytes are not those that were saved";
+  EXPECT_EQ(message_of([&] { snapshot.check(); }), text);
+  EXPECT_EQ(message_of([&] { snapshot.restore(m, how()); }), text + "; --heal computes them again");
+  RestoreOptions heal = how();
+  heal.heal = true;
+  RestoreReport report;
+  Session healed = snapshot.restore(m, heal, &report);
+  EXPECT_EQ(report.healed_layers, std::vector<int64_t>{2});
+  EXPECT_EQ(report.recomputed, 300 - 256);
+  expect_same(healed, s);
+}
+
+TEST_F(RecurrentSnapshots, DamageOfTheIndexIsFoundWhenOpening) {
+  Session s = session(300);
+  for (const char* section : {"STATE", "ANCHORS"}) {
+    Snapshot::save(s, file);
+    harm(file, section, 3);
+    EXPECT_NE(message_of([&] { Snapshot::open(file); }).find(std::string(section) + ": "),
+              std::string::npos);
+  }
+}
+
+TEST_F(RecurrentSnapshots, DamagedAnchorsAreNamedAndLeftOut) {
+  Session s = session(300);
+  Snapshot::save(s, file);
+  harm(file, "ANCHORS", -100);  // in the last one
+  const Snapshot snapshot = Snapshot::open(file);
+  EXPECT_NE(message_of([&] { snapshot.check(); }).find("anchor at position 256: "),
+            std::string::npos);
+  RestoreOptions heal = how();
+  heal.heal = true;
+  Session healed = snapshot.restore(m, heal);
+  EXPECT_EQ(anchors(healed), (std::vector<int64_t>{100, 192, 300}));
+  expect_same(healed, s);
+}
+
+TEST_F(RecurrentSnapshots, DamagedBlocksHealFromAnchors) {
+  Session s = session(300);
+  Snapshot::save(s, file);
+  harm(file, "KV", static_cast<int64_t>(s.kv().shape().block_bytes()) * 3 + 5);
+  RestoreOptions heal = how();
+  heal.heal = true;
+  RestoreReport report;
+  Session healed = Snapshot::open(file).restore(m, heal, &report);
+  EXPECT_EQ(report.healed, std::vector<int64_t>{3});
+  EXPECT_EQ(report.recomputed, 64);
+  expect_same(healed, s);
+}
+
+TEST_F(RecurrentSnapshots, VerifyProvesTheArraysByReplay) {
+  Session s = session(200);
+  Snapshot::save(s, file);
+  const Snapshot snapshot = Snapshot::open(file);
+  const VerifyReport report = verify(snapshot, m, options(1), false);
+  EXPECT_TRUE(report.whole()) << report.text();
+  EXPECT_TRUE(verify(s).whole());
+  // A state whose tokens are not those of its arrays.
+  State lying = s.state();
+  Session other = session(199);
+  lying.recurrent = other.recurrent();
+  Session liar(m, lying, options(1));
+  const VerifyReport found = verify(liar);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->what, "recurrent arrays");
+  EXPECT_EQ(found->layer, 0);
+  const std::optional<Difference> compared = first_difference(s.state(), lying);
+  ASSERT_TRUE(compared);
+  EXPECT_EQ(compared->layer, 0);
+  EXPECT_EQ(compared->what, "state");
+}
+
+TEST_F(RecurrentSnapshots, TheIdOfAnEditedStateCoversTheArrays) {
+  const std::vector<float> x(static_cast<size_t>(m->config().head_dim), 0.5f);
+  Session a = session(150);
+  a.set_key(1, 0, 70, x);
+  State other = a.state();
+  Session shorter = session(149);
+  other.recurrent = shorter.recurrent();
+  EXPECT_NE(state_id(a.state()), state_id(other));
+  a.append(part(150, 290));
+  Snapshot::save(a, file);
+  EXPECT_NO_THROW(Snapshot::open(file).check());
+  Session again = restored(file);
+  expect_same(again, a);
+  Session rewound = a.fork();
+  rewound.rewind(150);  // an anchor that is named by its content
+  again.rewind(150);
+  expect_same(again, rewound);
+  harm(file, "STATE", -1);
+  RestoreOptions heal = how();
+  heal.heal = true;
+  EXPECT_NE(message_of([&] { Snapshot::open(file).restore(m, heal); })
+                .find("recurrent arrays, layer 2: its bytes are not those that were saved, and "
+                      "tokens do not give them"),
+            std::string::npos);
+}
+
+TEST_F(RecurrentSnapshots, AnchorsAreInNeitherDigestNorId) {
+  Session s = session(300), plain(m, options(1));
+  plain.append(part(0, 300));
+  EXPECT_NE(anchors(s), anchors(plain));
+  EXPECT_EQ(digests_of(s).state, digests_of(plain).state);
+  EXPECT_EQ(digests_of(s).id, digests_of(plain).id);
+}
+
+}  // namespace
+}  // namespace stet::test::recurrent_snapshots_tests
