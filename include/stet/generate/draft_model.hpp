@@ -66,9 +66,7 @@ class ModelDrafter : public Drafter {
       draft_.push_back(sampler_.sample(state.sampling, session_.logits(), tokens,
                                        position + draft_.size(), state.reply_of(tokens)));
     }
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-    const double each = took.count() / static_cast<double>(std::max<size_t>(1, count));
-    seconds_ = seconds_ == 0 ? each : seconds_ + 0.2 * (each - seconds_);
+    seconds_ = average_seconds(seconds_, std::chrono::steady_clock::now() - start, count);
     return draft_;
   }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -10,9 +11,15 @@
 #include <utility>
 #include <vector>
 
+#include "stet/api.h"
 #include "stet/session/session.hpp"
 
 namespace stet {
+
+// Returns the average seconds of a step after `count` further steps, which took so long together.
+// An average of 0 has seen none.
+STET_API double average_seconds(double average, std::chrono::steady_clock::duration took,
+                                size_t count);
 
 // Guesses the tokens after those of a session. Must not change the session.
 class Drafter {

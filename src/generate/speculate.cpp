@@ -1,0 +1,117 @@
+// Estimates of what drafts gain. They decide speed alone, so they may use the machine's arithmetic.
+#include "stet/generate/speculate.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace stet {
+
+double average_seconds(double average, std::chrono::steady_clock::duration took, size_t count) {
+  const std::chrono::duration<double> all = took;
+  const double each = all.count() / static_cast<double>(std::max<size_t>(1, count));
+  return average == 0 ? each : average + 0.2 * (each - average);
+}
+
+void PassCosts::add(size_t rows, double seconds) {
+  if (rows == 0 || rows > kRows || seconds <= 0) return;
+  ++now_;
+  Cost& cost = at_[rows];
+  const bool forgotten = !known(rows);
+  cost.when = now_;
+  if (forgotten)
+    cost.seconds = seconds;
+  else if (seconds < cost.seconds)  // delays are by chance, speed is not
+    cost.seconds += 0.5 * (seconds - cost.seconds);
+  else
+    cost.seconds += 0.1 * (std::min(seconds, 2 * cost.seconds) - cost.seconds);
+}
+
+// Interpolates between the nearest measured numbers of rows.
+double PassCosts::of(size_t rows) const {
+  size_t below = std::min(rows, kRows), above = below;
+  while (below > 0 && !known(below)) --below;
+  while (above <= kRows && !known(above)) ++above;
+  const auto at = static_cast<double>(rows);
+  if (below == 0 && above > kRows) return 1 + kSlope * (at - 1);
+  if (below == 0)
+    return at_[above].seconds * (1 + kSlope * (at - 1)) /
+           (1 + kSlope * (static_cast<double>(above) - 1));
+  const double low = at_[below].seconds;
+  if (above > kRows) {
+    const double measured =
+        known(1) && below > 1 ? (low - at_[1].seconds) / static_cast<double>(below - 1) : 0;
+    const double assumed = kSlope * (known(1) ? at_[1].seconds : low);
+    return low + std::max(measured, below == 1 ? assumed : 0.25 * assumed) *
+                     (at - static_cast<double>(below));
+  }
+  if (above == below) return low;
+  const double part = (at - static_cast<double>(below)) / static_cast<double>(above - below);
+  return low + part * (at_[above].seconds - low);
+}
+
+void choose_drafts(std::span<DraftChoice> replies, size_t rows, const PassCosts& costs,
+                   double slowest) {
+  constexpr double kLeastGain = 1.03, kLeastSlope = 0.02;
+  const auto next_gain = [](const DraftChoice& r) {
+    return r.chosen < r.most && !r.all ? std::pow(r.acceptance, static_cast<double>(r.chosen + 1))
+                                       : 0.0;
+  };
+  for (DraftChoice& r : replies) r.chosen = r.all ? r.most : 0;
+  if (costs.is_stale(rows)) return;
+  const double alone = costs.of(rows);
+  std::vector<size_t> added;  // in order of their gain
+  double tokens = static_cast<double>(rows), drafting = 0, best = kLeastGain * tokens / alone;
+  size_t kept = 0;
+  while (rows + added.size() < PassCosts::kRows) {
+    const auto next = std::ranges::max_element(replies, {}, next_gain);
+    if (next == replies.end() || next_gain(*next) <= 0) break;
+    tokens += next_gain(*next);
+    drafting += next->seconds;
+    ++next->chosen;
+    added.push_back(static_cast<size_t>(next - replies.begin()));
+    // more rows are never cheaper, though a disturbed measurement may say so
+    const double least = alone * (1 + kLeastSlope * static_cast<double>(added.size()));
+    const double seconds = std::max(costs.of(rows + added.size()), least) + drafting;
+    if (seconds > slowest * alone) break;
+    if (tokens / seconds > best) best = tokens / seconds, kept = added.size();
+  }
+  for (size_t i = kept; i < added.size(); ++i) --replies[added[i]].chosen;
+}
+
+DraftChoice Speculator::consider(const Session& session, int32_t next, size_t limit) {
+  expected_.clear();
+  at_ = 0;
+  const Drafter::Offer offer = drafter_->offer(session, next, std::min(limit, kMost));
+  confidence_ = offer.confidence;
+  expected_.assign(offer.known.begin(), offer.known.end());
+  const Record& record = records_[confidence_];
+  DraftChoice choice{record.right / record.all, offer.seconds, offer.most, 0, always_};
+  // a drafter that costs is tried from time to time, since drafts not made cannot be compared
+  if (offer.most > 0 && offer.known.empty() && ++untried_ > kTry) {
+    choice.most = std::min<size_t>(2, offer.most);
+    choice.all = true;
+  }
+  return choice;
+}
+
+std::span<const int32_t> Speculator::take(const Session& session, int32_t next, size_t count) {
+  if (count == 0) return {};
+  const std::span<const int32_t> draft = drafter_->draft(session, next, count);
+  if (expected_.empty()) expected_.assign(draft.begin(), draft.end());
+  untried_ = 0;
+  return draft;
+}
+
+void Speculator::drawn(int32_t id) {
+  if (at_ >= expected_.size()) return;
+  const bool right = expected_[at_] == id;
+  Record& record = records_[confidence_];
+  record.right = kMemory * record.right + (right ? 1 : 0);
+  record.all = kMemory * record.all + 1;
+  if (right)
+    ++at_;
+  else
+    expected_.clear();
+}
+
+}  // namespace stet
