@@ -156,6 +156,7 @@ TEST_F(Recurrent, LogitsComeBackWithoutAnchorsToo) {
 TEST_F(Recurrent, InterventionsApplyWhenTokensAreProcessedAgain) {
   const Intervention change{.point = Point::resid_post,
                             .layers = {0},
+                            .heads = {},
                             .op = Intervention::Op::add,
                             .amount = 3,
                             .values = std::make_shared<std::vector<float>>(64, 0.25f)};
@@ -297,10 +298,12 @@ TEST_F(Recurrent, WindowOnlySessionsKeepWhatAnchorsSee) {
 TEST_F(Recurrent, ATraceRunsRecurrentLayersFromThePromptOn) {
   const Intervention change{.point = Point::resid_post,
                             .layers = {3},
+                            .heads = {},
                             .begin = 120,
                             .end = 121,
                             .op = Intervention::Op::scale,
-                            .amount = 0.5f};
+                            .amount = 0.5f,
+                            .values = nullptr};
   Session before = session(100);
   Trace trace(before, part(100, 130));
   std::vector<float> traced;

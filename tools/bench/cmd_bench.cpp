@@ -306,7 +306,7 @@ void print_timings(const Json& j) {
 }
 
 // Prints a row for each number of threads.
-void print_table(const Json& j) {
+void print_threads_table(const Json& j) {
   const std::string kinds = j["processors"].get<std::string>();
   out(fmt::format("machine   {} processors, {}, {}{}{}\n", j["default_threads"].get<int>(),
                   j["team"].get<std::string>(), j["isa"].get<std::string>(),
@@ -358,7 +358,7 @@ void run_table(Json j, BenchCommand& o, SessionOptions options, const Kernels& k
   if (o.json)
     out(dump(j, 2) + "\n");
   else
-    print_table(j);
+    print_threads_table(j);
 }
 
 // Measures snapshots. Leaves out lengths beyond the model's maximum.
