@@ -17,8 +17,8 @@
 
 namespace stet {
 
-// Estimates the time of a pass by its number of rows, from passes of replies alone. Not for use by
-// several threads.
+// Estimates the time of a pass from its number of rows. Learns from passes without prompts. One
+// thread may use it at a time.
 class PassCosts {
  public:
   static constexpr size_t kRows = 64;  // passes of more rows are not counted
@@ -55,8 +55,8 @@ struct DraftChoice {
   bool all = false;  // draft `most` tokens whatever they cost
 };
 
-// Chooses the lengths of drafts for a pass of `rows` rows besides, so that the most tokens are
-// expected per second. The pass takes at most `slowest` times as long as without drafts.
+// Chooses the lengths of the drafts of a pass that has `rows` rows without them, so that the most
+// tokens are expected per second. The pass takes at most `slowest` times as long as without drafts.
 void choose_drafts(std::span<DraftChoice> replies, size_t rows, const PassCosts& costs,
                    double slowest = std::numeric_limits<double>::infinity());
 
@@ -95,7 +95,7 @@ class Speculator {
   bool always_;
   std::array<Record, Drafter::kConfidences> records_ = {};
   std::vector<int32_t> expected_;  // the draft that drawn tokens are compared with
-  size_t at_ = 0;                  // tokens of it that were right
+  size_t at_ = 0;                  // tokens of the draft that were right
   size_t confidence_ = 0;
   uint64_t untried_ = 0;
 };
@@ -108,7 +108,7 @@ inline void PassCosts::add(size_t rows, double seconds) {
   cost.when = now_;
   if (forgotten)
     cost.seconds = seconds;
-  else if (seconds < cost.seconds)  // delays are by chance, speed is not
+  else if (seconds < cost.seconds)  // chance may delay a pass, but does not speed it up
     cost.seconds += 0.5 * (seconds - cost.seconds);
   else
     cost.seconds += 0.1 * (std::min(seconds, 2 * cost.seconds) - cost.seconds);
