@@ -79,7 +79,9 @@ function parse() {
 
 async function measure(tools, o, directory, name, side) {
   const vocab = vocabularyOf(directory), own = o.gguf === undefined ? formats[name] : undefined;
-  const gguf = o.gguf !== undefined ? path.resolve(o.gguf) : own ? await tools.gguf(directory, own.type) : await tools.quantized(directory, name, side.quantize);
+  const gguf = o.gguf !== undefined ? path.resolve(o.gguf)
+    : own ? await tools.gguf(directory, own.type)
+    : await tools.quantized(directory, name, side.quantize);
   const stet = () => Talker.start(tools.stet, [
     "bench", "--turns", "-m", own ? directory : gguf, ...(own ? ["--compute", own.compute] : []),
     "--kv", o.kv, "--threads", o.threads, "-p", o.prompt,

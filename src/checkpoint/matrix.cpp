@@ -131,7 +131,7 @@ Matrix Matrix::stacked(std::vector<Matrix> parts) {
   return m;
 }
 
-// Only the first expert says how large each is.
+// The first expert shows the size of each, so it alone is made elsewhere and copied.
 Matrix Matrix::of_experts(size_t count, int threads, const MakeExpert& make) {
   const Matrix first = make(0, nullptr);
   const size_t each = first.bytes();

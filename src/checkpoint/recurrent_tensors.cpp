@@ -13,8 +13,8 @@
 namespace stet {
 namespace {
 
-// A tensor made of another one: some of its rows in another order, all of it in another shape, or
-// -exp of it.
+// A tensor made of another one. It has some of the rows in another order, all numbers in another
+// shape, or -exp of each number.
 struct DerivedTensor {
   TensorView view;
   SourceTensor from;

@@ -81,8 +81,9 @@ class GgufNames {
     bool less_one = false;
     bool transposed = false;
     int64_t fused_heads = 0;  // q, k and v of each of these heads are adjacent
-    // Not 0: rows from `first` on, or else the columns, belong to heads of values, `head_width` each.
-    // The file has all first heads of the `tiled_groups` groups, then all second ones, and so on.
+    // If tiled_groups is not 0, rows from `first` on belong to heads of values, `head_width` rows to
+    // each; with tiled_columns, all columns do. The file has the first heads of all groups, then the
+    // second ones, and so on.
     int64_t tiled_groups = 0, head_width = 0, first = 0;
     bool tiled_columns = false;
   };

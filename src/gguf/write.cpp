@@ -134,8 +134,8 @@ struct Tensor {
   GgufStored stored;
   const WeightSpec* second = nullptr;  // of each head, its rows follow those of `need`
   size_t each = 0;                     // rows of such a head
-  // If not 0, rows or elements from `first` on, or else the columns, belong to heads of values of
-  // `head_width` each. The file has them in tiled order (GgufNames::Published).
+  // If groups is not 0, rows or elements from `first` on belong to heads of values, `head_width` to
+  // each; with `columns`, all columns do. The file has them in tiled order (GgufNames::Published).
   size_t groups = 0, head_width = 0, first = 0;
   bool columns = false;
 };

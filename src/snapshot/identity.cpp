@@ -244,7 +244,7 @@ class Chain {
   std::vector<int32_t> pending_;      // tokens since link_
   std::vector<Block> filled_;         // in order
   std::vector<Sha256> pruned_;        // the link after each prune
-  std::span<const int64_t> anchors_;  // positions that have not come
+  std::span<const int64_t> anchors_;  // positions not reached yet
   std::vector<Sha256> anchor_names_;
 };
 

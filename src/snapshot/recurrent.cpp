@@ -353,8 +353,8 @@ Anchor load_anchor(const Found& found, const AnchorEntry& as, const RecurrentSha
   return a;
 }
 
-// Calls use(entry, expected name) for each anchor of a file. The name of one that is named by its
-// content is not expected.
+// Calls use(entry, name) for each anchor of a file. The name is the one that tokens give; an anchor
+// that is named by its content has another.
 template <class Use>
 void each_anchor(const SnapshotFile& file, Use use) {
   std::vector<int64_t> positions;

@@ -15,7 +15,7 @@ import numpy as np
 
 STET, ROOT = sys.argv[1:]
 IDS = [(11 * i + 3) % 300 for i in range(24)]
-# The reference does not say these, which follow from others. They are copies of the residual stream,
+# The reference leaves these points out, because others determine them: copies of the residual stream,
 # scores and patterns, and products of single heads.
 UNSAID = ("hook_q_input", "hook_k_input", "hook_v_input", "attn.hook_attn_scores", "attn.hook_pattern",
           "attn.hook_result")

@@ -16,11 +16,11 @@
 namespace stet {
 
 // Draws the next tokens from another model, with the request's own settings, seed and positions.
-// At any temperature, drafts are therefore right as often as the two models agree. Its session
-// follows the other's tokens.
+// At any temperature, drafts are therefore right as often as the two models agree. The drafter has a
+// session of its own, which follows the tokens of the other.
 class ModelDrafter : public Drafter {
  public:
-  // Throws what Session throws.
+  // Throws what the constructor of Session throws.
   ModelDrafter(std::shared_ptr<const Model> model, const SessionOptions& options)
       : session_(std::move(model), options),
         sampler_(static_cast<int>(session_.model().config().vocab_size)) {}
@@ -71,12 +71,12 @@ class ModelDrafter : public Drafter {
   }
 
  private:
-  // If more tokens are missing, they are processed before any are drafted, so many a pass, so that
-  // others need not wait for long.
+  // Tokens that may be missing when drafting begins. If more are missing, a call processes this many
+  // of them and drafts nothing, so that no reply waits for long.
   static constexpr size_t kCatchUp = 64;
 
-  // Drops the own tokens that are not the beginning of `tokens` and `next`. Returns the number of
-  // tokens that are missing then.
+  // Drops own tokens, so that the others begin `tokens` followed by `next`. Returns the number of
+  // tokens that are then missing.
   size_t agree(std::span<const int32_t> tokens, int32_t next) {
     const std::vector<int32_t>& own = session_.tokens();
     auto common = static_cast<size_t>(std::ranges::mismatch(tokens, own).in1 - tokens.begin());

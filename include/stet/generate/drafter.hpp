@@ -21,15 +21,15 @@ namespace stet {
 STET_API double average_seconds(double average, std::chrono::steady_clock::duration took,
                                 size_t count);
 
-// Guesses the tokens after those of a session. Must not change the session.
+// Guesses the tokens that follow those of a session. A drafter must not change the session.
 class Drafter {
  public:
   // The guess for one pass.
   struct Offer {
     size_t most = 0;                      // tokens that draft() can return
-    std::span<const int32_t> known = {};  // these tokens, if they cost nothing
-    size_t confidence = 0;                // below kConfidences; guesses of one are counted together
-    double seconds = 0;                   // that draft() needs for each token
+    std::span<const int32_t> known = {};  // the tokens themselves, if drafting costs nothing
+    size_t confidence = 0;                // below kConfidences; each has a rate of its own
+    double seconds = 0;                   // time of draft() per token
   };
   static constexpr size_t kConfidences = 4;
 
@@ -47,7 +47,7 @@ class SuffixIndex {
  public:
   struct Match {
     size_t length = 0;    // tokens that agree, up to kLongest; 0: none
-    size_t position = 0;  // of the token after them
+    size_t position = 0;  // position of the token after them
   };
   static constexpr size_t kKey = 3, kLongest = 32, kCandidates = 32;
 

@@ -51,8 +51,8 @@ struct GenerateOptions {
   int64_t max_tokens = 256;
   bool ignore_eos = false;
   TokenObserver observe = nullptr;
-  // Drafts tokens, so that a pass can process several. The reply is the same as without. Not null:
-  // must outlive the reply, and serves one reply at a time.
+  // Drafts tokens, so that a pass can process several. The reply is the same as without. A speculator
+  // must outlive the reply, and serves one reply at a time. Null: no drafts.
   Speculator* speculator = nullptr;
 };
 

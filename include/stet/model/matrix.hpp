@@ -53,8 +53,8 @@ class STET_API Matrix {
   // have a multiple of 16 rows.
   static Matrix stacked(std::vector<Matrix> parts);
   // Returns `count` matrices of one shape and type, one after another in one block of memory. Block
-  // i of matrix j is block j * blocks() / count + i. make(j, place) returns matrix j, in that place
-  // or in memory of its own; any number of threads call it.
+  // i of matrix j is block j * blocks() / count + i. make(j, place) returns matrix j, either in that
+  // place or in memory of its own. Several threads call it at once.
   using MakeExpert = std::function<Matrix(size_t j, std::byte* place)>;
   static Matrix of_experts(size_t count, int threads, const MakeExpert& make);
   // Returns the weights rounded to q8 or q4 (kernels/quantize.hpp). Throws an unsupported Error for

@@ -117,8 +117,8 @@ inline bool is_of_router(Point p) {
   return p == Point::router_logits || p == Point::expert_weights || p == Point::expert_indices;
 }
 
-// Returns true for points inside an MLP. Layers with experts have those of a shared expert or, in
-// Gemma 4, of the MLP beside the experts.
+// Returns true for points inside an MLP. In a layer with experts, they are those of the shared expert
+// or, in Gemma 4, of the MLP beside the experts.
 inline bool is_within_mlp(Point p) {
   return p == Point::mlp_pre || p == Point::mlp_pre_linear || p == Point::mlp_post;
 }

@@ -17,7 +17,7 @@ class DraftedRows {
  public:
   struct Row {
     int32_t id = 0;
-    std::shared_ptr<std::vector<float>> logits;  // that follow the row, [vocab_size]
+    std::shared_ptr<std::vector<float>> logits;  // logits after the row, [vocab_size]
     std::vector<float> hidden;  // the head's input, [hidden_size]; empty unless it is kept
   };
 
@@ -59,7 +59,7 @@ class DraftedRows {
   }
 
   std::vector<Row> rows_;
-  size_t next_ = 0;  // rows before it were accepted
+  size_t next_ = 0;  // the first row that was not accepted
   std::vector<std::shared_ptr<std::vector<float>>> free_;
 };
 

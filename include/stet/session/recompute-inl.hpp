@@ -174,8 +174,8 @@ inline void Recomputer::take_blocks(State& state, const Session& from,
 }
 
 // Returns a session over the first `size` tokens (a multiple of 64, or an anchor's position) that
-// shares the state's blocks.
-// In a window-only state, the session drops windows only before the block `wanted`.
+// shares the state's blocks. In a window-only state, it drops windows only before the block
+// `wanted`.
 inline Session Recomputer::front(Target target, int64_t size, int64_t wanted) const {
   State& whole = target.state;
   State state;
@@ -268,7 +268,7 @@ inline void Recomputer::drop_windows(State& state, int64_t before) {
   for (int64_t b = dropped_to_; b < end; ++b) {
     if ((b >= kept_from && b < kept_to) || window_->of_checkpoint(b)) continue;
     if (needed_by_anchor(state, b)) {
-      done = std::min(done, b);  // the anchor may go later
+      done = std::min(done, b);  // once the anchor is dropped, the block can be
       continue;
     }
     KvWriter(state.kv).drop(b, window_->held);

@@ -82,7 +82,7 @@ class Recomputer {
   bool holds_window(const State& state, int64_t size) const {
     return needed_by_rewind(state, size).empty();
   }
-  // Calls before_recall. Throws an argument Error, with the number of tokens, without one.
+  // Calls before_recall. Without one, throws an argument Error with the number of tokens.
   void announce(int64_t tokens, int64_t dropped = -1) const;
   void tell(int64_t tokens) const {
     if (before_recall_ != nullptr) before_recall_(tokens);

@@ -133,8 +133,8 @@ class Session {
   // rewind_cost() (WindowOptions::before_recall).
   //
   // Recurrent layers compute their arrays again from the nearest anchor at or before `size`, or from
-  // the first token. If that would process tokens that an edit followed over the keys that it
-  // changed, the call throws an argument Error.
+  // the first token. The call throws an argument Error if those tokens read keys or values that an
+  // edit has changed since.
   //
   // Throws an argument Error for a position that does not exist, or that is not after the last
   // prune (State::floor). The keys that it saw no longer exist.

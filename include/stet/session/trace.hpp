@@ -184,7 +184,7 @@ inline Trace::Job Trace::job_of(const TraceRun& run, const std::string& name) {
   }
   job.first = std::min(job.first, job.positions.front());
   if (!model().begins_at_layers()) job.layer = 0;
-  // Recurrent arrays are known before the prompt alone.
+  // Recurrent arrays are known only before the prompt, so all layers run from there on.
   if (!prompt.before.empty()) job.layer = 0, job.first = first_;
   job.changes = std::move(before.interventions);
   return job;

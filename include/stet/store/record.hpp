@@ -41,7 +41,8 @@
 namespace stet {
 
 // The kind of a record.
-// An anchor holds recurrent arrays under an anchor's name (docs/formats.md) and is among the blocks.
+// An anchor holds recurrent arrays under an anchor's name (docs/formats.md). Stores keep anchors
+// where they keep blocks.
 enum class RecordKind : uint32_t { block = 1, state = 2, name = 3, anchor = 4 };
 const char* record_kind_name(RecordKind kind);  // "block", "state", "name" or "anchor"
 
