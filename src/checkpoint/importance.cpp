@@ -17,7 +17,10 @@ constexpr Input kInputs[] = {{".q_proj.", Point::ln1},
                              {".qkv_proj.", Point::ln1},
                              {".c_attn.", Point::ln1},
                              {".query_key_value.", Point::ln1},
+                             {".q_gate.", Point::ln1},
+                             {".in_proj", Point::ln1},
                              {".o_proj.", Point::z},
+                             {"self_attn.out_proj.", Point::z},
                              {"attn.c_proj.", Point::z},
                              {"attention.dense.", Point::z},
                              {".gate_proj.", Point::ln2},
@@ -25,6 +28,8 @@ constexpr Input kInputs[] = {{".q_proj.", Point::ln1},
                              {".gate_up_proj.", Point::ln2},
                              {".w1.", Point::ln2},
                              {".w3.", Point::ln2},
+                             {".w2.", Point::mlp_post},
+                             {".shared_expert_gate.", Point::ln2},
                              {".c_fc.", Point::ln2},
                              {".dense_h_to_4h.", Point::ln2},
                              {".down_proj.", Point::mlp_post},
@@ -59,7 +64,8 @@ std::optional<int64_t> layer_of(std::string_view name) {
 // expert and, in Gemma 4, all of them: its experts read another norm than the MLP.
 bool is_unmeasured(const ModelConfig& c, std::string_view name) {
   return name.find("experts.") != std::string_view::npos &&
-         (c.family == "gemma4" || name.find(".down_proj.") != std::string_view::npos);
+         (c.family == "gemma4" || name.find(".down_proj.") != std::string_view::npos ||
+          name.find(".w2.") != std::string_view::npos);
 }
 
 std::optional<PointAt> input_of(const ModelConfig& c, std::string_view name) {

@@ -1,4 +1,4 @@
-// Estimates of what drafts gain. They decide speed alone, so they may use the machine's arithmetic.
+// Estimates the gain of drafts. It decides speed alone, so it may use the arithmetic of the machine.
 #include "stet/generate/speculate.hpp"
 
 #include <algorithm>

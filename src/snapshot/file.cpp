@@ -46,8 +46,17 @@ constexpr uint32_t kMustKnow = 1;
 // Required features.
 constexpr uint64_t kElsewhere = 1, kCompressed = 2, kEdited = 4, kIntervened = 8, kWindowed = 16,
                    kWeighsTokens = 32, kRecurrent = 64;
-constexpr uint64_t kKnownFeatures =
-    kElsewhere | kCompressed | kEdited | kIntervened | kWindowed | kWeighsTokens | kRecurrent;
+// Throws an unsupported Error for features that files of this version do not have.
+void check_features(const std::string& path, uint32_t version, uint64_t features) {
+  constexpr uint64_t kUniform =
+      kElsewhere | kCompressed | kEdited | kIntervened | kWindowed | kWeighsTokens;
+  const bool tables = version == kSnapshotVersionOfTables;
+  if ((features & ~(tables ? kUniform | kRecurrent : kUniform)) == 0) return;
+  throw Error(
+      ErrorKind::unsupported, path, "required features",
+      tables ? "bits 1, 2, 4, 8, 16, 32 and 64 at most" : "bits 1, 2, 4, 8, 16 and 32 at most",
+      std::to_string(features));
+}
 
 bool is_known_version(uint32_t version) {
   return version == kSnapshotVersion || version == kSnapshotVersionOfTables;
@@ -103,10 +112,7 @@ Header decode_header(std::span<const std::byte> file, const std::string& path) {
   h.id = get_id(r);
   r.bytes(kHeaderBytes - kDigestBytes - r.position(), "reserved");
   check_digest(path, "header", get(r, "header digest"), file.first(kHeaderBytes - kDigestBytes));
-  if ((features & ~kKnownFeatures) != 0) {
-    throw Error(ErrorKind::unsupported, path, "required features",
-                "bits 1, 2, 4, 8, 16, 32 and 64 at most", std::to_string(features));
-  }
+  check_features(path, version, features);
   check_equal(path, "header size", kHeaderBytes, bytes);
   check_equal(path, "section table", kHeaderBytes, table);
   check_equal(path, "file size", file_size, file.size());

@@ -43,11 +43,14 @@ TEST(Importance, CoversEveryMultipliedMatrixOfEveryFamily) {
       const std::vector<float> of = importance.of(need.canonical);
       const bool embedding = need.canonical.find("emb") == 0 || need.canonical.find("wte") == 0;
       // Routers are not rounded. Inputs of experts' last matrices are not measured, nor those of
-      // Gemma 4's experts. The same holds for matrices beside attention and the MLP (Gemma 3n and 4).
+      // Gemma 4's experts. The same holds for matrices beside attention and the MLP (Gemma 3n and 4),
+      // and for the last ones of recurrent layers.
       const bool unmeasured =
           need.exact || need.canonical.find("per_layer_") != std::string::npos ||
           need.canonical.find("altup") != std::string::npos ||
           need.canonical.find("laurel") != std::string::npos ||
+          (need.canonical.ends_with(".out_proj.weight") &&
+           need.canonical.find("self_attn.") == std::string::npos) ||
           (need.canonical.find("experts.") != std::string::npos &&
            (need.canonical.ends_with("down_proj.weight") || need.canonical.ends_with("w2.weight") ||
             model->config().family == "gemma4"));

@@ -478,9 +478,9 @@ void add_bench(Command& app) {
   sub->add_flag("--json", o->json, "print JSON (--turns always does)");
   o->model.add_to(*sub);
   sub->remove_option("--threads");
-  sub->add_option("--threads", o->threads,
-                  "number of threads (default: all processors, or OMP_NUM_THREADS); several, as in "
-                  "1,2,4,8, print a table")
+  sub->add_option(
+         "--threads", o->threads,
+         "number of threads (default: all processors, or OMP_NUM_THREADS); a table of several")
       ->delimiter(',')
       ->type_name("N,N")
       ->group("Model")

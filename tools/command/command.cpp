@@ -187,10 +187,10 @@ void ModelOptions::add_to(Command& app) {
                      "positions between the checkpoints of --window-only (default: 8192; 0: none)"),
       "N")
       ->check(integer(0, 1 << 24));
-  grouped(app.add_option("--anchors", anchors,
-                         "memory for states at earlier positions, from which recurrent layers are "
-                         "rewound, in MiB (default: 1024)"),
-          "MIB")
+  grouped(
+      app.add_option("--anchors", anchors,
+                     "MiB for earlier recurrent states, from which rewinds begin (default: 1024)"),
+      "MIB")
       ->check(integer(0, 1 << 24));
   grouped(
       app.add_option(
@@ -204,12 +204,10 @@ void ModelOptions::add_to(Command& app) {
           "NAME")
       ->check(one_of({"own", "blas"}));
   add_threads(app, c.threads, "Model");
-  grouped(
-      app.add_option(
-          "--isa", c.isa,
-          "portable, avx2, avx512, avx512vnni, avx512bf16, neon, neondot or neonbf16 (default: the "
-          "best this CPU has)"),
-      "NAME")
+  grouped(app.add_option("--isa", c.isa,
+                         "portable, avx2, avx512, avx512vnni, avx512bf16, neon, neondot or "
+                         "neonbf16 (default: best)"),
+          "NAME")
       ->check({one_of(kernels_here()).fault, ""});  // no completion: other CPUs have other names
   grouped(
       app.add_option("--chunk", c.chunk, "tokens of a prompt processed per pass (default: 512)"),

@@ -26,10 +26,9 @@ std::function<std::shared_ptr<Drafter>()> model_drafters(const std::string& dire
 }  // namespace
 
 void SpeculateOption::add_to(Command& app) {
-  app.add_option("--speculate", how_,
-                 "process drafted tokens with each token of a reply, which stays the same: suffix "
-                 "(repetitions of earlier text), a smaller model of the same vocabulary, or off "
-                 "(default)")
+  app.add_option(
+         "--speculate", how_,
+         "drafts, which change no reply: suffix (repeats text), a smaller model, or off (default)")
       ->type_name("suffix|MODEL|off")
       ->check(named())
       ->group("Speed");
