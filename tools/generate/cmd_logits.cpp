@@ -33,6 +33,13 @@ void add_rows(std::vector<float>& to, Rows rows) {
     to.insert(to.end(), rows.row(i), rows.row(i) + rows.width);
 }
 
+void print_digests(const Digest& logits, Session& session) {
+  out(fmt::format("logits {}\nkv {}\n", digest_text(logits), digest_text(kv_digest(session.kv()))));
+  const std::span<const float> arrays = session.state().recurrent.numbers();
+  if (!arrays.empty())
+    out(fmt::format("recurrent {}\n", digest_text(digest_of(std::as_bytes(arrays)))));
+}
+
 // Writes rows to a file, in the order of its tensors, and to a digest.
 class Output {
  public:
@@ -123,9 +130,7 @@ void run(LogitsCommand& o) {
   session.append(ids, logits, hidden);
   output.finish();
   if (o.nll) out(likelihood.text());
-  if (o.digest)
-    out(fmt::format("logits {}\nkv {}\n", digest_text(output.digest()),
-                    digest_text(kv_digest(session.kv()))));
+  if (o.digest) print_digests(output.digest(), session);
 }
 
 }  // namespace
@@ -145,7 +150,8 @@ void add_logits(Command& app) {
                 "final norm")
       ->needs(output)
       ->group("Output");
-  sub->add_flag("--digest", o->digest, "print digests of all logits and of the KV cache")
+  sub->add_flag("--digest", o->digest,
+                "print digests of all logits, the KV cache and recurrent arrays")
       ->group("Output");
   sub->add_flag("--nll", o->nll, "print the mean negative log-likelihood of the tokens")
       ->group("Output");

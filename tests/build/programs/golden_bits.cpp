@@ -1,9 +1,10 @@
-// Prints digests of all logits and of the KV cache after a prompt, as `stet logits --digest` does.
-// It serves builds whose bits alone are tested.
+// Prints digests of all logits, of the KV cache and of recurrent arrays after a prompt, as `stet
+// logits --digest` does. It serves builds whose bits alone are tested.
 //   golden_bits DIRECTORY CONTRACT IDS [KV_TYPE]
 // IDS is a file with a JSON array of token ids. KV_TYPE is f32 unless it is given.
 #include <cstdio>
 #include <exception>
+#include <span>
 #include <string>
 
 #include "stet/base/digest.hpp"
@@ -33,6 +34,9 @@ void print_digests(const std::string& directory, const std::string& contract,
     kv.add({session.kv().block(b), session.kv().shape().block_bytes()});
   std::printf("logits %s\nkv %s\n", digest_text(logits.result()).c_str(),
               digest_text(kv.result()).c_str());
+  const std::span<const float> arrays = session.state().recurrent.numbers();
+  if (!arrays.empty())
+    std::printf("recurrent %s\n", digest_text(digest_of(std::as_bytes(arrays))).c_str());
 }
 
 }  // namespace
