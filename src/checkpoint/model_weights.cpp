@@ -1,29 +1,20 @@
 #include "src/checkpoint/model_weights.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 #include "src/checkpoint/packed.hpp"
+#include "src/checkpoint/tensor_numbers.hpp"
 #include "src/checkpoint/tensor_types.hpp"
 #include "src/checkpoint/weight_guard.hpp"
 #include "src/checkpoint/weight_packer.hpp"
 #include "stet/base/error.hpp"
-#include "stet/kernels/numbers.hpp"
 
 namespace stet {
 namespace {
 
 Vector widened(const TensorView& view, size_t n) {
   Vector result(n);
-  for (size_t i = 0; i < n; ++i) {
-    if (view.dtype == DType::f32) {
-      std::memcpy(&result[i], view.bytes.data() + i * 4, 4);
-    } else {
-      uint16_t bits;
-      std::memcpy(&bits, view.bytes.data() + i * 2, 2);
-      result[i] = view.dtype == DType::bf16 ? widen_bf16(bits) : widen_f16(bits);
-    }
-  }
+  for (size_t i = 0; i < n; ++i) result[i] = number_at(view, i);
   return result;
 }
 

@@ -5,9 +5,9 @@
 #include <string_view>
 #include <utility>
 
+#include "src/checkpoint/tensor_numbers.hpp"
 #include "stet/base/error.hpp"
 #include "stet/kernels/math.hpp"
-#include "stet/kernels/numbers.hpp"
 #include "stet/threads/team.hpp"
 
 namespace stet {
@@ -21,17 +21,6 @@ struct DerivedTensor {
   std::vector<Range> rows = {};  // empty: not by rows
   bool negative_exp = false;
 };
-
-float number_at(const TensorView& t, size_t i) {
-  if (t.dtype == DType::f32) {
-    float x;
-    std::memcpy(&x, t.bytes.data() + i * sizeof x, sizeof x);
-    return x;
-  }
-  uint16_t bits;
-  std::memcpy(&bits, t.bytes.data() + i * sizeof bits, sizeof bits);
-  return t.dtype == DType::bf16 ? widen_bf16(bits) : widen_f16(bits);
-}
 
 class DerivedTensors : public TensorSource {
  public:

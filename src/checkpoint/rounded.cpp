@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/quantize.hpp"
+#include "src/checkpoint/tensor_numbers.hpp"
 #include "stet/base/error.hpp"
 #include "stet/kernels/ggml.hpp"
 #include "stet/kernels/numbers.hpp"
@@ -15,17 +16,6 @@
 
 namespace stet {
 namespace {
-
-float element(const TensorView& t, size_t i) {
-  if (t.dtype == DType::f32) {
-    float x;
-    std::memcpy(&x, t.bytes.data() + i * sizeof x, sizeof x);
-    return x;
-  }
-  uint16_t bits;
-  std::memcpy(&bits, t.bytes.data() + i * sizeof bits, sizeof bits);
-  return t.dtype == DType::bf16 ? widen_bf16(bits) : widen_f16(bits);
-}
 
 void read_row(const TensorView& t, bool transposed, size_t rows, size_t row,
               std::vector<float>& to) {
@@ -37,7 +27,7 @@ void read_row(const TensorView& t, bool transposed, size_t rows, size_t row,
   }
   if (t.paired_heads > 0) row = paired_row(row, rows, t.paired_heads);
   for (size_t c = 0; c < to.size(); ++c)
-    to[c] = element(t, transposed ? c * rows + row : row * to.size() + c);
+    to[c] = number_at(t, transposed ? c * rows + row : row * to.size() + c);
 }
 
 void round_block(DType to, const float* x, const float* importance, std::byte* out) {

@@ -111,7 +111,7 @@ struct Time {
 // Follows the tokens, prunes and interventions of a state in their order, and names its blocks.
 class Chain {
  public:
-  // Also names the anchors at these ascending positions, if there are no prunes.
+  // If there are no prunes, the chain also names the anchors at these ascending positions.
   explicit Chain(const Lineage& l, std::span<const int64_t> anchors = {})
       : link_(start_of(l)), anchors_(anchors) {
     const std::vector<int32_t> all = l.recipe.transcript();

@@ -214,7 +214,8 @@ void compare_logits(const Claim& claim, Session& again, VerifyReport& report) {
 
 // Compares the recurrent arrays after the last token.
 void compare_arrays(const Claim& claim, const Session& again, VerifyReport& report) {
-  report.arrays = claim.arrays.empty();
+  report.recurrent = !claim.arrays.empty();
+  report.arrays = !report.recurrent;
   if (report.arrays || report.difference || again.size() != claim.recipe.size()) return;
   const bool set = std::ranges::any_of(
       claim.recipe.edits, [](const KvEdit& e) { return e.what == KvEdit::What::arrays; });
@@ -305,7 +306,9 @@ std::string VerifyReport::how() const {
 
 std::string VerifyReport::text() const {
   if (difference) return "different: " + difference->text();
-  if (whole()) return "keys, values and logits are equal, " + how();
+  if (whole())
+    return fmt::format("keys, values{} and logits are equal, {}",
+                       recurrent ? ", recurrent arrays" : "", how());
   const std::string rest =
       limit ? fmt::format("; not proved, from position {} on: {}", limit->position, limit->reason)
             : "";

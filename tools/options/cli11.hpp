@@ -1,7 +1,12 @@
-// CLI11 without the streams and locales of the C++ library. It uses them for texts in memory, and for
-// files and standard streams that stet does not let it use. They would be an eighth of a static
-// program, so CLI11 is compiled with the small stand-ins below. All other names are those of std.
+// Includes CLI11. In a static program, the streams and locales that it brings would be an eighth of
+// the file. CLI11 uses them for texts in memory, and for files and standard streams that stet does
+// not let it use. There it is compiled with the small stand-ins below; all other names are those of
+// std.
 #pragma once
+
+#ifndef STET_STATIC
+#include <CLI/CLI.hpp>
+#else
 
 #include <algorithm>
 #include <cctype>
@@ -148,3 +153,5 @@ inline ostream cout, cerr;
 #include <CLI/CLI.hpp>
 #undef std
 #pragma pop_macro("_GLIBCXX_IOSTREAM")
+
+#endif

@@ -27,7 +27,7 @@ namespace stet {
 
 // Options of a session.
 struct SessionOptions {
-  // In positions. 0 means the model's max_position_embeddings, which is also the maximum.
+  // The number of positions. 0 means the model's max_position_embeddings, which is also the maximum.
   int64_t capacity = 0;
   KvType kv_type = KvType::f32;
   ComputeOptions compute = {};

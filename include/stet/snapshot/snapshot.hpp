@@ -33,8 +33,8 @@ struct SaveOptions {
   const Snapshot* parent = nullptr;  // required for a delta
   // The session's tokenizer, whose fingerprint is saved; may be null.
   const Tokenizer* tokenizer = nullptr;
-  // For a self-contained snapshot: the files of model and tokenizer to include. They must outlive
-  // the call.
+  // The files of model and tokenizer that a self-contained snapshot includes. They must outlive the
+  // call.
   const FileSource* weights_files = nullptr;
   const FileSource* tokenizer_files = nullptr;
   int threads = 0;       // 0: all processors

@@ -29,9 +29,10 @@ struct STET_API VerifyReport {
   // Number of `blocks` compared by digest, entirely or in some layers: for a recipe, for layers
   // outside windows, or on request.
   int64_t by_digests = 0;
-  bool logits = false;   // the last token's logits are what the tokens give
-  bool arrays = true;    // the recurrent arrays, too; true if there are none
-  double tolerance = 0;  // of numbers compared; 0: bit for bit
+  bool logits = false;     // the last token's logits are what the tokens give
+  bool arrays = true;      // the recurrent arrays, too; true if there are none
+  bool recurrent = false;  // the state has recurrent arrays
+  double tolerance = 0;    // of numbers compared; 0: bit for bit
   // First position from which tokens do not determine the state, and the reason; empty if they
   // determine all of it. Beyond it, available bytes were only compared with the saved digests.
   std::optional<ReplayLimit> limit;
