@@ -49,7 +49,7 @@ inline std::string range_text(int64_t begin, int64_t end) {
   if (end <= begin) return "none (begin " + first + ", end " + std::to_string(end) + ")";
   return first + ".." + std::to_string(end - 1);
 }
-// Returns the text for expected positions in a state of `size` tokens.
+// Returns the `expected` text of an Error for a position that is not in a state of `size` tokens.
 inline std::string some_positions(int64_t size) {
   return size > 0 ? "positions in " + range_text(0, size) : "none: there are no tokens";
 }

@@ -27,7 +27,7 @@ inline std::string_view trimmed(std::string_view text) {
 // `from`. Returns an empty range if it does not.
 inline TextRange find_content(const jinja::Text& text, const std::string& content, int origin,
                               size_t from) {
-  // from the end, because its role may be printed before it
+  // search from the end, because the role printed before the content may be the same text
   for (size_t i = text.marks.size(); i > 0; --i) {
     const jinja::Mark& mark = text.marks[i - 1];
     if (mark.origin != origin || mark.begin < from) continue;
@@ -167,7 +167,8 @@ inline jinja::Text Conversation::render(const std::vector<Message>& messages,
       static_cast<double>(chat.now));
 }
 
-// Adds the ends of the messages whose contents lie in a part of the text, which becomes `tokens`.
+// Adds to the plan the positions where messages end whose contents lie within `part` of the text.
+// `tokens` are those of the part.
 inline void Conversation::add_ends(Plan& plan, const jinja::Text& text, TextRange part,
                                    const std::vector<int32_t>& tokens) const {
   if (session_.recurrent().empty()) return;

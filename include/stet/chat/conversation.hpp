@@ -77,7 +77,8 @@ class Conversation {
   void begin(const Plan& plan);
   static std::span<const int32_t> to_process(const Plan& plan);
   void prompted(const Plan& plan);
-  // Call before and after a Generator: the drawn tokens become a message.
+  // Call these before and after running a Generator on the session. The drawn tokens become a
+  // message.
   void begin_reply();
   void end_reply(const Reply& reply);
 

@@ -53,9 +53,9 @@ struct GgufWriteOptions {
   const Importance* importance = nullptr;  // not owned; weights the errors of K types
 };
 
-// Writes a checkpoint as GGUF version 3, from which llama.cpp computes alike. It contains weights,
-// the config's keys, the tokenizer with its chat template and, under keys of stet, what those
-// cannot express.
+// Writes a checkpoint as a GGUF version 3 file of the same model for llama.cpp. It contains the
+// weights, the config, the tokenizer with its chat template and, under keys of stet, everything
+// that standard GGUF keys cannot express.
 //
 // The file appears when complete (AtomicFile), after reading it back has given the same config and
 // tokenizer. It may replace the source file. Only one tensor at a time is in memory. Throws an io

@@ -46,7 +46,7 @@ STET_API std::optional<DType> parse_dtype(const std::string& name);  // inverse 
 STET_API bool is_weight_dtype(DType dtype);  // f32, bf16 or f16, as weights may be stored
 
 STET_API bool is_block_dtype(DType dtype);   // one of ggml's blocks
-STET_API uint32_t ggml_number(DType dtype);  // ggml's number of a weight type, for ggml_type()
+STET_API uint32_t ggml_number(DType dtype);  // ggml's number for a weight type; see ggml_type()
 
 // Returns the bytes of a tensor of a known type. Returns nothing if they do not fit an int64_t or
 // if rows are not whole blocks.
@@ -66,10 +66,10 @@ struct TensorView {
   std::string dtype_text;  // as in the file
   std::vector<int64_t> shape;
   std::span<const std::byte> bytes;  // tensor_bytes(dtype, shape), checked; any length for other
-  // 0 if rows are in their normal order. Otherwise they belong to that many heads in GGUF's order:
-  // paired_row().
+  // 0 if rows are in the order of published checkpoints. Otherwise the rows of this many heads are
+  // in GGUF's order: see paired_row().
   size_t paired_heads = 0;
-  std::string stack = {};  // the tensor of the file that this is one expert's part of; or nothing
+  std::string stack = {};  // if this is one expert's part of a tensor in the file: its name
 };
 
 // A tensor, with the memory of its bytes if they are not in a file.

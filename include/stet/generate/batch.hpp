@@ -20,16 +20,16 @@ struct BatchReply {
   const Watch* watch = nullptr;  // for the drawn tokens
 };
 
-// Generates a reply for each entry, with the bits that generate() alone would give. An entry whose
-// reply has ended leaves the batch. Throws what generate() and append() of a batch throw; the
-// error's field names the entry at fault. Tokens drawn so far stay in the sessions.
+// Generates a reply for each entry, bit for bit as a call of generate() for that entry alone. An
+// entry whose reply has ended leaves the batch. Throws what generate() and append() of a batch
+// throw; the error's field names the entry at fault. Tokens drawn so far stay in the sessions.
 std::vector<Reply> generate(std::span<const BatchReply> batch, const Tokenizer* tokenizer);
 
 namespace detail {
 
 // Adds drafts to the entries of a pass, which hold the drawn token of each reply. The pass takes at
-// most `slowest` times as long as without. Returns the costs to which the time of the pass can be
-// added; null if there is no speculation.
+// most `slowest` times as long as one without drafts. Returns the costs to which the time of the
+// pass can be added; null if there is no speculation.
 inline PassCosts* add_drafts(std::span<Generator* const> replies, std::span<BatchEntry> entries,
                              double slowest = std::numeric_limits<double>::infinity()) {
   PassCosts* costs = nullptr;

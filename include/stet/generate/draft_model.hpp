@@ -75,8 +75,8 @@ class ModelDrafter : public Drafter {
   // of them and drafts nothing, so that no reply waits for long.
   static constexpr size_t kCatchUp = 64;
 
-  // Drops own tokens, so that the others begin `tokens` followed by `next`. Returns the number of
-  // tokens that are then missing.
+  // Rewinds the draft model's session to its longest common prefix with `tokens` followed by
+  // `next`. Returns the number of those tokens that the session then lacks.
   size_t agree(std::span<const int32_t> tokens, int32_t next) {
     const std::vector<int32_t>& own = session_.tokens();
     auto common = static_cast<size_t>(std::ranges::mismatch(tokens, own).in1 - tokens.begin());

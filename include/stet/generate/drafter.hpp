@@ -16,8 +16,8 @@
 
 namespace stet {
 
-// Returns the average seconds of a step after `count` further steps, which took so long together.
-// An average of 0 has seen none.
+// Returns `average`, the mean seconds per step, updated by `count` more steps that took `took` in
+// all. An average of 0 means that no step was measured.
 STET_API double average_seconds(double average, std::chrono::steady_clock::duration took,
                                 size_t count);
 
@@ -34,8 +34,8 @@ class Drafter {
   static constexpr size_t kConfidences = 4;
 
   virtual ~Drafter() = default;
-  // Offers up to `most` tokens after the session's and `next`. The offer's tokens are valid until
-  // the next call.
+  // Offers up to `most` tokens to follow the session's tokens and `next`. The offer's tokens are
+  // valid until the next call.
   virtual Offer offer(const Session& session, int32_t next, size_t most) = 0;
   // Returns up to `count` tokens of the last offer. They are valid until the next call.
   virtual std::span<const int32_t> draft(const Session& session, int32_t next, size_t count) = 0;

@@ -31,7 +31,7 @@ class PassCosts {
   }
 
  private:
-  static constexpr double kSlope = 0.08;  // assumed cost of a further row, in passes of one
+  static constexpr double kSlope = 0.08;  // assumed cost of a further row, relative to one row
   static constexpr uint64_t kFresh = 64, kForgotten = 512;  // in passes
   struct Cost {
     double seconds = 0;  // 0: unknown
@@ -54,13 +54,13 @@ struct DraftChoice {
   bool all = false;  // draft `most` tokens whatever they cost
 };
 
-// Chooses the lengths of drafts for a pass of `rows` rows besides, so that the most tokens are
-// expected per second. The pass takes at most `slowest` times as long as without drafts.
+// Chooses the length of each reply's draft for a pass that has `rows` other rows, to maximize the
+// expected tokens per second. The pass takes at most `slowest` times as long as without drafts.
 STET_API void choose_drafts(std::span<DraftChoice> replies, size_t rows, const PassCosts& costs,
                             double slowest = std::numeric_limits<double>::infinity());
 
-// Drafts the tokens of one reply after another. May be used for other sessions in between; what it
-// has learned of drafts stays.
+// Drafts the tokens of one reply after another. May be used for several sessions in turn; the
+// measured acceptance of drafts is kept.
 class Speculator {
  public:
   static constexpr size_t kMost = 15;  // tokens of a draft
@@ -72,7 +72,7 @@ class Speculator {
         costs_(costs != nullptr ? std::move(costs) : std::make_shared<PassCosts>()),
         always_(always) {}
 
-  // Asks for a draft of up to `limit` tokens after the session's and `next`.
+  // Asks the drafter for up to `limit` tokens to follow the session's tokens and `next`.
   STET_API DraftChoice consider(const Session& session, int32_t next, size_t limit);
   // Returns the first `count` tokens of the draft, valid until the next call.
   STET_API std::span<const int32_t> take(const Session& session, int32_t next, size_t count);
@@ -87,7 +87,7 @@ class Speculator {
     double right = 0.5, all = 1;
   };
   static constexpr double kMemory = 0.96;
-  static constexpr uint64_t kTry = 32;  // considerations between trials of a drafter that costs
+  static constexpr uint64_t kTry = 32;  // calls of consider() between trials of a slow drafter
 
   std::shared_ptr<Drafter> drafter_;
   std::shared_ptr<PassCosts> costs_;

@@ -43,7 +43,7 @@ enum {
   kLanes = 16,      // outputs per packed block of weights; lanes of every reduction
   kPanel = 64,      // outputs per panel of the matrix-matrix product; positions per KV block
   kTileRows = 6,    // rows of the register tile
-  kGemvRows = 16,   // maximal rows of a matrix-vector product
+  kGemvRows = 16,   // most rows of x in one call of gemv
   kCacheLine = 64,  // bytes
 };
 
@@ -58,7 +58,7 @@ enum {
   kStripMxfp4 = 128,           // inputs of a strip of mxfp4
   kStripBytesMxfp4 = 1088,     // of 16 outputs
   kHalfStripBytesMxfp4 = 576,  // of the last one, where a row ends in its middle
-  kExpandedMxfp4 = 1152,       // of 16 outputs and 64 inputs, as tiles take them
+  kExpandedMxfp4 = 1152,       // of 16 outputs and 64 inputs, expanded for tile kernels
 };
 
 // q4_k, q5_k and q6_k use super-blocks of 256 consecutive inputs.
@@ -67,7 +67,7 @@ enum {
   kSuperBytesQ4K = 2304,  // for 16 outputs, packed
   kSuperBytesQ5K = 2816,
   kSuperBytesQ6K = 3392,
-  kExpandedBlock = 640,  // for 16 outputs and 32 inputs, as tiles read them
+  kExpandedBlock = 640,  // for 16 outputs and 32 inputs, expanded for tile kernels
 };
 
 // 32 rounded inputs of one row.
@@ -137,7 +137,7 @@ struct AttendBlock {
   Fetch next = {};
   const float *k_scale = nullptr, *v_scale = nullptr;  // [64], for int8 only
 };
-// Up to kTileRows queries of that head.
+// Up to kTileRows queries of the head of an AttendBlock.
 struct AttendTile {
   const float* q;  // [head_dim][kTileRows], packed; columns past `rows` are not read
   int rows;
@@ -262,7 +262,7 @@ struct Kernels {
   // float32 [2][16], then bytes v + 128 as [2][8][16][4]. tile_mxfp4 multiplies them like tile_q8.
   void (*expand_mxfp4)(const void* w, size_t halves, void* y);
   void (*tile_mxfp4)(const QuantTile* packed, const void* w, size_t k, size_t kc, const Tile& sums);
-  // These weights under the contract f32: like gemv and widen_panel (k0 a multiple of 128).
+  // Like gemv and widen_panel, for mxfp4 weights under the contract f32. k0 is a multiple of 128.
   void (*gemv_wide_mxfp4)(const void* w, size_t blocks, size_t k, const float* x, size_t ldx,
                           float* y, size_t ldy, int rows);
   void (*widen_panel_mxfp4)(const void* w, size_t blocks, size_t k, size_t k0, size_t kc,

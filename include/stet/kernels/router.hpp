@@ -44,7 +44,7 @@ STET_API bool route(const Kernels& kernels, const RouterSettings& settings, cons
 // Rows grouped by expert. A slot is one row of one expert.
 struct ExpertSlots {
   uint32_t* experts;  // [active]: the experts that have a row, ascending
-  uint32_t* first;    // [active + 1]: the first slot of each, then the number of slots
+  uint32_t* first;    // [active + 1]: the first slot of each of these experts, then the total
   uint32_t* rows;     // [slots]: ascending within each expert
   float* weights;     // [slots]
 };

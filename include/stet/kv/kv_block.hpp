@@ -71,7 +71,7 @@ struct KvShape {
   // Returns the shape of these layers, with numbers_before and parts_before filled in.
   static KvShape of(std::vector<KvLayer> layers, KvType type);
   bool is_uniform() const { return table.empty(); }
-  // Returns a layer's row. The window of a uniform shape is 0.
+  // Returns a layer's row of the table. In a uniform shape every window is 0.
   KvLayer layer(int64_t index) const {
     return is_uniform() ? KvLayer{index, kv_heads, head_dim, head_dim, 0}
                         : table[static_cast<size_t>(index)];
@@ -175,7 +175,7 @@ class DamagedBlock : public Error {
  public:
   // field: "KV block 3, layer 1"
   DamagedBlock(const std::string& file, int64_t index, int64_t layer);
-  // Reports that the block was kept without this layer.
+  // Reports that the block no longer holds this layer (HeldLayers).
   DamagedBlock(int64_t index, int64_t layer);
 };
 

@@ -166,7 +166,7 @@ inline void KvCache::own_block(int64_t index) {
   std::memcpy(copy->data_, block->data_, shape_.block_bytes());
   if (block->saved() != nullptr && !block->saved_as(shape_, copy->data_)) {
     block = block->unchecked_copy();
-    block->check_all(shape_, index);  // throws with the layer's number
+    block->check_all(shape_, index);  // names the damaged layer in its error
     throw DamagedBlock(block->saved()->file, index, 0);
   }
   block = std::move(copy);

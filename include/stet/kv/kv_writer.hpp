@@ -32,7 +32,7 @@ class KvWriter {
     if (kv_.block_info(index).saved() != nullptr) kv_.own_block(index);
   }
   // Drops all positions from `size` on, including prepared ones, and zeroes their slots. Throws
-  // DamagedBlock and then changes nothing.
+  // DamagedBlock; the cache is then unchanged.
   void truncate(int64_t size);
   // Hides positions begin .. end-1 and zeroes their slots.
   void hide(int64_t begin, int64_t end);

@@ -12,8 +12,8 @@
 
 namespace stet {
 
-// An unsupported Error: a key or value is too large for an f16 cache. Another cache type can hold
-// it.
+// An unsupported Error, thrown if a key or value is too large for an f16 cache. Another cache type
+// can hold it.
 class STET_API KvOverflow : public Error {
  public:
   KvOverflow(int64_t position, int64_t layer)

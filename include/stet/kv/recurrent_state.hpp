@@ -55,14 +55,14 @@ struct RecurrentBuffer {
   Memory memory;
   std::atomic<bool> shared{false};  // set for good once something else holds the buffer
 };
-// Arrays that never change again.
+// Immutable arrays.
 using RecurrentArrays = std::shared_ptr<const RecurrentBuffer>;
 
 // The arrays after the tokens of a session. Copies share them until one of the two computes.
 class RecurrentState {
  public:
   RecurrentState() = default;  // of a model without recurrent layers
-  // The arrays before the first token: zeros.
+  // Creates the arrays before the first token: zeros.
   explicit RecurrentState(RecurrentShape shape);
   RecurrentState(const RecurrentState& other);
   RecurrentState& operator=(const RecurrentState& other);
@@ -79,17 +79,17 @@ class RecurrentState {
     const RecurrentArray& a = shape().layers[static_cast<size_t>(layer)][index];
     return numbers().subspan(a.offset, a.count());
   }
-  // Returns the arrays, which the next pass then leaves as they are.
+  // Returns the arrays. The next pass then writes to another buffer.
   RecurrentArrays share() const;
   // Replaces the arrays by others of this shape. Null: those before the first token.
   void set(const RecurrentArrays& arrays);
 
-  // Remembers the arrays, to which undo_append() returns.
+  // Keeps the arrays, so that undo_append() can restore them.
   void begin_append() { before_ = current_; }
   // Returns the buffer for the arrays after the next pass, which must write all of them. The same
   // buffer is returned until commit_pass(). Throws std::bad_alloc.
   float* next();
-  // Makes next() the arrays of the state.
+  // Makes the buffer of next() the current arrays.
   void commit_pass();
   void finish_append() { reuse(std::exchange(before_, nullptr)); }
   void undo_append();

@@ -143,7 +143,7 @@ class ChangedQuery {
     attend_blocks(
         ldv, block_o.data(), [&](int64_t b) { return values_of(b, values, scales); },
         [&](int64_t, const SoftmaxSums& block) { s_.p.kernels->merge(sums, block, ldv, 1); });
-    std::fill_n(to, s_.a.value_dim, 0.0f);  // if the query sees nothing
+    std::fill_n(to, s_.a.value_dim, 0.0f);  // stays zero if the query sees no position
     if (l != 0) s_.p.kernels->divide(o.data(), l, to, s_.a.value_dim);
     for (size_t i = 0; i < positions_; ++i) {
       if (term_[i] == 0) continue;

@@ -32,7 +32,7 @@ bool is_replayable(const std::string& contract);
 // A contract's name in text form, which every state carries:
 //
 //   name    = rule [ "(" entry { "," entry } ")" ]
-//   entry   = tensors "=" type         each tensors once, in ascending order of their bytes
+//   entry   = tensors "=" type         each value of tensors once, sorted bytewise
 //   rule, tensors, type = one or more of a-z 0-9 _ - . *
 //
 // The list is for rules under which tensors have different types: "ggml(*=q4_k,ffn_down=q6_k)".

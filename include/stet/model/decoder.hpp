@@ -32,7 +32,7 @@ class Decoder : public Model {
   // Returns the embeddings of p.ids after interventions. They are p.x if the pass begins with the
   // first layer; otherwise they are computed into p.out.
   Rows embedding_rows(Team t, const Pass& p) const;
-  // Called after the last layer: p.x becomes what the final norm reads.
+  // Called after the last layer: turns p.x into the input of the final norm.
   virtual void leave_layers(Team, const Pass&) const {}
 
   // Calls f("layers.0."), f("layers.1."), ... for every layer.

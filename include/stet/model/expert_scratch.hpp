@@ -1,4 +1,5 @@
-// Scratch memory of layers with experts: its size, and the error that it reports.
+// Allocates the scratch memory of layers with experts, which also records the first failure of a
+// router.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +14,7 @@
 
 namespace stet {
 
-// Resets the error of the last pass with this scratch memory.
+// Clears the router failure that an earlier pass recorded in this scratch memory.
 inline void forget_routers(const Pass& p) { p.scratch->experts.failed_layer = -1; }
 // Throws an Error that names layer and position if a router of the pass gave a logit that is not
 // finite.
@@ -32,7 +33,7 @@ inline size_t few_slots(const ExpertShape& e) {
   return static_cast<size_t>(std::max(e.count, kGemvRows * e.chosen));
 }
 
-// Allocates the scratch memory of experts, and enlarges that which other layers share.
+// Allocates the scratch memory of experts, and enlarges the buffers that all layers share.
 inline void make_expert_scratch(const ModelConfig& c, size_t max_rows, Scratch* s) {
   const ExpertShape& e = c.experts;
   if (e.count == 0) return;

@@ -91,7 +91,8 @@ void few_hidden(const LayerPass& at, const VectorKernels<Input>& v, const Expert
   });
 }
 
-// Computes the inputs of the last matrices.
+// Computes the inputs of the experts' down projections: the gated products of gate and up, with
+// biases.
 inline void few_gates(const LayerPass& at, const Experts& e, Gate f, const ExpertRows& rows,
                       Rows x) {
   const Pass& p = at.p;

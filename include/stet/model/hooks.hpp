@@ -152,9 +152,9 @@ class Hooks {
       });
     }
   }
-  // Scratch rows for q_input, k_input or v_input, [kHeadInputRows][heads][hidden], and for one
-  // head's product, as wide as queries, keys and values together. Empty unless such a point is
-  // hooked.
+  // Scratch rows for hooks of q_input, k_input and v_input. head_inputs() holds each head's own
+  // input, [kHeadInputRows][heads][hidden]. head_products() is as wide as queries, keys and values
+  // together. Both are empty unless such a point is hooked.
   static constexpr size_t kHeadInputRows = 16;
   const Rows& head_inputs() const { return head_inputs_; }
   const Rows& head_products() const { return head_products_; }

@@ -23,9 +23,9 @@
 namespace stet {
 
 // (group, hash) pairs that identify the weights. The groups are, in this order: "embeddings",
-// "norms", "attention", "mlp", "head" (absent if the head is tied), "config" and, over all of
-// these, "model". A group's hash covers names, shapes and exact values of its tensors. It does not
-// depend on how or in which file they are stored (src/checkpoint/fingerprint.hpp).
+// "norms", "attention", "mlp", "head" (absent if the head is tied), "config", and "model", which
+// covers all the others. A group's hash covers names, shapes and exact values of its tensors. It
+// does not depend on how or in which file they are stored (src/checkpoint/fingerprint.hpp).
 using Fingerprints = std::vector<std::pair<std::string, std::string>>;
 
 // The memory of one pass, reused by later passes: scratch memory and activations.
@@ -120,8 +120,9 @@ class STET_API Model {
     (config_.tied_head ? embedding_ : head_).gather(static_cast<size_t>(token), to);
   }
 
-  // weights_version() is read before a pass. After it, weights_intact_since() returns true if the
-  // weights were the model's all the while. Both throw what check_packed() throws.
+  // Call weights_version() before a pass. After the pass, weights_intact_since() returns true if
+  // the mapped files of the weights were not modified since then. Both throw what check_packed()
+  // throws.
   uint64_t weights_version() const;
   bool weights_intact_since(uint64_t version) const;
 

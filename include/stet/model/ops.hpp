@@ -113,7 +113,7 @@ struct VectorKernels {
                size_t ldy, int rows);
 };
 
-// Calls f with the VectorKernels of w.
+// Calls f with the VectorKernels for the type of w.
 template <class F>
 void with_vectors(const Pass& p, const Matrix& w, F f) {
   const Kernels& k = *p.kernels;

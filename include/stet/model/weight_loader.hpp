@@ -48,10 +48,11 @@ class STET_API WeightLoader {
   Matrix matrix(const std::string& group, const std::vector<Part>& parts, int64_t columns);
   // Loads a lookup table, which is never multiplied. Its values are not rounded.
   Matrix table(const std::string& group, const Part& part, int64_t columns);
-  // Loads a table as large as a model: its rows are read where the checkpoint stores them.
+  // Like table(), for a table as large as a model: does not copy it, but reads rows from the
+  // checkpoint's file when they are used.
   Matrix table_in_place(const std::string& group, const Part& part, int64_t columns);
-  // Loads the head [vocab][hidden], lm_head.weight by default. The name stands outside the prefix's
-  // last "model.".
+  // Loads the head [vocab][hidden], lm_head.weight by default. Looks for the name after the part of
+  // the prefix that precedes its last "model.", then without a prefix.
   Matrix head(int64_t vocab, int64_t hidden, const char* name = "lm_head.weight");
   // Loads [n], widened to float32, and adds `offset` to every element.
   Vector vector(const std::string& group, const std::string& name, int64_t n, float offset = 0);

@@ -23,12 +23,12 @@ namespace stet {
 struct Anchor {
   int64_t position = 0;
   RecurrentArrays arrays;
-  // Gives the logits of the last token before `position`: the logits themselves, or the row of
-  // hidden state that the head reads. Null: unknown.
+  // Logits of the last token before `position` or, if `hidden`, the row of hidden state from which
+  // the head computes them. Null: unknown.
   std::shared_ptr<std::vector<float>> last = nullptr;
   bool hidden = false;      // `last` is a row of hidden state
-  bool block_end = false;   // kept only until two later block ends have come
-  bool by_content = false;  // tokens may not give the arrays again: no budget drops them
+  bool block_end = false;   // kept only until two later block ends are reached
+  bool by_content = false;  // replaying tokens might give other arrays, so no budget drops it
 };
 
 // The anchors of a session in ascending order of position. Copies share the arrays.

@@ -216,7 +216,8 @@ inline bool BatchAppend::has_drafts() const {
          !sinks_.progress;
 }
 
-// A drafted row may fail where the tokens alone do not, such as by a value too large for the cache.
+// Runs the passes, with drafts if there are any. If that fails, runs them again without drafts. A
+// drafted row can fail where the tokens do not, for example by a value too large for the cache.
 inline void BatchAppend::run() {
   const bool alone =
       batch_.size() == 1 && batch_[0].watch == nullptr && !sinks_.logits && !sinks_.progress;

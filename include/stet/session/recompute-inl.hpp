@@ -288,8 +288,8 @@ inline std::vector<int64_t> Recomputer::needed_by_rewind(const State& state, int
   return detail::partial_blocks(state, size - widest_window(), size);
 }
 
-// Returns the blocks that a prune changes or moves, and those before the gap that the next token
-// sees.
+// Returns the blocks with missing layers that a prune needs: those that it changes or moves. A
+// shift also needs those before the gap that are in the next token's window.
 inline std::vector<int64_t> Recomputer::needed_by_prune(const State& state, int64_t begin,
                                                         int64_t end, bool shift) const {
   if (begin < 0 || begin >= end || end > state.size()) return {};

@@ -7,7 +7,8 @@
 
 namespace stet {
 
-// Appends the transcript in order, because tokens are only ever appended.
+// Appends the transcript in order, and repeats each prune and intervention at the size at which it
+// was made.
 inline Session replay(std::shared_ptr<const Model> model, const State& state,
                       const SessionOptions& options, const Progress& progress,
                       const Appender& append) {

@@ -167,7 +167,8 @@ inline void Session::take_logits(std::shared_ptr<std::vector<float>> logits) {
   logits_shared_.clear();
 }
 
-// Drops windows. A session that runs out of memory while doing so keeps its windows for now.
+// Drops keys and values that are outside their layer's window. If memory runs out meanwhile, keeps
+// them until the next call.
 inline void Session::drop_windows() {
   try {
     recompute_.drop_windows(state_, pending_.before);
@@ -343,7 +344,7 @@ inline void Session::detach_callbacks() {
   callbacks_.clear();
 }
 
-// Moves positions after a closed gap.
+// Moves the starts of callbacks that are after the gap closed by a shift.
 inline void Session::move_callbacks(const Prune& p) {
   for (Attached& a : callbacks_) {
     if (p.shift && a.from > p.begin) a.from = std::max(p.begin, a.from - (p.end - p.begin));

@@ -17,17 +17,17 @@ struct Cut {
 };
 
 // Returns a state that concatenates the tokens, keys and values of all cuts. Keys are rotated to
-// their new positions (prune.hpp). A prefix of one state before another is {a, 0, n}, {b, m,
-// b.size()}.
+// their new positions (prune.hpp). For example, {a, 0, n}, {b, m, b.size()} puts the first n
+// positions of a before those of b from m on.
 //
-// Nothing is recomputed: each part still depends on its predecessors in its source, not on those
-// here. truth_of() together with compare() measures the difference. Settings, open interventions
-// and capacity come from the first cut's state. There are no messages, turns or logits
-// (Session::logits computes those).
+// Nothing is recomputed: keys and values depend on the tokens that preceded them in their source,
+// not on those that precede them in the result. truth_of() together with compare() measures the
+// difference. Settings, open interventions and capacity come from the first cut's state. The result
+// has no messages, turns or logits (Session::logits computes those).
 //
-// Throws an argument Error for positions that do not exist or were pruned, and if there are none.
-// Throws a mismatch Error for states of different models, contracts or KV types. Throws an
-// unsupported Error if parts move and the model has no rotary positions, and a capacity Error if
+// Throws an argument Error for positions that do not exist or were pruned, and if there are no
+// positions. Throws a mismatch Error for states of different models, contracts or KV types. Throws
+// an unsupported Error if parts move and the model has no rotary positions, and a capacity Error if
 // they do not fit.
 State splice(const ModelConfig& config, std::span<const Cut> cuts);
 

@@ -104,7 +104,7 @@ struct KvEdit {
     kv_type,   // all were rounded to another type
     callback,  // positions from `position` on were computed under a callback
     splice,    // positions from `position` on were spliced from several states
-    arrays,    // recurrent arrays after `position` were set; `head` is the array's index
+    arrays,    // the recurrent arrays after `position` were set; `head` is an array's index
   };
   enum class How : uint8_t { set, scale, copy };  // for keys and values
   What what = What::key;
@@ -125,9 +125,9 @@ const char* kv_edit_name(KvEdit::What what);  // "key", "value", "kv type", "cal
 // Returns the number of positions that the shifts of a log removed.
 int64_t shifted_out(const std::vector<Prune>& prunes);
 
-// Logits of single positions of an edited state, for rewinds: its keys and values would not give
-// them again. Stored as logits, or as the row of hidden state that the head reads. Rows are in
-// ascending order of position, and their values are immutable.
+// Logits of single positions of an edited state, kept for rewinds: they cannot be recomputed from
+// the edited keys and values. Stored as logits, or as the row of hidden state that the head reads.
+// Rows are in ascending order of position, and their values are immutable.
 class RewindLogits {
  public:
   struct Row {
@@ -137,7 +137,7 @@ class RewindLogits {
   };
 
   const std::vector<Row>& rows() const { return rows_; }
-  // Returns null if the position is not kept.
+  // Returns the row of a position, or null if none was kept.
   const Row* find(int64_t position) const {
     const auto row = std::ranges::lower_bound(rows_, position, {}, &Row::position);
     return row != rows_.end() && row->position == position ? &*row : nullptr;

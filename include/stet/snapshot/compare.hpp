@@ -17,7 +17,7 @@ struct STET_API Difference {
   int64_t position = -1, layer = -1, head = -1, element = -1;  // -1: not applicable
   std::string expected, found;
   std::optional<double> expected_number = std::nullopt,
-                        found_number = std::nullopt;  // if they are numbers
+                        found_number = std::nullopt;  // set if the values are numbers
 
   std::string where() const;  // "position 70, layer 1, key, head 0, element 3"
   // "position 70, layer 1, key, head 0, element 3: expected 0.25, found 0.5"

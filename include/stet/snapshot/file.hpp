@@ -26,8 +26,8 @@ inline uint32_t snapshot_version(const KvShape& kv) {
   return kv.is_uniform() ? kSnapshotVersion : kSnapshotVersionOfTables;
 }
 
-// Identify a state. The XXH3 digests detect damage quickly. The SHA-256 id names the state and is
-// the one to compare or store.
+// Digests that identify a state. The XXH3 digests detect damage quickly. The SHA-256 id names the
+// state and is the one to compare or store.
 struct StateDigests {
   Digest tokens;          // token ids
   Digest logits;          // of the last position's logits
@@ -89,9 +89,9 @@ struct AnchorEntry {
   bool block_end = false;
   bool hidden = false;                  // its numbers are a row of hidden state, otherwise logits
   bool in_parent = false;               // of a delta: its bytes are in a parent
-  uint64_t numbers = 0;                 // 0: it gives no logits
+  uint64_t numbers = 0;                 // 0: the anchor has no logits
   Digest digest = {};                   // of its numbers and arrays
-  uint64_t last_at = 0, arrays_at = 0;  // where they are in the section ANCHORS
+  uint64_t last_at = 0, arrays_at = 0;  // their offsets in the section ANCHORS
 };
 
 // The contents of a file except keys and values.

@@ -12,7 +12,7 @@
 
 namespace stet {
 
-// Tolerance of verify() under OpenBLAS, where a replay does not give the same bits.
+// Tolerance of verify() under OpenBLAS, where a replay does not reproduce the same bits.
 constexpr double kBlasTolerance = 1e-3;
 
 // Returns, for each block, whether the snapshot's tokens determine it: all of them, unless keys or
@@ -24,12 +24,12 @@ STET_API std::vector<bool> replayable_blocks(const Snapshot& snapshot);
 struct STET_API VerifyReport {
   std::optional<Difference> difference;  // the first; nothing after it was compared
   int64_t tokens = 0;                    // tokens processed again
-  // Blocks of keys and values that equal what the tokens give; number of all blocks.
+  // Number of blocks whose keys and values equal the replayed ones, and number of all blocks.
   int64_t blocks = 0, of = 0;
   // Number of `blocks` compared by digest, entirely or in some layers: for a recipe, for layers
   // outside windows, or on request.
   int64_t by_digests = 0;
-  bool logits = false;     // the last token's logits are what the tokens give
+  bool logits = false;     // the last token's logits equal the replayed ones
   bool arrays = true;      // the recurrent arrays, too; true if there are none
   bool recurrent = false;  // the state has recurrent arrays
   double tolerance = 0;    // of numbers compared; 0: bit for bit
@@ -62,7 +62,8 @@ struct STET_API VerifyReport {
 STET_API VerifyReport verify(const Snapshot& snapshot, std::shared_ptr<const Model> model,
                              const SessionOptions& options, bool bisect,
                              const Progress& progress = nullptr);
-// Verifies a session. `append` processes the tokens again; null: a session alone does.
+// Verifies a session by replaying its tokens in a new one. `append` appends them; null:
+// Session::append does.
 STET_API VerifyReport verify(Session& session, const Progress& progress = nullptr,
                              const Appender& append = nullptr);
 

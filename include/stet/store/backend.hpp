@@ -43,13 +43,13 @@ struct NewRecord {
 // A clock in seconds since 1970.
 using StoreClock = std::function<int64_t()>;
 
-// Timeouts of a server in seconds. Reads can be replaced by recomputing. Writes cannot, and must
-// survive a failover.
+// Timeouts of a server in seconds. A failed read is replaced by recomputing. A failed write is not,
+// so its timeout outlasts a failover of the server.
 struct StoreTimeouts {
   double read = 5, write = 20;
 };
 
-// A policy shared by threads, with their measurements.
+// A FetchPolicy that several threads read and add their measurements to.
 class SharedFetchPolicy {
  public:
   explicit SharedFetchPolicy(const FetchCosts& assumed) : policy_(assumed) {}

@@ -138,8 +138,9 @@ class FetchPolicy {
     const FetchPlan fetched = of(first, blocks, 0, block_bytes);
     return fetched.seconds - best.seconds < least_gain_ ? fetched : best;
   }
-  // Returns the number of blocks per request, at most `most`. It is as many as arrive while one is
-  // computed, and so many that latency is at most a fifth of the time.
+  // Returns the number of blocks to fetch per request, at most `most`. Their transfer takes as long
+  // as computing one block. It takes at least four times the latency, which is then at most a fifth
+  // of the total.
   constexpr int64_t batch(int64_t first, int64_t most, uint64_t block_bytes) const {
     const double each = byte_.value() * static_cast<double>(block_bytes),
                  time = std::max(compute_seconds(first, 1), 4 * latency_.value());
@@ -153,8 +154,8 @@ class FetchPolicy {
   constexpr double max_wait_seconds(int64_t block) const {
     return std::max(compute_seconds(block, 1), 0.25);
   }
-  // Returns the bytes per second at which fetching these blocks takes as long as computing them; 0
-  // if fetching is slower at any rate.
+  // Returns the transfer rate, in bytes per second, at which fetching these blocks takes as long as
+  // computing them. Returns 0 if fetching is slower at any rate.
   constexpr double break_even_rate(int64_t first, int64_t blocks, uint64_t block_bytes) const {
     const double left = compute_seconds(first, blocks) - latency_.value();
     return left <= 0 ? 0 : static_cast<double>(blocks) * static_cast<double>(block_bytes) / left;
@@ -166,7 +167,7 @@ class FetchPolicy {
   }
 
  private:
-  // Returns the number of tokens at position 0 that take as long as these.
+  // Returns the time to compute these tokens, in units of the time of a token at position 0.
   constexpr double weight(int64_t first, int64_t tokens) const {
     const double n = static_cast<double>(tokens), p = static_cast<double>(first);
     return n * (1 + (p + (n - 1) / 2) / growth_);

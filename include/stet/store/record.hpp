@@ -49,8 +49,8 @@ const char* record_kind_name(RecordKind kind);  // "block", "state", "name" or "
 // The key of a store's writers, and the salt of its names.
 struct StoreKey {
   std::array<std::byte, 32> writers{};
-  // If zero, records are stored under their identities. Otherwise under HMACs of them, which cannot
-  // be found or guessed with another salt.
+  // If zero, records are stored under their identities. Otherwise they are stored under HMACs of
+  // their identities, so that a client with another salt can neither find nor guess them.
   Sha256 salt;
 
   // Returns a new key from the system's random numbers.

@@ -49,7 +49,7 @@ struct NameEntry {
   bool operator==(const NameEntry&) const = default;
 };
 
-// A block from a store, after checking. Empty bytes if it is missing or refused.
+// A block from a store, after checking. `bytes` is empty if the block is missing or was refused.
 struct StoredBlock {
   std::span<const std::byte> bytes;
   std::shared_ptr<const void> owner;
@@ -116,8 +116,8 @@ class STET_API Store {
   struct PutReport {
     size_t written = 0, present = 0;
   };
-  // Stores blocks that are missing or that this Store has refused. Marks all as used now. Blocks
-  // counted in neither number had no room.
+  // Stores blocks that are missing or that this Store has refused. Marks all as used now. A block
+  // that is counted as neither was not stored for lack of room.
   PutReport put_blocks(std::span<const NewBlock> blocks);
   // Return blocks, after checking name, bytes and writers' key.
   std::vector<StoredBlock> blocks(std::span<const Sha256> identities);

@@ -97,7 +97,7 @@ class STET_API Value {
   // Returns the members of a dict with string keys; empty for other values.
   std::vector<std::pair<std::string, Value>> members() const;
 
-  // Used by the engine.
+  // The members from here on are used by the engine only.
   Value(Kind kind, std::shared_ptr<Object> object) : kind_(kind), object_(std::move(object)) {}
   bool is(Kind kind) const { return kind_ == kind; }
   bool as_boolean() const { return boolean_; }
@@ -147,8 +147,8 @@ class Refused : public Error {
 // A parsed template. Immutable: any number of threads may render it at once.
 class STET_API Program {
  public:
-  // Parses a template of at most 512 KiB of UTF-8, nested at most 200 deep. `name` stands for the
-  // file in errors.
+  // Parses a template of at most 512 KiB of UTF-8, nested at most 200 deep. Errors report `name` as
+  // the file.
   static Program parse(std::string_view source, const std::string& name);
 
   Text render(const Variables& variables, const RenderOptions& options = {}) const;

@@ -1,6 +1,6 @@
 // The threads that run a forward pass together. All threads of a team call every function that
-// takes a Team, in the same order. The function returns when its work is done, by whichever threads
-// came first.
+// takes a Team, in the same order. The function returns when its work is done, even if a slow
+// thread has done none of it.
 //
 // A thread that the system has suspended delays the others only if it was in the middle of a piece.
 // When it resumes, it finds its operations done and catches up. Outside the pieces, code may
@@ -46,7 +46,7 @@ class STET_API EventCount {
   void wake() {
     if (sleepers_.load() > 0) value_.notify_all();
   }
-  // Waits until the value is not `seen`, and returns it.
+  // Waits until the value differs from `seen`, and returns it.
   uint32_t wait_while(uint32_t seen);
 
  private:
@@ -79,7 +79,8 @@ struct TeamProgress {
 };
 
 class Interruption;  // interrupt.hpp
-// Returns true if the run should end. Asks the interrupt if it is time to and this thread may ask.
+// Returns true if the run should end. Calls the interrupt's callback if enough time has passed
+// since the last call and this thread may call it.
 STET_API bool interrupted(Interruption& interruption);
 
 // One thread's view of a team.
@@ -124,7 +125,7 @@ struct STET_API Team {
   }
 };
 
-// The source of a team's additional threads. It does not affect bits.
+// The source of a team's additional threads. The choice does not affect results.
 enum class TeamBackend : uint8_t {
   automatic,  // the choice of set_team_backend()
   openmp,     // the process's OpenMP runtime, with its pool, variables and placement
@@ -204,9 +205,10 @@ STET_API void run_each(const TeamOptions& options, size_t n,
 // `automatic` is OpenMP, returns what OMP_NUM_THREADS or omp_set_num_threads() says. Throws an
 // argument Error for an invalid OMP_NUM_THREADS.
 STET_API int default_threads();
-// Returns how many of `threads` threads a pass should use: as many as pay, and no more than this
-// process has processors. Each of its operations reads `bytes` bytes of weights, or multiplies for
-// as long as that takes. Further threads would take longer to meet than they save.
+// Returns how many of `threads` threads a pass should use: as many as make it faster, and no more
+// than this process has processors. Each of its operations reads `bytes` bytes of weights, or
+// multiplies for as long as that takes. Synchronizing further threads would take longer than they
+// save.
 STET_API int threads_that_pay(int threads, uint64_t bytes);
 // Lets every pass use all threads that it is given, as tests do. Returns the previous setting.
 STET_API bool use_all_threads(bool all);
