@@ -26,8 +26,7 @@ class STET_API ChatTemplate {
   // is used when there are tools. Throws an argument Error if there is no template. Throws a format
   // or unsupported Error with the place in "chat_template" and the reason.
   explicit ChatTemplate(const Tokenizer& tokenizer);
-  // Uses another template with the tokenizer's special tokens. `name` stands for the file in
-  // errors.
+  // Uses another template with the tokenizer's special tokens. Errors report `name` as the file.
   ChatTemplate(std::string_view source, const std::string& name, const Tokenizer& tokenizer);
 
   // Returns the rendered prompt. `messages` is a list of objects. Strings of the i-th message get i

@@ -13,20 +13,20 @@ struct Kernels;
 // The weights that a router gives to the experts that it chooses.
 enum class RouterRule : uint8_t {
   softmax,            // a softmax over all experts
-  softmax_divided,    // the same, divided by their sum
+  softmax_divided,    // the same, the chosen weights divided by their sum
   softmax_of_chosen,  // a softmax over the chosen experts alone
   sigmoid,            // sigmoids; experts are chosen by these plus a bias
-  sigmoid_divided,    // the same, divided by their sum plus 1e-6
+  sigmoid_divided,    // the same, the weights divided by their sum plus 1e-6
 };
 
-constexpr size_t kMostExperts = 1024;  // of a layer
+constexpr size_t kMostExperts = 1024;  // experts of a layer
 
 struct RouterSettings {
   RouterRule rule = RouterRule::softmax;
   size_t experts = 0, chosen = 0;  // 1 <= chosen <= experts <= kMostExperts
-  const float* bias = nullptr;     // [experts], of the sigmoid rules; null: no bias
-  const float* scale = nullptr;    // [experts]: factors of the weights; null: no factors
-  float factor = 1;                // of all weights, after those of `scale`
+  const float* bias = nullptr;     // [experts], for the sigmoid rules; null: no bias
+  const float* scale = nullptr;    // [experts]: multiplies the weights; null: nothing
+  float factor = 1;                // multiplies all weights, after `scale`
 };
 
 // Chooses the experts with the largest scores. A score is the logit or, under the sigmoid rules,

@@ -49,7 +49,7 @@ class KvCache {
   int64_t size() const { return size_; }  // the cache holds positions 0 .. size-1
   int64_t blocks() const { return static_cast<int64_t>(blocks_.size()); }
 
-  // Returns the bytes of a block, after checking every layer of one from a file. Throws
+  // Returns the bytes of a block. Checks every layer first if the block is from a file. Throws
   // DamagedBlock if they are not the saved bytes.
   const std::byte* block(int64_t index) const;
   // Returns the bytes of a block without checking them. Call check() before reading a layer. If the

@@ -18,8 +18,9 @@ class KvWriter {
   explicit KvWriter(KvCache& kv) : kv_(kv) {}
 
   // Makes room for `count` more positions, whose blocks become private and writable(). Throws a
-  // capacity Error or DamagedBlock and then changes nothing. commit() then adds the positions to
-  // the cache, in one or more steps. Until all are committed, the cache must not be copied.
+  // capacity Error or DamagedBlock, and changes nothing if it does. commit() then adds the
+  // positions to the cache, in one or more steps. Until all are committed, the cache must not be
+  // copied.
   void prepare(int64_t count);
   // Returns the bytes of a block that prepare() or own() has made private.
   std::byte* writable(int64_t index) { return kv_.blocks_[static_cast<size_t>(index)]->data_; }
@@ -32,7 +33,7 @@ class KvWriter {
     if (kv_.block_info(index).saved() != nullptr) kv_.own_block(index);
   }
   // Drops all positions from `size` on, including prepared ones, and zeroes their slots. Throws
-  // DamagedBlock; the cache is then unchanged.
+  // DamagedBlock, and changes nothing if it does.
   void truncate(int64_t size);
   // Hides positions begin .. end-1 and zeroes their slots.
   void hide(int64_t begin, int64_t end);

@@ -22,7 +22,7 @@ namespace stet {
 struct RecurrentArray {
   std::string name;           // "state" or "conv"
   std::vector<int64_t> dims;  // the last varies fastest
-  size_t offset = 0;          // of the first number, in numbers, among all arrays of the model
+  size_t offset = 0;          // in numbers, from the start of all arrays of the model
 
   size_t count() const {
     size_t n = 1;
@@ -129,7 +129,7 @@ inline RecurrentArrays RecurrentState::share() const {
   return current_;
 }
 
-// A buffer that is shared is never written, so that its constness may be cast away.
+// A shared buffer is never written, so casting away its constness is safe.
 inline void RecurrentState::set(const RecurrentArrays& arrays) {
   if (empty()) return;
   current_ = arrays != nullptr ? std::const_pointer_cast<Buffer>(arrays)

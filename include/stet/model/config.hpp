@@ -75,8 +75,8 @@ struct Recurrence {
   int64_t groups = 0;     // delta_net: heads of queries and keys; mamba2: groups of B and C
   int64_t key_dim = 0;    // delta_net: per key head; mamba2: the state's size per column
   int64_t value_dim = 0;  // per head
-  int64_t taps = 0;       // of the causal convolution, the present position's included
-  int64_t channels = 0;   // of the convolution
+  int64_t taps = 0;       // inputs of the causal convolution, including the current position
+  int64_t channels = 0;   // columns of the convolution
   bool conv_bias = false;
   bool projection_bias = false;          // of the matrices before and after the recurrence
   double least_step = 0, most_step = 0;  // mamba2: limits of the time step; most 0: none

@@ -67,7 +67,7 @@ inline void group_rows(const LayerPass& at, const ExpertRows& rows) {
   });
 }
 
-// Number `a` of the experts that have rows.
+// An expert that has rows, by its index `a` among those.
 struct ActiveExpert {
   ActiveExpert(const ExpertScratch& s, size_t a)
       : id(s.experts[a]), first(s.first[a]), rows(s.first[a + 1] - first), tile(s.tiles[a]) {}

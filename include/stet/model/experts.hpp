@@ -42,8 +42,8 @@ struct SharedExpert {
   Linear gate_up, down;  // [2 width][hidden], [hidden][width]
   Linear gate = {};      // [1][hidden]; empty: none
 };
-// Loads the shared expert AT + "gate_proj", "up_proj" and "down_proj" of width c.experts.shared. If
-// `gate` is not empty, it names the tensor of the gate.
+// Loads the shared expert, of width c.experts.shared, from the tensors `at` + "gate_proj",
+// "up_proj" and "down_proj". If `gate` is not empty, it names the tensor of SharedExpert::gate.
 SharedExpert load_shared_expert(WeightLoader& w, const ModelConfig& c, const std::string& at,
                                 const std::string& gate = "");
 

@@ -48,8 +48,9 @@ struct Intervention {
   std::shared_ptr<const std::vector<float>> values;
   // Set by attach(): the number of positions and prunes at that time.
   int64_t at = 0, prunes = 0;
-  // Set by detach() if positions have moved since attach(): the number of prunes when `end` was
-  // set. Before that, `end` was open. -1: `end` counts positions as `begin` does.
+  // If positions have moved between attach() and detach(): the number of prunes when detach() set
+  // `end`, which then counts positions after those prunes. Until then, `end` was open. -1: `end`
+  // counts positions as `begin` does.
   int64_t ended = -1;
 
   bool operator==(const Intervention& o) const {

@@ -49,8 +49,8 @@ class STET_API Matrix {
                          std::shared_ptr<const void> owner);
   // Returns the type of such rows; nothing for a packed matrix.
   std::optional<DType> stored_rows() const { return stored_rows_; }
-  // Returns matrices of equal columns, one below the other. Each has its own type. All but the last
-  // have a multiple of 16 rows.
+  // Stacks matrices with the same number of columns, one below the other. Each keeps its own type.
+  // All but the last must have a multiple of 16 rows.
   static Matrix stacked(std::vector<Matrix> parts);
   // Returns `count` matrices of one shape and type, one after another in one block of memory. Block
   // i of matrix j is block j * blocks() / count + i. make(j, place) returns matrix j, either in that

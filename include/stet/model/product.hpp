@@ -118,7 +118,7 @@ inline size_t widened_unit(const Matrix& w) {
   return w.type() == WeightType::mxfp4 ? size_t{kStripMxfp4} : 2;
 }
 
-// Widens panels once and reuses them for all rows, by the given kernels.
+// Widens panels once and reuses them for all rows. kPack and kTile are the kernels.
 template <auto Kernels::*kPack, auto Kernels::*kTile, size_t kBegin = 2>
 struct Panels {
   using Packed = float;

@@ -19,7 +19,7 @@
 
 namespace stet {
 
-// The first numbers of a layer's arrays among those of all layers (RecurrentShape).
+// Offsets, in numbers, of a layer's arrays among those of all layers (RecurrentShape).
 struct RecurrentOffsets {
   RecurrentOffsets() = default;
   RecurrentOffsets(const ModelConfig& c, int64_t layer);

@@ -50,8 +50,8 @@ constexpr size_t kMaxLogitBias = 4096;  // tokens with a bias
 
 // Settings for drawing tokens.
 struct STET_API SamplingSettings {
-  // Take the best score after biases and penalties, among equals the lowest id. The other settings
-  // are then ignored.
+  // True: takes the token with the best score after biases and penalties, among equals the lowest
+  // id. The other settings are then ignored.
   bool greedy = true;
   double temperature = 1;         // [1e-30, 1e30]
   int top_k = 0;                  // >= 0; 0: off

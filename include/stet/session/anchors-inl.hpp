@@ -67,7 +67,8 @@ inline size_t Session::until_anchor(size_t rest) const {
   return static_cast<size_t>(next_anchor(size(), end, anchors_wanted_) - size());
 }
 
-// Ends a pass of an append up to position `end`. `hidden` is the last row that the head reads.
+// Ends a pass of an append whose last position is `end` - 1: commits its arrays, and adds an anchor
+// if one is wanted here. `hidden` is the input of the head at the pass's last token, [hidden_size].
 inline void Session::end_pass(const float* hidden, int64_t end) {
   if (state_.recurrent.empty()) return;
   state_.recurrent.commit_pass();
@@ -152,7 +153,7 @@ inline void Session::rewind_recurrent(int64_t to) {
   if (recompute_.keeps_windows_only()) recompute_.announce(to - from.position);
   Session again = compute_from(from, to);
   if (recompute_.keeps_windows_only() && state_.edits.empty())
-    state_.kv = std::move(again.state_.kv);  // which holds the windows that a query at `to` sees
+    state_.kv = std::move(again.state_.kv);  // holds the window of a query at `to`
   cut(to);
   state_.recurrent = std::move(again.state_.recurrent);
   for (const auto& a : again.state_.anchors.all()) {

@@ -70,7 +70,7 @@ inline void check_compute(const ComputeOptions& compute, const Model& model) {
 }
 
 // Returns false if a pass cannot process drafted tokens: under f32_blas, rows depend on each other.
-// In models with recurrent layers, no buffer has the arrays after the accepted rows alone.
+// In models with recurrent layers, the arrays after only the accepted rows are not kept.
 inline bool can_speculate(const Model& model, Contract contract) {
   return contract != Contract::f32_blas && model.config().recurrence.kind == Recurrence::Kind::none;
 }

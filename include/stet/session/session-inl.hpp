@@ -393,7 +393,7 @@ inline void Session::cut(int64_t to) {
 inline int64_t Session::prune(const PruneOptions& options) {
   enter("prune");
   if (!options.recompute) refuse_prune();
-  logits();  // computed first, because a rewound session cannot after keys are removed
+  logits();  // now, because after the prune a rewound session could not compute them
   int64_t gone = 0;
   const int64_t begin = std::min(options.sinks, size()),
                 end = size() - std::min(options.keep_last, size());

@@ -36,9 +36,9 @@ class Trace {
   size_t prompts() const { return prompts_.size(); }
   // Called once for each change with the logits after the last token, [vocab_size].
   using Sink = std::function<void(size_t index, std::span<const float> logits)>;
-  // Runs the first prompt once for each change, which alone is in force as if it had been attached
-  // before the tokens. The bits are the same. Changes in the same layer share passes from that
-  // layer on (from the first, if the model cannot begin later).
+  // Runs the first prompt once for each change, with that change alone. The results are bit for bit
+  // those of a session to which the change was attached before the tokens. Changes in the same
+  // layer share passes from that layer on (from the first, if the model cannot begin later).
   //
   // Throws what attach() throws, before anything is computed; the error's field names the change
   // ("changes[3]: ...").

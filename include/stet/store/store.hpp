@@ -33,7 +33,8 @@
 
 namespace stet {
 
-// A state's record: the snapshot that restores it, and its relations.
+// A state's record: the snapshot that restores it, and its relations. A place is the name of a
+// record (StoreKey::place).
 struct StateRecord {
   Sha256 parent;               // place of the state it was made from; zeros: none
   int64_t created = 0;         // seconds since 1970

@@ -1,4 +1,4 @@
-// Lets a thread that waits for a pass through the model end it.
+// Interrupts: a thread that waits for a forward pass can end it early.
 #pragma once
 
 #include <exception>
@@ -7,14 +7,14 @@
 
 namespace stet {
 
-// A callback of the program; a nonzero answer ends the pass that asks.
+// A callback of the program. A pass that calls it ends if it returns a nonzero value.
 struct Interrupt {
   int (*ask)(void* context) = nullptr;
   void* context = nullptr;
 };
 // Sets the interrupt of the calling thread and returns the previous one. Passes that this thread
-// begins ask it, on this thread: at their beginning, and between pieces of work, at most every few
-// milliseconds. A null `ask` removes it. `ask` must not throw or begin a pass.
+// starts call `ask` on this thread: once at their start, then between pieces of work, at most every
+// few milliseconds. A null `ask` removes it. `ask` must not throw or begin a pass.
 STET_API Interrupt set_interrupt(const Interrupt& interrupt) noexcept;
 
 // Thrown by a call whose pass was ended. The call has not changed its sessions.
