@@ -3,7 +3,7 @@
 
 namespace stet {
 
-// The model of an x86-64 processor, as CPUID tells it: extended family and model included.
+// The model of an x86-64 processor, as CPUID reports it. Includes the extended family and model.
 struct Processor {
   bool intel;
   int family, model;

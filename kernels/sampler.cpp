@@ -340,8 +340,9 @@ void Sampler::normalize(std::span<float> out) const {
   for (size_t i = 0; i < count_; ++i) out[ids_[i]] = static_cast<float>(weights_[i] / sum);
 }
 
-// The loop ends by its first condition, on a token with weight. Since u is at most
-// 1 - 2^-53, its product with total() rounds to less than total(). The same sum reaches that again.
+// The loop always ends because `sum` exceeds `target`, so it never draws a token of weight zero.
+// Since u is at most 1 - 2^-53, u * total() rounds to less than total(). The loop adds the same
+// numbers in the same order as total(), so `sum` reaches total().
 int32_t Sampler::draw(double u) const {
   const double target = u * total();
   size_t i = 0;

@@ -39,7 +39,7 @@ class Gemma3n : public Decoder {
   };
   Layer load_layer(WeightLoader& w, const std::string& at, const LayerShape& s) const;
 
-  // The streams at present, and as a layer predicts them.
+  // The current residual streams are at kStreams, a layer's predictions of them after those.
   enum { kModalities = LayerInputs::kOwn, kCoefficients, kLaurelRank, kLaurel, kStreams };
   size_t streams() const { return static_cast<size_t>(config_.streams); }
   bool is_active(size_t i) const { return i == static_cast<size_t>(config_.active_stream); }
@@ -212,7 +212,7 @@ inline void Gemma3n::route(Team t, const Pass& p, const Layer& l, Rows x) const 
   detail::each_row(t, y.count, [&](size_t r) { p.kernels->tanh(y.row(r), y.row(r), y.width); });
 }
 
-// Every stream, the active one included, as a mixture of all; p.x becomes the active one's.
+// Predicts every stream as a mixture of all streams. Sets p.x to the prediction of the active one.
 inline void Gemma3n::predict(const LayerPass& at, const Layer& l) const {
   const Pass& p = at.p;
   const Rows weights = own_rows(p, kCoefficients);

@@ -30,7 +30,7 @@ class Gemma4 : public Decoder {
     Norm q_norm, k_norm, v_norm;                                        // [head_dim]
     LayerInputGate input;
     Vector scalar;  // [1]
-    // Beside the MLP, in models with experts:
+    // Models with experts have these beside the MLP.
     Norm router_norm, pre_experts_norm, post_experts_norm, post_dense_norm;  // [hidden]
     ExpertRouter router;
     Experts experts;

@@ -43,8 +43,8 @@ class GraniteHybrid : public Decoder {
 
   struct Layer {
     Norm input_norm, post_attention_norm;  // [hidden]
-    Mamba2 mamba;                          // of a recurrent layer
-    Linear qkv, o;                         // of attention
+    Mamba2 mamba;                          // recurrent layers only
+    Linear qkv, o;                         // attention layers only
     ExpertRouter router;
     Experts experts;
     SharedExpert mlp;

@@ -1,6 +1,6 @@
 // Granite 3, mixtures of experts (1B-A400M, 3B-A800M): Granite's layers with experts in place of
-// MLPs, which the router weighs among the chosen alone.
-// Source: "Granite 3.0 Language Models" (IBM, 2024), and transformers' modeling_granitemoe.py.
+// MLPs. The router's softmax is over the chosen experts only. Source: "Granite 3.0 Language Models"
+// (IBM, 2024), and transformers' modeling_granitemoe.py.
 #pragma once
 
 #include "models/granite.hpp"

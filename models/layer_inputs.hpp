@@ -1,26 +1,29 @@
-// The inputs that layers of Gemma 3n and of the small Gemma 4 have beside the residual stream. For
-// each token they are a row of a table and a projection of the token's embedding.
-// Source: transformers' modeling_gemma3n.py (get_per_layer_inputs, project_per_layer_inputs).
+// Per-layer inputs of Gemma 3n and the small Gemma 4: a second input of each layer, beside the
+// residual stream. For each token it is a row of a table plus a projection of the token's
+// embedding. Source: transformers' modeling_gemma3n.py (get_per_layer_inputs,
+// project_per_layer_inputs).
 #pragma once
 
 #include "stet/model/decoder.hpp"
 
 namespace stet {
 
-// The layers' inputs, [layers][p] for a token. The table, gigabytes in published models, is read by
-// rows where the checkpoint has it.
+// Computes the inputs of all layers, [layers][p] per token, with p = ModelConfig::layer_inputs. The
+// table has gigabytes in published models. Its rows are read from the checkpoint's file when
+// needed.
 class LayerInputs {
  public:
-  // Nothing where the model has none (ModelConfig::layer_inputs).
+  // For a model without such inputs (ModelConfig::layer_inputs is 0).
   LayerInputs() = default;
   LayerInputs(WeightLoader& w, const ModelConfig& c, float norm_offset = 0);
 
-  // The activations that it needs: Model::own_widths(). They are the first of Pass::own.
+  // Returns the widths of the activations that it needs, for Model::own_widths(). They are the
+  // first of Pass::own.
   enum { kInputs, kScratch, kGate, kOwn };
   static std::vector<int64_t> own_widths(const ModelConfig& c);
 
-  // own[kInputs] = (norm(projection h / sqrt(hidden)) + row sqrt(p)) / sqrt(2), for the embeddings h
-  // of p.ids.
+  // own[kInputs] = (norm(projection h / sqrt(hidden)) + row sqrt(p)) / sqrt(2), for the embeddings
+  // h of p.ids and their rows of the table.
   void compute(Team t, const Pass& p, const ModelConfig& c, Rows h) const;
 
  private:
@@ -67,7 +70,7 @@ inline void LayerInputs::compute(Team t, const Pass& p, const ModelConfig& c, Ro
   rms_norm_heads(t, p, norm_.weight, norm_.eps, inputs, width);
   const float root = square_root(static_cast<float>(c.layer_inputs));
   detail::each_row(t, inputs.count, [&](size_t r) {
-    const int64_t id = p.ids[r];  // of a token without a row, that of token 0
+    const int64_t id = p.ids[r];  // tokens without a row use that of token 0
     table_.gather(static_cast<size_t>(id < c.layer_input_tokens ? id : 0), rows.row(r));
     p.kernels->scale(rows.row(r), root, rows.width);
     p.kernels->add(inputs.row(r), rows.row(r), rows.width);

@@ -37,12 +37,12 @@ class Lfm2 : public Decoder {
 
   struct Layer {
     Norm operator_norm, mlp_norm;  // [hidden]
-    ShortConv conv;                // of a recurrent layer
-    Linear qkv, o;                 // of attention
+    ShortConv conv;                // recurrent layers only
+    Linear qkv, o;                 // attention layers only
     Norm q_norm, k_norm;           // [head_dim]
     ExpertRouter router;
     Experts experts;
-    Linear gate_up, down;  // of a dense layer
+    Linear gate_up, down;  // dense layers only
   };
   Layer load_layer(WeightLoader& w, const std::string& at, int64_t index) const;
 

@@ -24,7 +24,7 @@ class Olmo2 : public Decoder {
   std::vector<Layer> layers_;
 };
 
-// Reads all settings but those of rotary positions.
+// Reads all settings except those of rotary positions.
 inline ModelConfig read_layers(const JsonReader& json, const char* family) {
   ModelConfig c = read_common(json, family);
   c.norm_eps = json.number_or("rms_norm_eps", 1e-5, 0, 1);

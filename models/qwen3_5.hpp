@@ -12,7 +12,7 @@ namespace stet {
 
 namespace qwen3_5 {
 
-constexpr float kNormOffset = 1;  // all norms multiply by 1 + w, but that of the DeltaNet
+constexpr float kNormOffset = 1;  // all norms multiply by 1 + w, except the DeltaNet's
 
 // A Gated DeltaNet. Queries, keys and values go through a convolution; the state of each value head
 // decays, and is corrected towards the value.
@@ -48,13 +48,13 @@ class Qwen35 : public Decoder {
 
   struct Layer {
     Norm input_norm, post_attention_norm;  // [hidden]
-    DeltaNet delta;                        // of a recurrent layer
-    Linear qkv, gate, o;                   // of attention
+    DeltaNet delta;                        // recurrent layers only
+    Linear qkv, gate, o;                   // attention layers only
     Norm q_norm, k_norm;                   // [head_dim]
     ExpertRouter router;
     Experts experts;
     SharedExpert shared;
-    Linear gate_up, down;  // of a dense layer
+    Linear gate_up, down;  // dense layers only
   };
   Layer load_layer(WeightLoader& w, const std::string& at, int64_t index) const;
 

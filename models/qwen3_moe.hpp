@@ -22,7 +22,7 @@ class Qwen3Moe : public Decoder {
     Norm q_norm, k_norm;                   // [head_dim]
     ExpertRouter router;
     Experts experts;
-    Linear gate_up, down;  // of a dense layer: [2 intermediate][hidden], [hidden][intermediate]
+    Linear gate_up, down;  // dense layers: [2 intermediate][hidden], [hidden][intermediate]
   };
   std::vector<Layer> layers_;
 };

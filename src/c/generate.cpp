@@ -129,7 +129,7 @@ stet_status stet_session_get_sampling(const stet_session* session, stet_sampling
     const stet_session& from = at(session, "session");
     const stet::SamplingSettings& s = from.at->generation().sampling;
     stet_sampling value = sampling_value(s);
-    // The array lent earlier stays in place as long as its values are current.
+    // An array returned by an earlier call stays valid as long as the biases have not changed.
     const auto same = [](const stet_token_bias& a, const stet::TokenBias& b) {
       return a.id == b.id && a.bias == b.bias;
     };

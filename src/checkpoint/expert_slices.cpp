@@ -62,7 +62,7 @@ void add_slices(const TensorView& t, const Stack& s, std::vector<TensorView>& to
 
 std::vector<TensorView> split_experts(std::vector<TensorView> tensors) {
   if (std::ranges::any_of(tensors, [](const TensorView& t) { return is_of_gpt_oss(t.name); }))
-    return tensors;  // which are stacked in another way
+    return tensors;  // not stacked in this way
   std::vector<TensorView> all;
   for (TensorView& t : tensors) {
     if (const Stack* const s = stack_of(t))

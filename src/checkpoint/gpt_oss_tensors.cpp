@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kMostStacked = 4096;  // experts of one tensor
 constexpr int64_t kInputsOfBlock = 32, kCodesOfBlock = 16;
-constexpr size_t kBytesOfBlock = 1 + kCodesOfBlock;  // of ggml: the exponent comes first
+constexpr size_t kBytesOfBlock = 1 + kCodesOfBlock;  // of a ggml block: the exponent comes first
 
 struct StackName {
   std::string before;  // "model.layers.0.mlp.experts."
@@ -36,7 +36,7 @@ std::optional<StackName> stack_name(const std::string& name) {
 
 // One expert's part of a stack: outputs first, first + step, ...
 struct StackedPart {
-  TensorView view;  // as it is shown, without bytes
+  TensorView view;  // the view that users see, without bytes
   TensorView from, scales;
   std::shared_ptr<const FileBytes> scales_file;  // may be another one than that of the blocks
   size_t expert, first, step;

@@ -85,7 +85,7 @@ std::vector<PointAt> Importance::points() const {
   for (int64_t layer = 0; layer < config_.layers; ++layer) {
     for (const Point p : {Point::ln1, Point::z, Point::ln2, Point::mlp_post}) {
       const PointAt at = {there(config_, p), layer};
-      if (has_point(config_, at)) all.push_back(at);  // what experts make of it has none
+      if (has_point(config_, at)) all.push_back(at);  // activations inside experts have no point
     }
   }
   all.push_back({Point::ln_final, 0});

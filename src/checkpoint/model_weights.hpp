@@ -62,9 +62,9 @@ class ModelWeights : public WeightLoader {
   std::unique_ptr<WeightFingerprints> fingerprints_;
   std::unique_ptr<WeightPacker> packer_;
   size_t bytes_ = 0;
-  std::vector<std::span<const std::byte>> matrices_;  // those of linear layers
+  std::vector<std::span<const std::byte>> matrices_;  // matrices of linear layers
   std::vector<std::span<const std::byte>> expert_matrices_;
-  std::vector<std::pair<std::string, WeightType>> types_;  // by canonical tensor name
+  std::vector<std::pair<std::string, WeightType>> types_;  // (canonical tensor name, type)
   std::unique_ptr<const MappedTable> mapped_table_;
   std::string not_bf16_, its_type_;  // a matrix that is not bf16; its type
   std::vector<LoadedWeight> loaded_;

@@ -23,7 +23,7 @@ std::string with_eos(const FileSource& source, const std::vector<int32_t>& ids) 
                                        source.path_of(kGeneration));
   if (!config.is_object())
     throw Error(ErrorKind::format, source.path_of(kGeneration), "", "a JSON object", "other text");
-  for (const auto& [name, value] : config.items()) {  // JSON has no form for others
+  for (const auto& [name, value] : config.items()) {  // JSON cannot express infinity and nan
     if (value.is_number_float() && !std::isfinite(value.get<double>()))
       throw Error(ErrorKind::format, source.path_of(kGeneration), name, "a finite number",
                   "another");

@@ -18,7 +18,7 @@ struct MappedTable {
   std::shared_ptr<const MappedFile> file;
   std::string path, name;
   std::span<const std::byte> bytes;
-  Digest digest;  // of when it was loaded
+  Digest digest;  // digest when it was loaded
 };
 
 // Checks the weights again whenever the file has changed. Any number of threads may share one.

@@ -209,7 +209,8 @@ Matrix WeightPacker::of_one_type(const Request& request, const Views& all, size_
   return matrix;
 }
 
-// The greatest weight of a block is 12 times its scale: from an exponent of 253 on, infinite.
+// Refuses MXFP4 blocks with an infinite weight. The greatest weight is 12 times the scale, which is
+// infinite from an exponent of 253 on.
 void WeightPacker::refuse_infinite(const TensorView& tensor) const {
   if (tensor.dtype != DType::mxfp4) return;
   constexpr size_t kBytes = 17;

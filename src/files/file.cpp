@@ -62,7 +62,7 @@ void check_regular(const std::string& path, const struct stat& info) {
     throw Error(ErrorKind::io, path, "", "a regular file", "a device or pipe");
 }
 
-// Reads a file. Only a stream that this process was given may block.
+// Reads a file. May block only if `stream` is true: the input is then one that the user named.
 template <typename Buffer>
 Buffer read_whole(const std::string& path, size_t limit, bool stream = false) {
   limit = std::min(limit, SIZE_MAX / 4);  // so that the sums below cannot wrap

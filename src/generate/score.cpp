@@ -13,8 +13,8 @@ namespace stet {
 namespace {
 
 constexpr size_t kNone = SIZE_MAX;
-constexpr size_t kLeastShared = 32;  // tokens that make a pass of their own worthwhile
-constexpr size_t kLeastNeeded = 64;  // rows that do the same
+constexpr size_t kLeastShared = 32;  // a shared stretch of fewer tokens is not computed separately
+constexpr size_t kLeastNeeded = 64;  // the same, in needed rows
 
 // Tokens shared by the requests [first, last) in sorted order, following those of stretch `parent`.
 struct Stretch {
@@ -247,8 +247,8 @@ class Scoring {
       rows += s.end - s.begin;
       needed += s.end - some.back().first;
     }
-    // Watched rows are copied. If most rows are not needed, they are processed first without
-    // watching.
+    // Rows are copied if they are watched. If most rows are not needed, the tokens before the first
+    // needed one are therefore processed first, without watching.
     if (needed >= kLeastNeeded && rows >= 4 * needed) {
       append_to(some, [](const ActiveStretch& g) { return std::min(g.first + 1, g.stretch->end); });
       for (const ActiveStretch& g : some) {

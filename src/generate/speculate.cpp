@@ -1,4 +1,5 @@
-// Estimates the gain of drafts. It decides speed alone, so it may use the arithmetic of the machine.
+// Estimates the gain of drafts. The estimate affects only speed, so its arithmetic need not be
+// reproducible.
 #include "stet/generate/speculate.hpp"
 
 #include <algorithm>
@@ -20,7 +21,7 @@ void PassCosts::add(size_t rows, double seconds) {
   cost.when = now_;
   if (forgotten)
     cost.seconds = seconds;
-  else if (seconds < cost.seconds)  // delays are by chance, speed is not
+  else if (seconds < cost.seconds)  // passes can be slow by accident, but not fast
     cost.seconds += 0.5 * (seconds - cost.seconds);
   else
     cost.seconds += 0.1 * (std::min(seconds, 2 * cost.seconds) - cost.seconds);
@@ -69,7 +70,7 @@ void choose_drafts(std::span<DraftChoice> replies, size_t rows, const PassCosts&
     drafting += next->seconds;
     ++next->chosen;
     added.push_back(static_cast<size_t>(next - replies.begin()));
-    // more rows are never cheaper, though a disturbed measurement may say so
+    // more rows are never cheaper, even if a disturbed measurement says so
     const double least = alone * (1 + kLeastSlope * static_cast<double>(added.size()));
     const double seconds = std::max(costs.of(rows + added.size()), least) + drafting;
     if (seconds > slowest * alone) break;
@@ -86,7 +87,8 @@ DraftChoice Speculator::consider(const Session& session, int32_t next, size_t li
   expected_.assign(offer.known.begin(), offer.known.end());
   const Record& record = records_[confidence_];
   DraftChoice choice{record.right / record.all, offer.seconds, offer.most, 0, always_};
-  // a drafter that costs is tried from time to time, since drafts not made cannot be compared
+  // a drafter that takes time is tried now and then, because its acceptance is measured only by
+  // drafting
   if (offer.most > 0 && offer.known.empty() && ++untried_ > kTry) {
     choice.most = std::min<size_t>(2, offer.most);
     choice.all = true;

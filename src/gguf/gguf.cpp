@@ -106,7 +106,7 @@ class Reader {
   ByteReader& in() { return in_; }
 
  private:
-  // Skips over the elements of an array and returns its place.
+  // Skips the elements of an array, and returns its type, count and bytes.
   Gguf::Array array(const std::string& key, int depth) {
     Gguf::Array a;
     a.type = in_.u32(key);

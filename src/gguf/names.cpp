@@ -249,7 +249,7 @@ nlohmann::ordered_json GgufNames::common_config() const {
             {"attention_bias", find("blk.0.attn_q.bias") != nullptr},
             {architecture_.gemma ? "hidden_activation" : "hidden_act",
              architecture_.gemma ? "gelu_pytorch_tanh" : "silu"}};
-  const bool gemma4 = architecture_.layout == GgufLayout::gemma4,  // its layers differ
+  const bool gemma4 = architecture_.layout == GgufLayout::gemma4,  // layers have different shapes
       gemma3n = architecture_.layout == GgufLayout::gemma3n;
   // Mixtures need no width of an MLP.
   const bool mlp = architecture_.layout != GgufLayout::qwen_hybrid ||

@@ -30,7 +30,7 @@ enum class GgufLayout {
 
 struct GgufArchitecture {
   const char* name;                     // general.architecture
-  const char *class_name, *model_type;  // of config.json
+  const char *class_name, *model_type;  // in config.json
   GgufLayout layout;
   bool rotated;  // rotary pairs of q and k are neighbours
   bool gemma;    // norm weights include the added 1
@@ -59,7 +59,7 @@ std::optional<GgufStored> stored_as(const GgufArchitecture& architecture,
 // Each expert has `matrices` in it.
 struct GgufStoredPart {
   std::string name;
-  int64_t number;  // of the expert
+  int64_t number;  // index of the expert
   int64_t matrix = 0, matrices = 1;
 };
 std::optional<GgufStoredPart> stored_part(const GgufArchitecture& architecture,

@@ -32,7 +32,7 @@ std::optional<int64_t> GgufNames::layer_with(const char* stem) const {
 }
 
 // Adds the types of layers: those without queries are recurrent. The last blocks of a file may be
-// for speculation and no part of the model.
+// multi-token prediction layers, which are not part of the model.
 void GgufNames::add_recurrent_types(nlohmann::ordered_json& c, const char* recurrent,
                                     const char* attention) const {
   const int64_t blocks = need("block_count", kMaxLayers),
@@ -78,7 +78,7 @@ void GgufNames::add_lfm2(nlohmann::ordered_json& c) const {
   c.erase("rms_norm_eps");
   c["conv_L_cache"] = need("shortconv.l_cache", kMaxTaps);
   c["conv_bias"] = layer_with("shortconv.conv.bias").has_value();
-  c["block_auto_adjust_ff_dim"] = false;  // the file has the width that is used
+  c["block_auto_adjust_ff_dim"] = false;  // feed_forward_length is already the adjusted width
   if (std::string(architecture_.name) != "lfm2moe") return;
   const int64_t experts = need("expert_count", static_cast<int64_t>(kMostExperts));
   c["num_experts"] = experts;

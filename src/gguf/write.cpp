@@ -132,7 +132,7 @@ struct Tensor {
   std::vector<const WeightSpec*> more = {};
   std::vector<float> values;
   GgufStored stored;
-  const WeightSpec* second = nullptr;  // of each head, its rows follow those of `need`
+  const WeightSpec* second = nullptr;  // its rows follow those of `need` in each head
   size_t each = 0;                     // rows of such a head
   // If groups is not 0, rows or elements from `first` on belong to heads of values, `head_width` to
   // each; with `columns`, all columns do. The file has them in tiled order (GgufNames::Published).

@@ -115,7 +115,7 @@ class Writer {
     if (c_.family == "gemma3n") {
       count("altup.num_inputs", c_.streams);
       count("altup.active_idx", c_.active_stream);
-      // llama.cpp stores the quantile of 0 for layers that drop nothing.
+      // Layers that drop nothing have -infinity, the normal quantile of 0, as in llama.cpp's files.
       std::vector<float> quantiles(static_cast<size_t>(c_.layers), -INFINITY);
       for (size_t i = 0; i < c_.gate_floor.size(); ++i) {
         if (c_.gate_floor[i] != 0) quantiles[i] = static_cast<float>(c_.gate_floor[i]);

@@ -19,7 +19,8 @@ namespace stet {
 // together into planes. Exponents repeat and mantissas hardly do, so only planes that become
 // shorter are compressed.
 
-// Selects whether planes with nearly uniform bytes are tried by zlib or stored at once.
+// Selects what happens to planes whose bytes are nearly random: zlib tries to compress them, or
+// they are stored as they are.
 enum class NoisePlanes { tried, as_they_are };
 
 // `bytes` is a multiple of `element`, which is 2 or 4 bytes. Throws an unsupported Error in a build

@@ -44,7 +44,7 @@ bool parse_hex(std::string_view text, std::span<std::byte> bytes) {
 
 namespace {
 
-constexpr size_t kPruneBytes = 32;  // of one entry in PRUNES
+constexpr size_t kPruneBytes = 32;  // size of an entry in PRUNES
 
 // Checks that each prune is of positions that existed after the previous one, and that it removes
 // as many tokens, all of the vocabulary.

@@ -32,7 +32,7 @@ class SnapshotChain {
 
   std::shared_ptr<const SnapshotFile> file_;
   Files parents_;
-  size_t meta_bytes_ = 0;  // of all parents
+  size_t meta_bytes_ = 0;  // META bytes of all parents
 };
 
 }  // namespace stet

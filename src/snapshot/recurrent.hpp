@@ -25,7 +25,7 @@ std::vector<int64_t> recurrent_layers(const RecurrentShape& shape);
 struct PieceSection {
   std::string name;
   uint64_t size = 0;
-  Digest digest;  // of the section's index
+  Digest digest;  // digest of the section's index
   std::vector<std::span<const std::byte>> pieces;
 };
 

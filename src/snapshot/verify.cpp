@@ -70,7 +70,7 @@ struct Claim {
   std::function<std::vector<Digest>(int64_t)> digests;
   std::function<uint64_t(int64_t)> visible;
   Digest logits;
-  std::vector<Digest> arrays;  // of the recurrent layers
+  std::vector<Digest> arrays;  // digests of the recurrent layers' arrays
   bool bisect = false;
 };
 
@@ -180,7 +180,7 @@ class Proof {
 
   const Claim& claim_;
   const KvCache& again_;
-  const std::vector<bool> given_;           // which blocks the tokens give
+  const std::vector<bool> given_;           // true: tokens determine the block
   bool by_digests_ = false, equal_ = true;  // for the block being compared
 };
 

@@ -30,7 +30,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kShared = ".shared-";
 constexpr size_t kSmallFile = size_t{1} << 20;  // limit for names and leases
-constexpr uint64_t kSpare = 65536;              // most that a file takes beyond its bytes
+constexpr uint64_t kSpare = 65536;              // bytes that a file may need beyond its size
 
 // Returns the final name of a temporary file (AtomicFile, DirectoryStore::share), or "" if it is
 // not one.

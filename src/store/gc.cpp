@@ -31,7 +31,7 @@ Store::Marks Store::mark(std::vector<std::string>& refused) {
       marks.blocks.insert(record->blocks.begin(), record->blocks.end());
       next.push_back(record->parent);
     } catch (const Error& e) {
-      if (e.kind == ErrorKind::io) throw;  // what cannot be reached may exist
+      if (e.kind == ErrorKind::io) throw;  // an unreachable record may exist
       refused.push_back(e.what());
     }
   }

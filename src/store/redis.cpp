@@ -26,7 +26,7 @@ namespace {
 static_assert(kRedisHead == kRecordFront);
 constexpr int kMostConnections = 4;  // for one reader
 constexpr int64_t kBlockTtl = 7 * 24 * 3600;
-constexpr size_t kMostIdle = size_t{256} << 20;  // bytes kept for blocks to come
+constexpr size_t kMostIdle = size_t{256} << 20;  // bytes of unused buffers kept for later blocks
 constexpr double kMarkSeconds = 1;               // timeout of commands that may fail
 constexpr auto kAskAgain = std::chrono::hours(1);
 
@@ -397,7 +397,7 @@ class RedisStore : public StoreBackend {
   std::chrono::steady_clock::time_point asked_;
   int64_t ttl_ = kBlockTtl;
   BlockMemory memory_{kMostIdle};
-  std::atomic<size_t> usual_chunks_[2] = {1, 1};  // of the latest block and the latest state
+  std::atomic<size_t> usual_chunks_[2] = {1, 1};  // chunks of the latest block and the latest state
 };
 
 }  // namespace

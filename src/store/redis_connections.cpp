@@ -12,7 +12,7 @@
 namespace stet {
 namespace {
 
-constexpr int kMostRewrites = 5;  // repetitions after connections that failed
+constexpr int kMostRewrites = 5;  // retries after failed connections
 
 // Returns the value of a line "NAME:VALUE" of INFO.
 std::string info_field(std::string_view info, const std::string& name) {

@@ -49,7 +49,7 @@ class IncomingRecord {
   Take take_;
   std::shared_ptr<Memory> memory_;
   uint64_t bytes_ = 0;       // as the first chunk claims
-  std::vector<bool> there_;  // which chunks have arrived
+  std::vector<bool> there_;  // true: the chunk has arrived
   bool taken_ = false;
 };
 

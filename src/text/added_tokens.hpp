@@ -66,7 +66,7 @@ class AddedTokenFinder {
   bool stands_alone(std::string_view text, size_t begin, size_t end) const;
 
   std::vector<AddedToken> tokens_;
-  std::vector<size_t> lengths_;                   // of the tokens' texts
+  std::vector<size_t> lengths_;                   // lengths of the tokens' texts
   std::vector<Node> nodes_{Node()};               // 0 is the root
   std::unordered_map<uint64_t, uint32_t> edges_;  // node << 8 | byte -> node
   bool last_[256] = {};                           // last bytes of tokens

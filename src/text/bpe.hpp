@@ -59,7 +59,7 @@ class Bpe {
       int32_t id, previous, next;  // -1: none; id -1: merged away
     };
     struct Candidate {
-      uint64_t order;  // rank << 32 | place
+      uint64_t order;  // rank << 32 | index of the left symbol
       int32_t result;
       bool operator<(const Candidate& other) const {
         return order > other.order;
@@ -74,7 +74,7 @@ class Bpe {
     std::vector<Known> known_;  // by hash; unused for short inputs
   };
 
-  // Appends the ids of a word. `barred` may be nullptr.
+  // Appends the ids of a word. `barred` may be null: no id is barred.
   void encode(std::string_view word, const Barred* barred, Memory& memory,
               std::vector<int32_t>& out) const;
 

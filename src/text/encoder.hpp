@@ -29,7 +29,7 @@ struct TokenizerParts {
   std::string kind;       // "bpe", "sentencepiece"
   Vocabulary vocabulary;  // added tokens included
   std::vector<AddedToken> added;
-  std::unordered_map<int32_t, size_t> added_index;  // by id
+  std::unordered_map<int32_t, size_t> added_index;  // key: id
   size_t added_bytes = 0;                           // total size of their texts
   std::unique_ptr<Encoder> encoder;
   TokenDecoder decoder;

@@ -55,7 +55,7 @@ class SentencePieceBpe : public SentencePieceTextEncoder {
 
   std::string file_;
   Vocabulary pieces_;
-  std::vector<uint64_t> types_;  // by id
+  std::vector<uint64_t> types_;  // index: id
   std::vector<float> scores_;
   size_t longest_ = 0;      // size of the longest piece in bytes
   AddedTokenFinder whole_;  // user-defined pieces

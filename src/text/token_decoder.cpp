@@ -254,7 +254,7 @@ void TokenDecoder::finish(State& state, std::string& out) const {
         feed(at + 1, memory.held, state, out);
         break;
       default:
-        break;  // held characters are the ones to strip
+        break;  // strip: the characters still held are to be dropped
     }
   }
   state = begin();

@@ -47,7 +47,7 @@ class TokenDecoder {
   };
   struct Stage {
     Kind kind;
-    std::string from{}, to{};      // `from` also for strip, metaspace and suffix
+    std::string from{}, to{};      // replace; strip, metaspace, suffix: `from` only
     uint32_t start = 0, stop = 0;  // strip
     bool drop_first = false;       // metaspace
   };

@@ -52,7 +52,7 @@ struct Tokenizer::Impl {
   Files files;
   std::optional<Error> foreign;  // reason not to put them into a snapshot
   Vocabulary vocabulary;
-  std::vector<bool> special;  // by id
+  std::vector<bool> special;  // index: id
   AddedTokenFinder finder;    // searches tokens in the raw text
   std::unique_ptr<Encoder> encoder;
   TokenDecoder decoder;
@@ -323,7 +323,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, Bos bos,
   }
   std::vector<Segment> segments;
   impl_->finder.split({text, -1, !continued, false}, plain, segments);
-  const size_t own = ids.size();  // where the text's ids begin
+  const size_t own = ids.size();  // index of the text's first id
   impl_->encoder->encode(segments, ids);
   const bool twice = bos == Bos::automatic && impl_->bos && own > 0 && own < ids.size() &&
                      ids[own - 1] == *impl_->bos && ids[own] == *impl_->bos;

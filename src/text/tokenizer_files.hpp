@@ -17,7 +17,7 @@ namespace stet {
 // Error. The weights can still be used, since they need no vocabulary.
 inline constexpr const char* kTokenizerFault = "tokenizer_fault.json";
 std::string tokenizer_fault_text(const Error& error);
-// Throws the Error in the text.
+// Throws the Error that tokenizer_fault_text() wrote. `file` names the text in errors.
 [[noreturn]] void throw_tokenizer_fault(const std::string& text, const std::string& file);
 
 // Returns whether a name is that of a vocabulary or of its replacement. It is the first of

@@ -52,7 +52,7 @@ struct TokenizerJson {
   nlohmann::json document;  // without model.vocab and model.merges of a BPE model
   std::vector<std::pair<std::string, int64_t>> vocab;
   std::string merge_text;                             // the two sides of each merge in sequence
-  std::vector<std::pair<uint32_t, uint32_t>> merges;  // their sizes
+  std::vector<std::pair<uint32_t, uint32_t>> merges;  // byte lengths of the two sides
   bool has_vocab = false, has_merges = false;
 };
 

@@ -118,7 +118,7 @@ void read_trainer(Wire wire, SpmModel& model) {
         model.eos_id = static_cast<int32_t>(wire.number());
         break;
       default:
-        break;  // how the model was trained
+        break;  // ignored: training settings
     }
   }
 }

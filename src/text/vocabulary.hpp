@@ -32,7 +32,7 @@ class Vocabulary {
   void grow();
 
   std::string text_;                // all pieces
-  std::vector<PieceRange> pieces_;  // by id
+  std::vector<PieceRange> pieces_;  // index: id
   std::vector<int32_t> slots_;      // hash table; -1: empty; size a power of two
   size_t count_ = 0;
 };

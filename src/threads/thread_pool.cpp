@@ -76,7 +76,7 @@ void ThreadPool::end() {
       helper->state.wake();
       helper->thread.join();
     } else {
-      helper->thread.detach();  // its run goes on and may be what ends the process
+      helper->thread.detach();  // still running; its run may be what ended the process
     }
   }
 }

@@ -12,14 +12,14 @@ namespace stet {
 // kMaxSize applies to any dimension; the largest published one is below 2^19.
 constexpr int64_t kMaxSize = int64_t{1} << 20;
 constexpr int64_t kMaxLayers = 1024, kMaxHeads = 1024, kMaxHeadDim = 1024;
-constexpr int64_t kMaxTaps = 64;  // of a causal convolution
+constexpr int64_t kMaxTaps = 64;  // inputs of a causal convolution
 constexpr int64_t kMaxPositions = int64_t{1} << 24;
 
 // Limits of a snapshot.
-constexpr size_t kMaxMetaBytes = size_t{16} << 20;  // its META section
+constexpr size_t kMaxMetaBytes = size_t{16} << 20;  // the META section
 // Keys and values of 64 positions. The largest published shape needs 0.6 GB.
 constexpr size_t kMaxBlockBytes = size_t{1} << 30;
-constexpr uint64_t kMaxDeflateRatio = 1100;  // of a compressed block; deflate reaches 1032
+constexpr uint64_t kMaxDeflateRatio = 1100;  // ratio of a compressed block; deflate reaches 1032
 // The logs of a state: prunes, and tokens that shifts removed.
 constexpr size_t kMaxPrunes = size_t{1} << 17, kMaxRemoved = size_t{1} << 21;
 constexpr size_t kMaxParents = 256;                        // deltas in a chain

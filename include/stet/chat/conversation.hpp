@@ -29,7 +29,7 @@ namespace stet {
 struct PromptReport {
   int64_t kept = 0;        // already in the cache and kept
   int64_t recomputed = 0;  // processed again because of a change before them
-  int64_t added = 0;       // of new or changed messages
+  int64_t added = 0;       // tokens of new or changed messages
 };
 
 // Returns the messages in the form that chat templates receive: a list of objects with role,

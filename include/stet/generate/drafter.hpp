@@ -98,7 +98,7 @@ class SuffixIndex {
   }
 
   std::vector<int32_t> tokens_;
-  std::vector<uint32_t> heads_;   // by key: one past the latest position; 0: none
+  std::vector<uint32_t> heads_;   // for each key: one past the latest position; 0: none
   std::vector<uint32_t> before_;  // [tokens]: the position linked before this one
 };
 

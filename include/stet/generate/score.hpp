@@ -32,7 +32,7 @@ struct TokenScore {
 
 // The score of a request.
 struct Score {
-  double sum = 0;                  // of log-probabilities, in token order
+  double sum = 0;                  // sum of log-probabilities, in token order
   bool greedy = true;              // every token is the most probable at its place
   std::vector<TokenScore> tokens;  // for ids[begin], ids[begin + 1], ...
 

@@ -56,9 +56,9 @@ enum {
   kStripBytesQ4 = 576,
   kStripBytesQ5 = 704,
   kStripMxfp4 = 128,           // inputs of a strip of mxfp4
-  kStripBytesMxfp4 = 1088,     // of 16 outputs
-  kHalfStripBytesMxfp4 = 576,  // of the last one, where a row ends in its middle
-  kExpandedMxfp4 = 1152,       // of 16 outputs and 64 inputs, expanded for tile kernels
+  kStripBytesMxfp4 = 1088,     // for 16 outputs
+  kHalfStripBytesMxfp4 = 576,  // for the last strip, if it is only half full
+  kExpandedMxfp4 = 1152,       // for 16 outputs and 64 inputs, expanded for tile kernels
 };
 
 // q4_k, q5_k and q6_k use super-blocks of 256 consecutive inputs.
@@ -88,7 +88,7 @@ struct SuperInput {
   int32_t quads[kQuantBlock / 4];
   float scale;
   float offset;     // -(scale times the sum of all int8)
-  int32_t sums[2];  // of the first 16 int8, and of the last 16
+  int32_t sums[2];  // sum of the first 16 int8, and of the last 16
 };
 // SuperInput for all rows of a tile.
 struct SuperTile {
@@ -160,7 +160,7 @@ struct StateTokens {
   size_t factor_stride;
   float* out;  // [rows][value_dim]
   size_t out_stride;
-  float skip = 0;  // of mamba2
+  float skip = 0;  // for mamba2 only
 };
 
 // The kernels of one instruction set.

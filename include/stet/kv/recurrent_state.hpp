@@ -35,7 +35,7 @@ struct RecurrentArray {
 // The arrays of each layer. Layers with keys and values have none.
 struct RecurrentShape {
   std::vector<std::vector<RecurrentArray>> layers;
-  size_t numbers = 0;  // of all arrays together
+  size_t numbers = 0;  // numbers in all arrays together
 
   // Returns the shape of these arrays, with offsets filled in.
   static RecurrentShape of(std::vector<std::vector<RecurrentArray>> layers);
@@ -61,7 +61,7 @@ using RecurrentArrays = std::shared_ptr<const RecurrentBuffer>;
 // The arrays after the tokens of a session. Copies share them until one of the two computes.
 class RecurrentState {
  public:
-  RecurrentState() = default;  // of a model without recurrent layers
+  RecurrentState() = default;  // for models without recurrent layers
   // Creates the arrays before the first token: zeros.
   explicit RecurrentState(RecurrentShape shape);
   RecurrentState(const RecurrentState& other);

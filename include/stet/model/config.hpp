@@ -57,7 +57,7 @@ struct ExpertShape {
   int64_t width = 0;   // intermediate size of one expert
   RouterRule rule = RouterRule::softmax_divided;
   std::vector<int64_t> dense;  // ascending: the layers that have a plain MLP instead
-  double factor = 1;           // of all weights
+  double factor = 1;           // multiplies all weights
   bool biased = false;         // under the sigmoid rules: experts are chosen by a score plus a bias
   // Intermediate size of the expert that every token passes through; 0: none.
   int64_t shared = 0;
@@ -78,7 +78,7 @@ struct Recurrence {
   int64_t taps = 0;       // inputs of the causal convolution, including the current position
   int64_t channels = 0;   // columns of the convolution
   bool conv_bias = false;
-  bool projection_bias = false;          // of the matrices before and after the recurrence
+  bool projection_bias = false;          // the matrices before and after the recurrence have biases
   double least_step = 0, most_step = 0;  // mamba2: limits of the time step; most 0: none
 
   // Returns the columns of the recurrence's output.

@@ -24,10 +24,10 @@ namespace detail {
 
 // Rows that are computed together, and upper bounds that depend on their number alone.
 struct ExpertRows {
-  size_t row, count;  // of the pass
-  size_t slots;       // of all experts
-  size_t experts;     // that have a row
-  size_t tiles;       // that the slots fill
+  size_t row, count;  // rows of the pass
+  size_t slots;       // slots of all experts
+  size_t experts;     // experts that have a row
+  size_t tiles;       // tiles that the slots fill
 };
 
 // Returns the number of rows to compute together. If an intervention may give a row any number of

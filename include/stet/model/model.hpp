@@ -32,7 +32,7 @@ using Fingerprints = std::vector<std::pair<std::string, std::string>>;
 struct Workspace {
   Scratch scratch;
   std::vector<Memory> memory;
-  std::vector<int32_t> ids;  // of the current pass
+  std::vector<int32_t> ids;  // token ids of the current pass
   std::vector<Span> spans;
   Rows x, normed, qkv, attention, gate_up, mlp, out, logits;  // `rows` rows each; fewer logits
   std::vector<Rows> own;                                      // the family's (Model::own_widths)

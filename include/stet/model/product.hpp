@@ -15,7 +15,7 @@ namespace stet {
 struct Gate {
   enum class Kind : uint8_t { silu, gelu_tanh, clamped };
   Kind kind = Kind::silu;
-  float limit = 0;  // of clamped
+  float limit = 0;  // for the clamped gates
 
   static const Gate silu, gelu_tanh;
   static constexpr Gate clamped(float limit) { return {Kind::clamped, limit}; }

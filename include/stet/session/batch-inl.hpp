@@ -188,7 +188,7 @@ class BatchAppend {
   const Sinks& sinks_;
   const Session& first_;                             // its compute options apply to all
   bool drafts_ = false;                              // drafted rows are processed, too
-  std::vector<std::vector<float>*> drafted_logits_;  // of the drafted rows, as in Workspace::last
+  std::vector<std::vector<float>*> drafted_logits_;  // for drafted rows, as in Workspace::last
 };
 
 inline void append(std::span<const BatchEntry> batch, const BatchOptions& options) {

@@ -44,7 +44,7 @@ inline TeamOptions team_of(const ComputeOptions& compute) {
 // Returns the team for a pass of `rows` rows: no more threads than pay, unless the program has an
 // executor of its own.
 inline TeamOptions team_of(const ComputeOptions& compute, const Model& model, size_t rows) {
-  constexpr uint64_t kOperations = 16;  // of a layer, about
+  constexpr uint64_t kOperations = 16;  // per layer, approximately
   constexpr uint64_t kRows = 8;         // multiplying these takes as long as reading the weights
   TeamOptions team = team_of(compute);
   if (team.executor != nullptr) return team;

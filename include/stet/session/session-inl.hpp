@@ -485,7 +485,7 @@ inline void Session::restore_logits() {
   if (from_cache) {
     Session again = fork();
     again.cut(size() - 1);
-    discard_interventions(again.state_, size() - 1);  // those attached after the last token
+    discard_interventions(again.state_, size() - 1);  // the ones attached after the last token
     again.append({&state_.tokens.back(), 1});
     state_.logits = std::move(again.state_.logits);
   } else {

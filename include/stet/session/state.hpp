@@ -161,7 +161,7 @@ class RewindLogits {
 // The contract and model that computed a state. A session that continues it must have the same.
 struct StateOrigin {
   std::string contract;  // contract_name()
-  int version = 0;       // of the contract
+  int version = 0;       // version of the contract
   std::string model;     // the model's fingerprint in text form
 
   bool operator==(const StateOrigin&) const = default;

@@ -30,7 +30,7 @@ inline uint32_t snapshot_version(const KvShape& kv) {
 // state and is the one to compare or store.
 struct StateDigests {
   Digest tokens;          // token ids
-  Digest logits;          // of the last position's logits
+  Digest logits;          // the last position's logits
   Digest kv;              // over the digests of all layers of all blocks
   Digest recurrent = {};  // over the digests of the recurrent layers' arrays; zero: none
   // Covers everything: contract, model, tokens, visibility, logits, keys, values, generation state,
@@ -88,9 +88,9 @@ struct AnchorEntry {
   bool by_content = false;
   bool block_end = false;
   bool hidden = false;                  // its numbers are a row of hidden state, otherwise logits
-  bool in_parent = false;               // of a delta: its bytes are in a parent
+  bool in_parent = false;               // only in a delta: its bytes are in a parent
   uint64_t numbers = 0;                 // 0: the anchor has no logits
-  Digest digest = {};                   // of its numbers and arrays
+  Digest digest = {};                   // digest of its numbers and arrays
   uint64_t last_at = 0, arrays_at = 0;  // their offsets in the section ANCHORS
 };
 

@@ -150,7 +150,7 @@ class STET_API Snapshot {
   // made from it must not replace them.
   void check_may_overwrite(const std::string& path) const;
   uint64_t file_size() const { return file_->bytes.size(); }
-  uint32_t version() const { return snapshot_version(meta().kv); }  // of its format
+  uint32_t version() const { return snapshot_version(meta().kv); }  // version of the file format
   const std::vector<Section>& sections() const { return file_->sections; }
   const SnapshotMeta& meta() const { return file_->meta; }
   const std::vector<int32_t>& tokens() const { return file_->tokens; }

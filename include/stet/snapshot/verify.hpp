@@ -32,7 +32,7 @@ struct STET_API VerifyReport {
   bool logits = false;     // the last token's logits equal the replayed ones
   bool arrays = true;      // the recurrent arrays, too; true if there are none
   bool recurrent = false;  // the state has recurrent arrays
-  double tolerance = 0;    // of numbers compared; 0: bit for bit
+  double tolerance = 0;    // tolerance of the comparison; 0: bit for bit
   // First position from which tokens do not determine the state, and the reason; empty if they
   // determine all of it. Beyond it, available bytes were only compared with the saved digests.
   std::optional<ReplayLimit> limit;

@@ -42,7 +42,7 @@ struct FetchCosts {
   double token_seconds = 0.01, growth = 16384;
   double latency_seconds = 0.001, byte_seconds = 1e-8;
   double write_byte_seconds = 1e-8;
-  double encode_seconds = 1e-8, decode_seconds = 4e-9;  // of the codec, per uncompressed byte
+  double encode_seconds = 1e-8, decode_seconds = 4e-9;  // codec, per uncompressed byte
   double ratio = 0.85;                                  // compressed bytes per uncompressed byte
   // Seconds that computing must save to be worth the processor time, which others need, too.
   double least_gain = 0.1;

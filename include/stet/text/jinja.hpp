@@ -93,7 +93,7 @@ class STET_API Value {
   Value marked(int origin) const;
 
   Kind kind() const { return kind_; }
-  std::vector<Value> items() const;  // of a list; otherwise empty
+  std::vector<Value> items() const;  // items of a list; otherwise empty
   // Returns the members of a dict with string keys; empty for other values.
   std::vector<std::pair<std::string, Value>> members() const;
 

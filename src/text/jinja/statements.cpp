@@ -154,7 +154,7 @@ struct Loop : Callable {
   const int64_t depth;  // 0 for the outermost of a recursive loop
   const std::shared_ptr<Frame> parent;
   int64_t index = -1, size = -1;
-  std::optional<bool> ahead;  // whether next_item is valid, once known
+  std::optional<bool> ahead;  // empty until known: next_item is valid
   Value before, current, next_item;
   std::optional<Value> changed;
 };
@@ -359,7 +359,7 @@ Text Program::render(const Variables& variables, const RenderOptions& options) c
     throw;
   } catch (const Error& e) {
     if (!e.field.empty()) throw;
-    c.fail(e.kind, e.expected, e.found);  // from code that knows no place
+    c.fail(e.kind, e.expected, e.found);  // adds the position in the template
   }
   return c.take_output();
 }

@@ -429,7 +429,8 @@ Value isascii(Context& c, const Value& self, const Bound& a) {
   return self_text(self).bytes.empty() ? Value::boolean(true) : all_are<is_ascii>(c, self, a);
 }
 
-// Tests whether there are cased characters and all have the one case.
+// Returns true if the text has at least one cased character and all of them are upper (or lower)
+// case.
 template <bool kUpper>
 Value has_case(Context& c, const Value& self, const Bound&) {
   c.scan(self_text(self).bytes.size());

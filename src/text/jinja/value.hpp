@@ -96,7 +96,7 @@ using Iteration = std::shared_ptr<Iterator>;
 
 struct Undefined : Object {
   Undefined(std::string m, bool u) : message(std::move(m)), unsafe(u) {}
-  const std::string message;  // of the error when it is used
+  const std::string message;  // error text for a use of the value
   const bool unsafe;          // true if the sandbox hides the attribute
 };
 
