@@ -11,7 +11,7 @@ namespace stet {
 
 // A block of 32 weights. Its form depends on the type:
 //   q8     weight i is (u[i] - 128) d; `scale` holds the float16 bits of d
-//   q4     weight i is (u[i] - 8) d; likewise
+//   q4     weight i is (u[i] - 8) d; `scale` as in q8
 //   mxfp4  u[i] is the code of weight i; `scale` is the byte of the exponent
 struct QuantizedBlock {
   uint16_t scale;

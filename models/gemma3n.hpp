@@ -85,7 +85,8 @@ inline void read_widths(const JsonReader& json, ModelConfig& c) {
   if (!same) c.intermediate_of = widths;
 }
 
-// Sets each layer's floor of gates: the quantile of a normal distribution that drops the given part.
+// Sets each layer's threshold of gates, in standard deviations: the quantile of the normal
+// distribution below which the configured fraction of gates is dropped. 0 drops none.
 inline void read_sparsity(const JsonReader& json, ModelConfig& c) {
   std::vector<double> parts = json.numbers("activation_sparsity_pattern");
   if (parts.empty() || std::ranges::count(parts, 0.0) == std::ssize(parts)) return;

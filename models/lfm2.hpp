@@ -49,8 +49,8 @@ class Lfm2 : public Decoder {
   std::vector<Layer> layers_;
 };
 
-// Returns the width of dense MLPs. Published LFM2 states one that is adjusted: two thirds of it,
-// times a factor, rounded up.
+// Returns the width of dense MLPs. LFM2's config may give a nominal width. The real one is two
+// thirds of it, times block_ffn_dim_multiplier, rounded up to a multiple of block_multiple_of.
 inline int64_t read_width(const JsonReader& json) {
   const char* const name = json.has("block_ff_dim") ? "block_ff_dim" : "intermediate_size";
   int64_t width = json.integer(name, 1, kMaxSize);

@@ -38,7 +38,8 @@ inline void keep_rows(stet_capture::Rows& to, const PointAt& at, const ModelConf
 // the watch's sink points to it.
 class CaptureBuilder {
  public:
-  // `count` tokens will be appended. With `logits`, their logits are kept after the points.
+  // Prepares to capture the points `names` while `count` tokens are appended. With `logits`, the
+  // logits follow as one more entry.
   CaptureBuilder(const Session& s, size_t count, std::span<const char* const> names, bool logits)
       : config_(s.model().config()), positions_(s.size() + static_cast<int64_t>(count)) {
     for (const char* name : names) watch_.points.push_back(point_of(name, "points"));

@@ -12,7 +12,8 @@ stet_intervention intervention_value(const Intervention& w) {
   value.layer_count = w.layers.size();
   value.heads = w.heads.empty() ? nullptr : w.heads.data();
   value.head_count = w.heads.size();
-  value.begin = w.ended < 0 ? w.begin : 0;  // an ended one is past: position 0
+  value.begin =
+      w.ended < 0 ? w.begin : 0;  // ended after a shift: `begin` has no valid number, so 0
   value.end = w.end < 0 ? 0 : w.end;
   value.key_begin = w.key_begin;
   value.key_end = w.key_end < 0 ? 0 : w.key_end;

@@ -123,8 +123,8 @@ void q5_0(Lanes from, size_t first, size_t half, uint8_t* strip) {
   for (size_t i = 0; i < 4; ++i) put(block + (1 + i) * kLine, first, words(from, 6 + 4 * i));
 }
 
-// Packs blocks of MXFP4 at the number `block` of a strip. A block has a byte of the exponent, then
-// bytes i with weights i and 16 + i.
+// Packs MXFP4 blocks as block `block` of a strip. An MXFP4 block is a byte with the exponent, then
+// 16 bytes of which byte i holds weights i and 16 + i.
 void mxfp4(Lanes from, size_t first, size_t block, uint8_t* strip) {
   for (size_t i = 0; i < kFour; ++i) strip[block * kLanes + first + i] = from[i][0];
   uint8_t* const lines = strip + kLine + block * 4 * kLine;
@@ -183,7 +183,7 @@ struct Layout {
   size_t out;  // bytes of 16 packed blocks, or of a strip
 };
 
-constexpr uint8_t kZeros[256] = {};  // stands for a missing block of a K type
+constexpr uint8_t kZeros[256] = {};  // used for a missing block of a K type
 
 // Returns pointers to the rows' blocks at `at` bytes, or `zeros` for each null row.
 std::array<const uint8_t*, kLanes> lanes_at(const std::byte* const rows[], size_t at,
@@ -216,7 +216,8 @@ void pack_strips(const Layout& layout, const uint8_t* zeros, const std::byte* co
   }
 }
 
-// Strips of 128 inputs, but for the last one of 64. The bytes behind its scales are zero already.
+// Strips of 128 inputs, except that the last one may have 64. The bytes after its scales are zero
+// already.
 void pack_mxfp4(size_t block_bytes, const std::byte* const rows[], size_t blocks, uint8_t* out) {
   static constexpr uint8_t kZerosMxfp4[17] = {};
   constexpr size_t kBlocks = size_t{kStripMxfp4} / kQuantBlock;

@@ -110,7 +110,7 @@ class Origin {
     }
   }
 
-  // Hashes the stamps that the system gives for files, and the content of sources that are no
+  // Hashes the stamps that the system gives for files, and the content of sources that are not
   // files.
   std::string stamps() const {
     ByteWriter w = start();

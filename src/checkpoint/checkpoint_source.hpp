@@ -9,7 +9,7 @@ namespace stet {
 std::string hub_name(std::string path);
 
 // Throws an Error for a path that is not a directory, and says what to do. For a name on the
-// Hugging Face Hub it tells how to download the files. For one file of a checkpoint it names the
+// Hugging Face Hub it says how to download the files. For one file of a checkpoint it names the
 // directory. Otherwise it says what the file is.
 [[noreturn]] void refuse_path(const std::string& path);
 

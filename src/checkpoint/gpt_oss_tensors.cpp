@@ -122,7 +122,7 @@ class GptOssExperts : public TensorSource {
               t.view.dtype_text + " " + shape_text(t.view.shape));
 }
 
-// Adds the parts of one stack; `scales` is null but for blocks.
+// Adds the parts of one stack; `scales` is null except for X_blocks.
 void add_parts(const FileTensor& stack, const StackName& name, const FileTensor* scales,
                std::vector<StackedPart>& to) {
   const TensorView& from = stack.view;

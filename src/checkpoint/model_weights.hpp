@@ -47,7 +47,7 @@ class ModelWeights : public WeightLoader {
   // Returns the fingerprints of the weights before packing or rounding.
   const WeightFingerprints& fingerprints() const { return *fingerprints_; }
 
-  // The contract in force: for packed weights that of the file, whatever was asked for.
+  // The contract in force. For packed weights it is the file's, whichever was requested.
   const Contract contract_;
 
  private:

@@ -23,7 +23,7 @@ struct KeyHeads {
   int64_t heads = 0, dim = 0;
 };
 
-// The tensors that take the place of others.
+// The names of tensors that are replaced, and the sources of their replacements.
 struct RecurrentTensors {
   std::vector<std::string> replaced;
   std::vector<std::unique_ptr<const TensorSource>> sources;

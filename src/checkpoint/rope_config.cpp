@@ -139,8 +139,8 @@ double read_theta(const RopePlaces& places, const RopeFields& fields, double def
   return default_theta;
 }
 
-// Returns the number of positions in the original training. The field at the top (Phi-3) comes
-// before the one beside the factors.
+// Returns the number of positions in the original training. The top-level field (Phi-3) takes
+// precedence over the one among the rotary settings.
 double read_original_positions(const RopePlaces& places, double least) {
   const char* const name = "original_max_position_embeddings";
   if (places.top().has(name)) return places.top().number(name, least, 1e9);

@@ -87,8 +87,7 @@ DraftChoice Speculator::consider(const Session& session, int32_t next, size_t li
   expected_.assign(offer.known.begin(), offer.known.end());
   const Record& record = records_[confidence_];
   DraftChoice choice{record.right / record.all, offer.seconds, offer.most, 0, always_};
-  // a drafter that takes time is tried now and then, because its acceptance is measured only by
-  // drafting
+  // a drafter that takes time is tried occasionally, because only drafting measures its acceptance
   if (offer.most > 0 && offer.known.empty() && ++untried_ > kTry) {
     choice.most = std::min<size_t>(2, offer.most);
     choice.all = true;

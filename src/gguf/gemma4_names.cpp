@@ -50,7 +50,7 @@ std::vector<int64_t> GgufNames::of_layers(const char* name, int64_t min, int64_t
 }
 
 // Returns the rotary parameters of both kinds of layers. llama.cpp stores which pairs rotate as
-// divisors: 1, or one so large that the pair stands still.
+// divisors: 1, or one so large that the pair does not rotate.
 nlohmann::ordered_json GgufNames::gemma4_ropes(int64_t full_dim) const {
   GemmaJson full = {{"rope_type", "default"}, {"rope_theta", need_number("rope.freq_base")}};
   if (const GgufTensor* const freqs = find("rope_freqs.weight")) {

@@ -218,7 +218,7 @@ uint64_t promised_end(const std::vector<Declared>& declared, uint64_t data, uint
       return 0;
     end = std::max(end, tensor_end);
   }
-  uint64_t all = 0;  // larger gaps than alignment needs are not one writer's
+  uint64_t all = 0;  // no writer leaves larger gaps than the alignment requires
   for (const Declared& d : declared) {
     if (__builtin_add_overflow(all, d.size + alignment, &all)) return 0;
   }

@@ -47,7 +47,8 @@ struct GgufStored {
   std::string name;
   enum class Rows { as_they_are, queries, keys } rows = Rows::as_they_are;
   bool plus_one = false;
-  // The tensor shares one of the file with another: of each head, the other's rows precede its own.
+  // Two of the model's tensors share one of the file. This is the second: in each head its rows
+  // follow the other's.
   bool follows = false;
 };
 // Returns how the tensor named as WeightSpec::canonical is stored, or nothing if GGUF has no place

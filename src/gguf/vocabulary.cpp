@@ -74,7 +74,7 @@ const VocabularyRules& rules_of(const Gguf& keys, const std::string& given) {
               printable(name, 60));
 }
 
-// Returns whether special tokens absorb the white space behind them. Phi-3's do, but its files do
+// Returns whether special tokens absorb the white space after them. Phi-3's do, but its files do
 // not say so.
 bool special_tokens_absorb_space(const Gguf& keys) {
   std::string name = keys.text("general.name").value_or("");

@@ -205,7 +205,7 @@ class Conversion {
     if (!part) return false;
     if (part->number > 0 || part->matrix > 0) {
       Tensor& all = entries_.back();
-      // The first matrices of all experts are there before the second ones.
+      // Matrix 0 of every expert is already in the list when matrix 1 is added.
       const int64_t place = part->matrix == 0 ? part->number - 1 : part->number * part->matrices;
       all.more.insert(all.more.begin() + place, &need);
       if (part->matrix == 0) ++all.declared.shape[0];
@@ -272,7 +272,7 @@ class Conversion {
     if (conv || name == "in_proj_qkv.weight")
       t.first = static_cast<size_t>(2 * r.groups * r.key_dim * (conv ? r.taps : 1));
   }
-  // Returns the place in the model of place `i` of the file, of `n`.
+  // Returns the model's index of the row (or column) with index `i` of `n` in the file.
   static size_t untiled(const Tensor& t, size_t i, size_t n) {
     if (i < t.first) return i;
     const size_t each = (n - t.first) / t.head_width / t.groups,

@@ -20,7 +20,7 @@ class Writer {
     counts("feed_forward_length", c_.intermediate_of, c_.intermediate_size);
     count("attention.head_count", c_.heads);
     std::vector<int64_t> kv_heads = c_.kv_heads_of;
-    // llama.cpp tells recurrent layers by these zeros. It derives those of Qwen.
+    // llama.cpp recognizes recurrent layers by these zeros. It derives those of Qwen.
     if (a_.layout == GgufLayout::lfm2 || a_.layout == GgufLayout::granite_hybrid) {
       for (const LayerShape& l : layers()) kv_heads.push_back(l.recurrent ? 0 : l.kv_heads);
     }

@@ -36,12 +36,12 @@ void expand_shuffled(std::span<const std::byte> stored, size_t element, std::spa
 // been read. Throws a format Error.
 void decode_extents(SnapshotFile& file);
 
-// is_held tells whether a block is stored without its windowed layers; is_raw tells whether it is
-// stored as in memory.
+// is_held returns true if a block is stored without its windowed layers. is_raw returns true if it
+// is stored as in memory.
 bool is_held(const BlockExtent& at);
 bool is_raw(const BlockExtent& at);
-// Decodes a block into `block`, [block_bytes] of zeros. Throws a format Error for an invalid
-// encoding; digests tell whether the bytes are the saved ones.
+// Decodes block `block` into `to`, [block_bytes], which must be zero. Throws a format Error for an
+// invalid encoding. Does not compare the bytes with their digests.
 void read_block(const SnapshotFile& file, int64_t block, std::byte* to);
 
 // Writes blocks of a cache to the section KV and records their places for KVINDEX.

@@ -46,8 +46,8 @@ namespace {
 
 constexpr size_t kPruneBytes = 32;  // size of an entry in PRUNES
 
-// Checks that each prune is of positions that existed after the previous one, and that it removes
-// as many tokens, all of the vocabulary.
+// Checks that the positions of each prune existed after the previous one. Checks that the tokens
+// listed as removed are as many as its shift removed, and are within the vocabulary.
 void check_prunes(const std::vector<Prune>& prunes, int64_t vocab, int64_t positions,
                   int64_t capacity, const std::string& file) {
   int64_t before = 0;

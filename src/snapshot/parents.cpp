@@ -17,7 +17,7 @@
 namespace stet {
 namespace {
 
-constexpr int kMostCandidates = 4096;  // files beside a delta that are tried for a renamed parent
+constexpr int kMostCandidates = 4096;  // files in a delta's directory tried as a renamed parent
 
 class Directory {
  public:

@@ -18,8 +18,8 @@ class SnapshotChain {
 
   // Uses the parents that the snapshot has found, or finds them.
   explicit SnapshotChain(const Snapshot& snapshot);
-  // `path` is the nearest parent's; if it is null, the parent is searched beside the delta. Throws
-  // an io Error if a parent is missing, and a format Error if one does not fit.
+  // `path` is the nearest parent's; if it is null, the parent is searched for in the delta's
+  // directory. Throws an io Error if a parent is missing, and a format Error if one does not fit.
   SnapshotChain(std::shared_ptr<const SnapshotFile> file, const std::optional<std::string>& path);
 
   const Files& parents() const { return parents_; }  // the nearest first

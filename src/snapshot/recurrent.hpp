@@ -54,7 +54,7 @@ void decode_recurrent(SnapshotFile& file);
 // Loads the arrays after the last position. Returns the damaged layers.
 std::vector<int64_t> load_arrays(const SnapshotFile& file, RecurrentState& to);
 // Returns the anchors of a file whose bytes are in it or in its parents. Throws a format Error for
-// damage, unless `heal`: then it leaves out those that tokens give again.
+// damage, unless `heal`: then it omits damaged anchors that can be recomputed from the tokens.
 Anchors load_anchors(const SnapshotChain& chain, const SnapshotFile& file, bool heal);
 // Throws a format Error if the live arrays or an anchor's are not as they were written, or have
 // other names. Returns the number of arrays' layers and anchors checked.

@@ -242,7 +242,7 @@ void refuse_damage(const Snapshot& snapshot, const Loaded& loaded) {
                    "", "its bytes are not those that were saved; --heal computes them again");
 }
 
-// Computes damaged recurrent arrays again, from the last anchor whose tokens give them. Returns the
+// Recomputes damaged recurrent arrays from the last anchor from which that is possible. Returns the
 // number of tokens processed.
 int64_t heal_arrays(const Snapshot& snapshot, std::shared_ptr<const Model> model,
                     const SessionOptions& options, Loaded& loaded) {

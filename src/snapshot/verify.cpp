@@ -61,7 +61,7 @@ std::optional<ReplayLimit> replay_limit(const State& state) {
 
 namespace {
 
-// The state to verify, as its file claims it.
+// The state to verify, as recorded in its file.
 struct Claim {
   std::string file;  // names it in errors
   const State& recipe;

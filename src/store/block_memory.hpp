@@ -14,7 +14,7 @@ namespace stet {
 // A pool of memory. Any thread may use it, and memory may outlive it.
 class BlockMemory {
  public:
-  // `most` bytes are kept at most. The system may reclaim them under memory pressure.
+  // Keeps at most `most` unused bytes. The system may reclaim them under memory pressure.
   explicit BlockMemory(size_t most) : pool_(std::make_shared<Pool>(most)) {}
 
   // Returns at least this many bytes of arbitrary content. They return to the pool with their last

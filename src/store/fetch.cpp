@@ -96,7 +96,7 @@ std::vector<size_t> BlockFetch::choose() {
       for (const size_t i : some) items_[i].stage = Stage::coming;
       return some;
     }
-    changed_.wait(lock);  // until computing changes the plan
+    changed_.wait(lock);  // woken when computing has changed the plan
   }
 }
 

@@ -40,12 +40,12 @@ class BlockFetch {
     failed    // the store could not be reached; see fault()
   };
   // Waits for the outcome of block `i`. Call it once for each block, in order: blocks before `i`
-  // must be present then. A block that is not here is no longer fetched. Rethrows what a request
-  // threw, except io Errors.
+  // must be present then. If the outcome is not `here`, the block is no longer fetched. Rethrows
+  // what a request threw, except io Errors.
   Found next(size_t i);
   StoredBlock take(size_t i) { return std::move(items_[i].block); }
   std::string fault();
-  void throw_fault();  // if there is one
+  void throw_fault();  // does nothing if there was no fault
 
  private:
   enum class Stage { waiting, coming, here, missing, abandoned };

@@ -76,7 +76,7 @@ Poly1305Tag tag_of_payload(const StoreKey& key, const Record& record,
   return poly1305_of(hmac_sha256(key.writers, w.data()).bytes, record.payload);
 }
 
-// Checks the tag of the payload. The error does not tell the expected tag, since that would be a
+// Checks the tag of the payload. The error does not contain the expected tag, since that would be a
 // second valid tag under its key.
 void check_payload(const StoreKey& key, const Record& record, std::span<const std::byte> content,
                    const std::string& where) {

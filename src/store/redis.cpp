@@ -101,7 +101,8 @@ class RedisStore : public StoreBackend {
 
   const std::string& url() const override { return servers_.url(); }
 
-  // Asks the server for its time now and then, and counts on from there with the local clock.
+  // Asks the server for its time occasionally, and adds the time that the local clock has advanced
+  // since.
   int64_t now() override {
     if (clock_) return clock_();
     const auto here = std::chrono::steady_clock::now();
@@ -300,8 +301,8 @@ class RedisStore : public StoreBackend {
     }
   }
 
-  // Receives records in place. The first chunk tells their number. Requests as many chunks as the
-  // previous record had, and the missing ones in a second round. Each record is taken while the
+  // Receives records in place. The first chunk contains their number. Requests as many chunks as
+  // the previous record had, and the missing ones in a second round. Each record is taken while the
   // server sends the next.
   void receive(RecordClass record_class, std::span<const Sha256> names,
                const std::atomic<bool>* stop, const TakeBlock& take) {

@@ -31,7 +31,7 @@ class IncomingRecord {
   IncomingRecord(BlockMemory& from, Take take) : from_(&from), take_(std::move(take)) {}
 
   // Returns memory for chunk `n` of `size` bytes that begins with `head`, or nothing. The first
-  // chunk must come before the others, since it tells their number.
+  // chunk must come before the others, since it contains their number.
   std::span<std::byte> place(size_t n, size_t size, std::span<const std::byte> head);
   // Report that chunk `n` was received, and that it is missing on the server.
   void set_received(size_t n);

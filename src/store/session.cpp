@@ -24,7 +24,7 @@ namespace {
 constexpr size_t kMostMapped = 256;
 
 // Returns the identity of the last, partial block with the logits. It is stored only if tokens do
-// not determine it, because what it attended to was pruned since.
+// not determine it, because positions that it attended to were pruned later.
 Sha256 tail_identity(const Sha256& state) {
   ByteWriter w;
   w.text("stet tail 1\n");

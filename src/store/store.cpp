@@ -117,7 +117,8 @@ StoreTraffic Store::traffic() const {
 
 // ---------------------------------------------------------------- blocks
 
-// Returns the blocks in the form to write: compressed if that pays and makes them shorter.
+// Returns the blocks in the form to write: compressed if that saves time (FetchPolicy) and makes
+// them shorter.
 std::vector<std::vector<std::byte>> Store::encoded(
     std::span<const std::span<const std::byte>> all) {
   std::vector<std::vector<std::byte>> packed(all.size());

@@ -1,4 +1,4 @@
-// Small texts: lines and words, and hashes and names as parts of files' and keys' names.
+// Text helpers: lines and words, hashes as hex digits, and names of states.
 #pragma once
 
 #include <algorithm>
@@ -15,13 +15,14 @@ inline std::optional<Sha256> hash_of_hex(const std::string& hex) {
   return hex.size() == 64 ? parse_sha256("sha256:" + hex) : std::nullopt;
 }
 
-// Takes the text up to the next "\n", or to the end, and removes it from `text` together with that.
+// Returns the text up to the next "\n", or to the end, and removes it and the newline from `text`.
 inline std::string next_line(std::string_view& text) {
   const std::string line(text.substr(0, text.find('\n')));
   text.remove_prefix(std::min(line.size() + 1, text.size()));
   return line;
 }
-// Takes the next word between blanks and line ends, and returns "" behind the last one.
+// Returns the next word, separated by blanks and line ends, and removes it from `text`. Returns ""
+// if there are no more.
 inline std::string next_word(std::string_view& text) {
   text.remove_prefix(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
   const std::string word(text.substr(0, text.find_first_of(" \t\r\n")));
@@ -29,7 +30,7 @@ inline std::string next_word(std::string_view& text) {
   return word;
 }
 
-// 1 to 128 of a-z A-Z 0-9 . _ -, the first no dot and no hyphen.
+// Returns true for 1 to 128 of a-z A-Z 0-9 . _ - that begin with neither a dot nor a hyphen.
 bool is_store_name(const std::string& name);
 
 }  // namespace stet

@@ -34,9 +34,9 @@ struct Segment {
   bool plain;  // must not produce the id of a reserved token
 };
 
-// Finds the leftmost tokens, the longest at each place. Takes linear time whatever the tokens: one
-// pass, from the end of the text, through the automaton of the reversed tokens (Aho and Corasick
-// 1975).
+// Finds the leftmost tokens, the longest at each position. Takes linear time whatever the tokens:
+// one pass, from the end of the text, through the automaton of the reversed tokens (Aho and
+// Corasick 1975).
 class AddedTokenFinder {
  public:
   // `file` is named in an error if a single_word token needs Unicode classes that this build lacks.
@@ -61,7 +61,7 @@ class AddedTokenFinder {
     int32_t token;
   };
   uint32_t step(uint32_t node, unsigned char byte) const;
-  // Returns the longest token at each place, last place first.
+  // Returns the longest token at each position, last position first.
   std::vector<Found> find(std::string_view text) const;
   bool stands_alone(std::string_view text, size_t begin, size_t end) const;
 

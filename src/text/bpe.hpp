@@ -44,11 +44,11 @@ class Bpe {
   // Pieces are bytes or characters of text, depending on options.bytes.
   Bpe(Vocabulary pieces, MergeTable merges, BpeOptions options);
 
-  // For each id, whether text must not become it.
+  // One flag per id: true if text must not be encoded as that id.
   using Barred = std::vector<bool>;
 
   // Working memory of one thread. It caches short words, so it serves one list of ids and one set
-  // of barred ids. The text of the words must stay in place.
+  // of barred ids. The text of the words must not move.
   class Memory {
    public:
     explicit Memory(size_t text_size);

@@ -38,7 +38,7 @@ constexpr Rest kRests[] = {
      Spelling::cl100k, 3},
 };
 
-// The character at a place of the text. Beyond the end it belongs to no class.
+// The character at a position of the text. After the end it belongs to no class.
 struct Character {
   uint32_t code;
   size_t end;
@@ -125,8 +125,9 @@ size_t KnownPattern::match(std::string_view text, size_t at) const {
     return end;
   }
 
-  // White space. The match ends at its last line end. Without one it is all of it at the end of the
-  // text. Otherwise all but the last character, which joins what follows, if that leaves any.
+  // White space. For cl100k the match ends at its last line end, if there is one. Otherwise it is
+  // the whole run if the text ends there or the run is one character. Else it omits the last
+  // character, which joins the following word.
   size_t end = at, last = at, line = at;
   for (Character c = first; c.is(CharClass::space); c = Character(text, end)) {
     last = end;

@@ -208,7 +208,7 @@ Pattern::Finder::Finder(const Pattern& pattern, std::string_view text, TextBudge
   pcre2_set_heap_limit(regex_->context, 32 * 1024);  // KiB, for the interpreter
 }
 
-// Finds a match that begins in one of the next places. Few places are tried at a time, so the
+// Finds a match that begins at one of the next positions. Few positions are tried at a time, so the
 // budget is checked often enough even if each reads the whole text.
 int Pattern::Finder::match_from(size_t at) {
   pcre2_set_offset_limit(regex_->context, at + places_at_once(text_.size()) - 1);

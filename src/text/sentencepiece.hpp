@@ -54,8 +54,9 @@ class SentencePieceTextEncoder {
 class SentencePieceCuts {
  public:
   explicit SentencePieceCuts(const SentencePieceModel& model);
-  // Returns how many bytes of a text to encode next: at most `size`, unless the first place to cut
-  // or the end is farther.
+  // Returns how many bytes of a text to encode next. That is all of a text of at most `size` bytes,
+  // otherwise up to the last cut within `size` bytes. If there is none, up to the first cut after
+  // that, or to the end.
   size_t part(std::string_view text, size_t size) const;
 
  private:

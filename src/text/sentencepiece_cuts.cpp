@@ -10,9 +10,9 @@ uint32_t as_in_pieces(uint32_t character) { return character == ' ' ? kSpaceInPi
 
 }  // namespace
 
-// A place that is inside no piece separates merges, so both sides can be encoded alone. Some models
-// depend on the whole text and are never cut. Reasons are changes of spaces at its ends, fused
-// unknown characters, character maps, and the rounded sums of unigram models.
+// A position that is inside no piece separates merges, so both sides can be encoded separately.
+// Some models depend on the whole text and are never cut. Reasons are changes of spaces at its
+// ends, fused unknown characters, character maps, and the rounded sums of unigram models.
 SentencePieceCuts::SentencePieceCuts(const SentencePieceModel& model)
     : possible_(model.model_type == 2 && model.byte_fallback && model.character_map.empty() &&
                 !model.add_dummy_prefix && !model.remove_extra_whitespaces) {

@@ -119,7 +119,7 @@ class Builder : public nlohmann::json_sax<json> {
            key_ == name;
   }
 
-  // Returns the next value's key, or its place in an array. Call it after place().
+  // Returns the next value's key, or its index in an array. Call it after place().
   std::string name_of_next() const {
     if (open_.empty()) return "";
     return open_.back()->is_array() ? fmt::format("[{}]", open_.back()->size() - 1) : key_;

@@ -142,7 +142,7 @@ void read_normalizer(Wire wire, SpmModel& model) {
         model.escape_whitespaces = wire.number() != 0;
         break;
       default:
-        break;  // the rules behind the character map
+        break;  // ignored: the character map's source
     }
   }
 }

@@ -18,7 +18,8 @@
 #include "src/threads/helper_worth.hpp"
 #include "src/threads/member.hpp"
 
-// LLVM's and Intel's runtimes have these, GNU's does not. They are weak, so their addresses tell.
+// LLVM's and Intel's runtimes have these, GNU's does not. They are weak symbols, so their addresses
+// are null with GNU's.
 extern "C" {
 void kmp_set_blocktime(int milliseconds) __attribute__((weak));
 int kmp_get_blocktime() __attribute__((weak));
@@ -41,10 +42,11 @@ bool run_openmp(int, bool, const std::function<void(Team)>&) { return false; }
 
 namespace {
 
-// Helpers in use by all runs, and the most that one run ever wanted.
+// Helpers in use by all runs, and the most that a single run ever requested.
 std::atomic<int> helpers_in_use{0}, helpers_wanted{0};
 
-// Reserves up to `count` helpers for one run. The total never exceeds what a single run has wanted.
+// Reserves up to `count` helpers for one run. The total never exceeds the most that a single run
+// has requested.
 class HelperBudget {
  public:
   explicit HelperBudget(int count) {

@@ -52,7 +52,7 @@ int count_listed(const std::string& list) {
   return count;
 }
 
-// Counts the cores of each capacity, which Arm's systems tell, slowest first.
+// Counts the cores of each capacity, slowest first. Linux reports capacities on Arm.
 std::map<int, int> capacities(const std::string& root) {
   std::map<int, int> counts;
   for (int i = 0; i < kMaxThreads; ++i) {

@@ -34,9 +34,9 @@ bool openmp_is_usable() {
   return usable;
 }
 
-// Chooses a backend. GNU's runtime keeps threads spinning for milliseconds, which takes most of the
-// speed of small models beside other programs (bench/threads.md). Only the environment could change
-// that.
+// Chooses a backend. GNU's runtime keeps threads spinning for milliseconds. While other programs
+// run, small models then lose most of their speed (bench/threads.md). Only environment variables
+// could change that.
 TeamBackend resolved(TeamBackend backend) {
   if (backend == TeamBackend::automatic) backend = chosen_backend.load(std::memory_order_relaxed);
   if (backend == TeamBackend::automatic && openmp_is_tunable()) backend = TeamBackend::openmp;

@@ -77,7 +77,7 @@ struct Conversation::Plan {
   int64_t kept = 0;
   PromptReport report;
   int64_t begun = 0;          // tokens at the end that begin a continued reply
-  std::vector<int64_t> ends;  // positions after the contents of messages, where anchors stand
+  std::vector<int64_t> ends;  // positions after the contents of messages, where anchors are kept
 
   // Adds tokens that contain messages first .. last-1, none of them generated.
   void add_text(const std::vector<int32_t>& tokens, size_t first, size_t last, bool fresh) {

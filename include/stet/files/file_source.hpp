@@ -61,9 +61,9 @@ class FileSource {
   virtual std::string read(const std::string& name, size_t limit) const = 0;
 
   // Throws an io Error for a file that does not belong to the source, because snapshots must not
-  // include foreign files. A directory owns the regular files in it, also behind links. It also
-  // owns the files in the adjacent store of Hugging Face's cache (snapshots/REVISION/NAME ->
-  // ../../blobs/HASH).
+  // include foreign files. A directory owns the regular files in it, including those that links in
+  // it lead to. It also owns the files in the adjacent store of Hugging Face's cache
+  // (snapshots/REVISION/NAME -> ../../blobs/HASH).
   virtual void check_own(const std::string& name) const { (void)name; }
 
   // Return the names of the source and of a file in errors: "DIR" and "DIR/config.json", "s.stet:

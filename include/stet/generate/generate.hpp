@@ -187,7 +187,7 @@ class Generator {
   PassCosts* costs() const {
     return options_.speculator == nullptr ? nullptr : &options_.speculator->costs();
   }
-  // Accepts a token, or processes it alone with a draft.
+  // Accepts a token, or processes it with a draft in a pass of its own.
   void append(int32_t id);
   // Reports that the session has processed this token, the drawn one or another in its place.
   void processed(int32_t id);

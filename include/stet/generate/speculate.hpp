@@ -16,8 +16,8 @@
 
 namespace stet {
 
-// Estimates the time of a pass by its number of rows, from passes of replies alone. Not for use by
-// several threads.
+// Estimates the time of a pass by its number of rows, from measured passes of replies only. Not for
+// use by several threads.
 class PassCosts {
  public:
   static constexpr size_t kRows = 64;  // passes of more rows are not counted

@@ -10,7 +10,8 @@ namespace stet {
 
 // y *= target / max(own, sqrt(1e-5)), where both are root mean squares: that of y is `own`.
 STET_API void rescale_stream(float* y, float target, float own, size_t n);
-// y = x + the sum of weight[j] streams[j], added to +0 over j ascending.
+// y = x + the sum over j of weight[j] streams[j]. The sum begins at +0 and takes j in ascending
+// order.
 STET_API void mix_streams(const float* x, const float* const* streams, const float* weight,
                           size_t count, float* y, size_t n);
 // y += (1 + weight) (x - active).

@@ -59,7 +59,7 @@ class KvCache {
   }
   // Returns the block's digests and origin.
   const KvBlock& block_info(int64_t index) const { return *blocks_[static_cast<size_t>(index)]; }
-  // Returns the visible positions of a block: bit t stands for position 64*index + t. All bits are
+  // Returns the visible positions of a block: bit t is that of position 64*index + t. All bits are
   // set unless the state was pruned.
   uint64_t visible(int64_t index) const { return visible_[static_cast<size_t>(index)]; }
 

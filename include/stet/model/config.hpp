@@ -33,7 +33,8 @@ struct Rope {
   std::vector<double> short_factors = {}, long_factors = {};
   bool is_long = false;
   // Rotated dimensions of each head; 0: ModelConfig::rotated(). proportional: of their pairs, the
-  // first `part` rotates, at the frequencies that it has among all pairs; the others stand still.
+  // first `part` rotates, at the frequencies that it has among all pairs; the others are not
+  // rotated.
   int64_t dim = 0;
   double part = 1;
 
@@ -196,7 +197,7 @@ struct GenerationConfig {
   bool sample = false;           // do_sample
   double temperature = 1, top_p = 1, min_p = 0, typical_p = 1, repetition_penalty = 1;
   int64_t top_k = 0;  // 0: all
-  // Settings that the makers recommend and stet does not have: the fields or keys that say so.
+  // Fields or keys with recommended settings that stet does not have.
   std::vector<std::string> ignored;
   std::string source;  // path for errors; empty if there was no file
 };

@@ -199,8 +199,8 @@ class Hooks {
     std::vector<Copy> copies;
   };
 
-  // Returns the part of rows [row, row + count) that lies in x, the rows from `begin` on, counted
-  // from `row`.
+  // Returns the rows of [row, row + count) that x contains, as a range relative to `row`. The first
+  // row of x is row `begin`.
   static Range common(size_t row, size_t count, Rows x, size_t begin) {
     const size_t from = std::max(row, begin), end = std::min(row + count, begin + x.count);
     return {from - row, std::max(from, end) - row};

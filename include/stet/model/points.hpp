@@ -28,9 +28,9 @@ enum class Point : uint8_t {
   v,               // [kv_heads][head_dim]
   rot_q,           // the queries that attention uses
   rot_k,           // the keys that the KV cache stores
-  scores,          // [heads][positions]: scaled and capped, -inf where unseen; interventions alone
-                   // change them
-  pattern,         // [heads][positions]: softmax of the scores; interventions alone
+  scores,          // [heads][positions]: scaled and capped, -inf where unseen; changed only by
+                   // interventions
+  pattern,         // [heads][positions]: softmax of the scores; changed only by interventions
   z,               // [heads][head_dim], before the output matrix
   result,          // [heads][hidden]: each head's z times the output matrix; read-only
   attn_out,        // attention's output, added to the residual stream

@@ -41,8 +41,8 @@ inline TeamOptions team_of(const ComputeOptions& compute) {
   return {threads_of(compute), compute.team, compute.executor};
 }
 
-// Returns the team for a pass of `rows` rows: no more threads than pay, unless the program has an
-// executor of its own.
+// Returns the team for a pass of `rows` rows: no more threads than speed it up, unless the program
+// has its own executor.
 inline TeamOptions team_of(const ComputeOptions& compute, const Model& model, size_t rows) {
   constexpr uint64_t kOperations = 16;  // per layer, approximately
   constexpr uint64_t kRows = 8;         // multiplying these takes as long as reading the weights

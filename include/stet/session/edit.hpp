@@ -47,7 +47,8 @@ std::vector<float> read_value(const State& state, int64_t layer, int64_t head, i
 // session has dropped are recomputed (WindowOptions::before_recall). Throws an argument Error for
 // dropped layers of a state without a session (Snapshot::state).
 State with_kv_type(const State& state, KvType type, int64_t capacity = 0);
-// Returns true if the tokens give the logits after the last token, which then precede all edits.
+// Returns true if the logits after the last token can be recomputed from the tokens: all edits were
+// made later.
 bool tokens_give_logits(const State& state);
 
 inline const char* kv_edit_name(KvEdit::What what) {
@@ -159,7 +160,7 @@ inline void set_value(State& state, int64_t layer, int64_t head, int64_t positio
   detail::edit(state, e, x);
 }
 
-// Keeps the arrays as an anchor, because tokens do not give them again.
+// Keeps the arrays as an anchor, because they cannot be recomputed from tokens.
 inline void set_array(State& state, int64_t layer, int64_t index, std::span<const float> x) {
   const RecurrentShape& shape = state.recurrent.shape();
   detail::check_index("layer", layer, std::ssize(shape.layers));
@@ -275,9 +276,9 @@ inline bool is_later(const KvEdit& e, const State& state) {
          std::pair(static_cast<int64_t>(state.prunes.size()), state.size() - 1);
 }
 
-// Returns true if the cache still holds what the last token saw, so that it gives the logits. An
-// edit after the token changes it, and a callback may have been removed. Spliced positions have no
-// other logits than these.
+// Returns true if the cache still holds the keys and values that the last token saw, so that the
+// logits can be computed from it. An edit after the token changes it, and a callback may have been
+// removed. Spliced positions have no other logits than these.
 inline bool cache_gives_logits(const State& state) {
   return std::ranges::all_of(state.edits, [&](const KvEdit& e) {
     return e.what == KvEdit::What::splice ||

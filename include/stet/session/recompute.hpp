@@ -70,7 +70,7 @@ class Recomputer {
   // Return the number of tokens that before_rewind() and before_prune() would process.
   int64_t rewind_cost(const State& state, int64_t size) const;
   int64_t prune_cost(const State& state, int64_t begin, int64_t end, bool shift) const;
-  // Recomputer the dropped layers that a query at `size` sees, or that a prune changes, moves, or
+  // Recompute the dropped layers that a query at `size` sees, or that a prune changes, moves, or
   // leaves visible.
   void before_rewind(Target target, int64_t size);
   void before_prune(Target target, int64_t begin, int64_t end, bool shift);

@@ -139,9 +139,9 @@ class Session {
   // Throws an argument Error for a position that does not exist, or that is not after the last
   // prune (State::floor). The keys that it saw no longer exist.
   void rewind(int64_t size);
-  // Returns the number of tokens that rewind(size) would process again. The same tokens give the
-  // keys and values of all layers that a query at `size` sees. 0 except in window-only sessions and
-  // in models with recurrent layers.
+  // Returns the number of tokens that rewind(size) would process again. Processing them yields the
+  // keys and values of all layers that a query at `size` sees. Returns 0 except in window-only
+  // sessions and in models with recurrent layers.
   int64_t rewind_cost(int64_t size) const;
   // Returns the number of tokens that prune_range() would process again.
   int64_t prune_cost(int64_t begin, int64_t end, bool shift) const {
@@ -154,17 +154,19 @@ class Session {
   Session fork() const;
   // Keeps an anchor (anchors.hpp) at size(). Does nothing in models without recurrent layers.
   void keep_anchor();
-  // Asks the next appends to keep anchors at these positions, instead of those asked for before.
+  // Makes the next appends keep anchors at these positions, instead of those of an earlier call.
   void anchor_at(std::vector<int64_t> positions);
   const Anchors& anchors() const { return state_.anchors; }
   // Computes the recurrent arrays at `size`, which is at most size(), again from the last anchor
-  // before it, and makes it the session's size. Returns the anchor's position. Unlike rewind(), it
-  // does not take arrays as they are. Throws an argument Error if tokens do not give them.
+  // before it, and makes it the session's size. Returns the anchor's position. Unlike rewind(),
+  // recomputes them even if they are kept. Throws an argument Error if they cannot be recomputed
+  // from tokens.
   int64_t process_again(int64_t size);
   // Drafted tokens (BatchEntry::draft) are processed with the tokens before them. They are no part
   // of the session: not of its tokens, size, keys and values, state, forks or digests. Appending
   // the next drafted token alone, without sinks, accepts its row and processes nothing. Any other
-  // operation first discards the rows and zeroes their slots. The bits are the same either way.
+  // operation first discards the rows and zeroes their slots. The results are bit for bit the same
+  // either way.
   bool accepts(int32_t id) const { return !drafted_.empty() && drafted_.front().id == id; }
   void discard_drafted();
   // Returns false if drafts are ignored: where detail::can_speculate() is false, and under callbacks.

@@ -15,8 +15,8 @@
 namespace stet {
 
 // Options of window-only sessions. Blocks that the next token can see, and blocks that a checkpoint
-// needs, are held whole. Older blocks are held without the layers that have a window. Computed
-// bits, identities and digests do not depend on this: digests of dropped layers are kept.
+// needs, hold all layers. Older blocks lack the layers that have a window. Computed bits,
+// identities and digests do not depend on this: digests of dropped layers are kept.
 //
 // Rewinding or pruning into a dropped window processes tokens again from the checkpoint before it.
 // The result is exact, and the digests prove it.
@@ -28,7 +28,7 @@ struct WindowOptions {
   // Called with the number of tokens before they are processed again. If it throws, nothing has
   // changed. If null, an argument Error with that number is thrown instead.
   std::function<void(int64_t tokens)> before_recall = nullptr;
-  int64_t keep_from = INT64_MAX;  // blocks from this one on are held whole
+  int64_t keep_from = INT64_MAX;  // blocks from this one on hold all layers
 };
 
 // The window options applied to a model.
@@ -36,15 +36,15 @@ struct WindowPlan {
   std::shared_ptr<const HeldLayers> held;  // layers that old blocks hold
   int64_t window = 0;                      // the widest window
   int64_t every = 0;                       // positions between checkpoints; 0: none
-  int64_t keep_from = INT64_MAX;           // blocks from here on are held whole
+  int64_t keep_from = INT64_MAX;           // blocks from this one on hold all layers
   // Positions held beyond a window, so that the last tokens can be rewound without recomputing.
   static constexpr int64_t kSpare = 64;
 
-  // Returns the first block that a session of `size` positions must hold whole.
+  // Returns the first block in which a session of `size` positions must hold all layers.
   int64_t first_whole(int64_t size) const {
     return std::min(keep_from, std::max<int64_t>(0, size - window - kSpare) / kBlockPositions);
   }
-  // Returns true if a checkpoint, existing or future, needs the whole block.
+  // Returns true if a checkpoint, existing or future, needs all layers of the block.
   bool of_checkpoint(int64_t block) const {
     if (every == 0) return false;
     const int64_t next = (block * kBlockPositions / every + 1) * every;

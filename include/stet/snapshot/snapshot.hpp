@@ -53,7 +53,7 @@ struct RestoreOptions {
   bool trust = false;  // use blocks unchecked, even damaged ones: for comparisons
   // Recomputer everything from the tokens, under another model or contract than the saved one.
   bool replay = false;
-  // Processes the tokens that a state is recomputed from; null: the session alone does.
+  // Processes the tokens that a state is recomputed from; null: Session::append does.
   Appender append = nullptr;
 };
 
@@ -128,7 +128,8 @@ class STET_API Snapshot {
   void check_own_blocks() const;
 
   // Finds the parent of a delta and the parent's parents. The parent is `path`, otherwise the file
-  // that the delta was made from, otherwise any *.stet file beside this one with that state.
+  // that the delta was made from, otherwise any *.stet file with that state in this file's
+  // directory.
   //
   // Without this call, restore() and state() search each time; after it, parents stay fixed. Throws
   // an io Error if one is missing and a format Error if one does not fit.

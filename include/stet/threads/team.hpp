@@ -176,8 +176,8 @@ struct TeamOptions {
 //
 // The team is smaller than requested if the system refuses threads or other threads have runs of
 // their own. If `work` itself runs a team, that team has one thread. All runs of a process together
-// use at most as many helpers as the largest team requested so far. A caller that finds none free
-// runs alone at once.
+// use at most as many helpers as the largest team requested so far. A caller that finds no free
+// helper starts at once, on its own thread only.
 //
 // Helpers are created when first needed and sleep between runs. stet's own serve all callers. An
 // OpenMP runtime keeps the helpers of a calling thread for that thread until it ends.

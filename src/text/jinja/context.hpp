@@ -103,7 +103,7 @@ class Context {
   const std::string& name;
   const Variables& variables;
   const RenderOptions& options;
-  Position at;                   // place being evaluated
+  Position at;                   // position of the code being evaluated
   std::shared_ptr<Frame> frame;  // the innermost scope
 
  private:

@@ -9,7 +9,7 @@ Value Expression::evaluate(Context& c) const {
   const Position before = c.at;
   c.at = at;
   Value v = value(c);
-  c.at = before;  // a failure keeps its own place
+  c.at = before;  // not restored on failure, so the error has the inner position
   return v;
 }
 

@@ -45,7 +45,7 @@ class Lexer {
 
   // ---- positions ----
 
-  // Returns the line and column of a place. Fast if places ascend, or lie shortly behind the last.
+  // Returns the line and column of an offset. Fast if it is after the previous call's offset.
   Position position(size_t at) {
     if (at < counted_) {
       counted_ = 0;
@@ -361,7 +361,7 @@ class Lexer {
   const std::string source_;
   const std::string& name_;
   std::vector<Token> tokens_;
-  std::vector<std::pair<char, size_t>> open_;  // brackets and their places
+  std::vector<std::pair<char, size_t>> open_;  // brackets and their positions
   size_t at_ = 0;
   size_t counted_ = 0;
   Position counted_at_;

@@ -697,8 +697,8 @@ class Parser {
   const std::string& name_;
   size_t at_ = 0;
   int depth_ = 0;
-  int loops_ = 0;                         // loops around the current place within its macro
-  std::vector<MacroDefinition*> macros_;  // macros around the current place
+  int loops_ = 0;                         // depth of loops in the current macro
+  std::vector<MacroDefinition*> macros_;  // the enclosing macros
 };
 
 }  // namespace

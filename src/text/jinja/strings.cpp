@@ -202,8 +202,8 @@ size_t word_edge(std::string_view bytes, Span span, bool from_right) {
   return edge;
 }
 
-// Splits at most `limit` times unless that is negative. The rest keeps the white space at its far
-// end.
+// Splits at white space, at most `limit` times unless that is negative. The unsplit rest keeps the
+// white space at its outer end, as in Python.
 void split_at_space(std::string_view bytes, int64_t limit, bool from_right, Parts& parts) {
   for (Span rest{0, bytes.size()};; --limit) {
     const Span inner =
