@@ -25,7 +25,8 @@ class Lfm2 : public Decoder {
   Lfm2(ModelConfig config, WeightLoader& w);
 
  private:
-  // The family's own activations: the thirds, and the product that the last matrix reads.
+  // The family's own activations: the three parts of the input projection's result, and the product
+  // that the output projection reads.
   enum { kThirds, kOutput };
 
   std::vector<int64_t> own_widths() const override {

@@ -79,7 +79,7 @@ STET_API void stet_error_free(stet_error* error);
 
 STET_API void stet_free(void* buffer); /* frees a "new" buffer */
 
-/* Sets the interrupt callback of the calling thread. Calls of this thread that process tokens ask
+/* Sets the interrupt callback of the calling thread. Calls of this thread that process tokens call
  * it when a pass through the model begins, and then every few milliseconds between pieces of work.
  * It runs on the same thread and must not process tokens itself.
  *
@@ -155,7 +155,7 @@ STET_API stet_status stet_model_load(const char* directory, const stet_model_opt
                                      stet_model** model, stet_error** error);
 
 /* Loads a model from files in memory. Names and the array are read only during the call. The bytes
- * are lent until release(context) is called. `name` stands for the directory in errors. */
+ * are lent until release(context) is called. Errors report `name` as the directory. */
 STET_API stet_status stet_model_load_files(const stet_file* files, size_t count, const char* name,
                                            stet_release_callback release, void* context,
                                            const stet_model_options* options, stet_model** model,
@@ -213,8 +213,8 @@ STET_API stet_status stet_tokenizer_load(const char* directory, stet_tokenizer**
  * handle. */
 STET_API stet_status stet_tokenizer_load_pre(const char* file, const char* pre_tokenizer,
                                              stet_tokenizer** tokenizer, stet_error** error);
-/* Loads a tokenizer from files in memory, which are read only during the call. `name` stands for
- * the directory in errors. */
+/* Loads a tokenizer from files in memory, which are read only during the call. Errors
+ * report `name` as the directory. */
 STET_API stet_status stet_tokenizer_load_files(const stet_file* files, size_t count,
                                                const char* name, stet_tokenizer** tokenizer,
                                                stet_error** error);
@@ -726,9 +726,9 @@ typedef struct stet_batch_entry {
   const int32_t* ids; /* [count], at least one */
   size_t count;
 } stet_batch_entry;
-/* Appends tokens to several sessions in shared passes, with the bits of separate appends. All
- * sessions must have the same model and contract, and each may occur once. On failure all are
- * unchanged. */
+/* Appends tokens to several sessions in shared passes, with bit for bit the results of
+ * separate appends. All sessions must have the same model and contract, and each may occur once. On
+ * failure all are unchanged. */
 STET_API stet_status stet_batch_append(const stet_batch_entry* entries, size_t count,
                                        stet_error** error);
 /* Like stet_batch_append(), and captures rows of points as stet_session_capture() does. captures is
@@ -863,8 +863,9 @@ typedef struct stet_batch_reply {
   stet_session* session;                /* its own sampling, stops and interventions apply */
   const stet_generate_options* options; /* for this session; NULL: all defaults */
 } stet_batch_reply;
-/* Generates a reply of each session in shared passes, with the bits of separate calls. All sessions
- * must have the same model and contract, and each may occur once. replies: [count], each new.
+/* Generates a reply of each session in shared passes, with bit for bit the results of
+ * separate calls. All sessions must have the same model and contract, and each may occur once.
+ * replies: [count], each new.
  *
  * captures: [count], each new, of the drawn tokens, as in stet_session_capture(); may be NULL if
  * there are no points. On failure there are none, and tokens drawn so far stay in the sessions. */
@@ -972,12 +973,12 @@ STET_API stet_status stet_session_save(stet_session* session, const stet_tokeniz
                                        stet_digests* digests, stet_error** error);
 
 /* Opens a snapshot and checks everything but keys and values, which stay in the file until they are
- * used. parent: the file that a delta was made from; if NULL, it is searched beside the snapshot
- * when needed. */
+ * used. parent: the file that a delta was made from; if NULL, it is searched for in the
+ * snapshot's directory when needed. */
 STET_API stet_status stet_snapshot_open(const char* path, const char* parent,
                                         stet_snapshot** snapshot, stet_error** error);
 /* Opens a snapshot in memory. The bytes are lent until release(context); sessions restored from it
- * do not need them. `name` stands for the file in errors. */
+ * do not need them. Errors report `name` as the file. */
 STET_API stet_status stet_snapshot_open_bytes(const void* data, size_t size, const char* name,
                                               stet_release_callback release, void* context,
                                               stet_snapshot** snapshot, stet_error** error);
@@ -1108,7 +1109,7 @@ typedef struct stet_verify_report {
   int64_t tokens;     /* tokens processed again */
   int64_t blocks, of; /* blocks that tokens determine and that were compared; of all */
   int64_t by_digests; /* of those, compared by digest, entirely or in dropped layers */
-  int64_t logits;     /* 1: the last token's logits are what the tokens give; else 0 */
+  int64_t logits;     /* 1: the last token's logits equal the recomputed ones; else 0 */
   int64_t whole;      /* 1: the entire state was proved; else 0 */
   int64_t position;   /* from here on tokens do not determine the state; -1: no limit */
   char reason[256];   /* the reason, or "" */

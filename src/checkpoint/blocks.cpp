@@ -38,7 +38,7 @@ void put_halves(uint8_t* to, size_t first, Lanes from, size_t at) {
 template <size_t kBits, size_t n>
 void transpose_fields(Words (&w)[n]) {
   for (uint32_t step = 1; step < n; step *= 2) {
-    uint32_t stay = 0;  // the fields of a pair's first word that stay
+    uint32_t stay = 0;  // fields of a pair's first word that are not swapped
     for (size_t f = 0; f < 32 / kBits; ++f)
       if ((f & step) == 0) stay |= ((1u << kBits) - 1) << f * kBits;
     constexpr uint32_t kShift = kBits;
@@ -235,7 +235,7 @@ void pack_blocks(DType dtype, const std::byte* const rows[], size_t columns, std
   static constexpr uint8_t kZeros8[34] = {};
   static constexpr uint8_t kZeros4[18] = {0,    0,    0x88, 0x88, 0x88, 0x88, 0x88, 0x88, 0x88,
                                           0x88, 0x88, 0x88, 0x88, 0x88, 0x88, 0x88, 0x88, 0x88};
-  static constexpr uint8_t kZeros5[22] = {0, 0, 0xFF, 0xFF, 0xFF, 0xFF};  // quants of 16
+  static constexpr uint8_t kZeros5[22] = {0, 0, 0xFF, 0xFF, 0xFF, 0xFF};  // 16 is the zero of Q5_0
   auto* const to = reinterpret_cast<uint8_t*>(out);
   const GgmlType type = *ggml_type(ggml_number(dtype));
   const size_t blocks = columns / type.elements;

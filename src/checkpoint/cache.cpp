@@ -179,7 +179,7 @@ class Cache {
     try {
       return read_text_file(path, kSmall);
     } catch (const Error&) {
-      return "";  // an entry that cannot be read is none
+      return "";  // treated as missing
     }
   }
 

@@ -38,7 +38,7 @@ std::optional<StackName> stack_name(const std::string& name) {
 struct StackedPart {
   TensorView view;  // the view that users see, without bytes
   TensorView from, scales;
-  std::shared_ptr<const FileBytes> scales_file;  // may be another one than that of the blocks
+  std::shared_ptr<const FileBytes> scales_file;  // may differ from the file of the blocks
   size_t expert, first, step;
 
   size_t outputs() const { return static_cast<size_t>(view.shape.front()); }

@@ -59,8 +59,8 @@ std::optional<int64_t> layer_of(std::string_view name) {
   return layer;
 }
 
-// Returns true for matrices of experts whose inputs no point shows. These are the last matrix of each
-// expert and, in Gemma 4, all of them: its experts read another norm than the MLP.
+// Returns true for matrices of experts whose inputs no point shows. These are the down projection
+// of each expert and, in Gemma 4, all of them: its experts read another norm than the MLP.
 bool is_unmeasured(const ModelConfig& c, std::string_view name) {
   return name.find("experts.") != std::string_view::npos &&
          (c.family == "gemma4" || name.find(".down_proj.") != std::string_view::npos ||

@@ -353,8 +353,8 @@ Anchor load_anchor(const Found& found, const AnchorEntry& as, const RecurrentSha
   return a;
 }
 
-// Calls use(entry, name) for each anchor of a file. The name is the one that tokens give; an anchor
-// that is named by its content has another.
+// Calls use(entry, name) for each anchor of a file. The name is the one derived from tokens. An
+// anchor that is named by its content has another.
 template <class Use>
 void each_anchor(const SnapshotFile& file, Use use) {
   std::vector<int64_t> positions;
@@ -363,7 +363,7 @@ void each_anchor(const SnapshotFile& file, Use use) {
   for (size_t i = 0; i < positions.size(); ++i) use(file.anchors[i], names[i]);
 }
 
-// Throws a format Error if an anchor has another name than its tokens or arrays give.
+// Throws a format Error if an anchor's name is not the one derived from its tokens or arrays.
 void check_name(const SnapshotFile& file, const AnchorEntry& e, const Sha256& by_tokens,
                 const Anchor* anchor, const RecurrentShape& shape) {
   const Sha256 expected = !e.by_content       ? by_tokens

@@ -10,8 +10,8 @@
 namespace stet {
 namespace {
 
-// Removes from `text` everything up to the first `mark`, and returns what stood before it. Without
-// a mark takes all of the text.
+// Removes from `text` everything up to and including the first `mark`, and returns the text before
+// the mark. Without a mark, returns and removes all of the text.
 std::string cut_before(std::string& text, char mark) {
   const size_t at = text.find(mark);
   const std::string front = text.substr(0, at);

@@ -12,9 +12,9 @@ namespace stet {
 namespace {
 
 constexpr uint32_t kMostNote = 4096;
-constexpr size_t kElement = 4;  // for 2 bytes as well: then every other plane has exponents
+constexpr size_t kElement = 4;  // also for 2-byte elements: every other plane then has exponents
 constexpr int kLevel = 1;
-constexpr uint64_t kMostExpanded = kMaxBlockBytes + (uint64_t{64} << 20);  // with logits after it
+constexpr uint64_t kMostExpanded = kMaxBlockBytes + (uint64_t{64} << 20);  // block and logits
 
 Sha256 read_hash(ByteReader& r, const char* field) {
   Sha256 hash;

@@ -32,8 +32,8 @@ class Pattern {
   // `what` names the pattern in errors. Without PCRE2, throws an unsupported Error for an unknown
   // pattern.
   static Pattern regex(const std::string& source, const std::string& file, const std::string& what);
-  // Parses {"String": ...} or {"Regex": ...}. A regex has Oniguruma's syntax, as far as PCRE2 reads
-  // it alike.
+  // Parses {"String": ...} or {"Regex": ...}. A regex has Oniguruma's syntax. Constructs that PCRE2
+  // reads differently are refused.
   static Pattern parse(const JsonNode& node);
 
   // Finds matches in one text from left to right. As in the `tokenizers` library, an empty match

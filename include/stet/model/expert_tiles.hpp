@@ -40,8 +40,8 @@ void pack_slots(const LayerPass& at, const ExpertRows& rows, size_t depth, Rows 
   });
 }
 
-// An Output of group_product() (product.hpp): the inputs of an expert's last matrix. Gates and ups
-// are multiplied together or, if their types differ, one after the other.
+// An Output of group_product() (product.hpp): the inputs of an expert's down projection. Gates and
+// ups are multiplied together or, if their types differ, one after the other.
 struct ExpertHidden {
   const Experts& e;
   const Matrix& w;
@@ -138,7 +138,7 @@ inline void many_gates(const LayerPass& at, const Experts& e, Gate f, const Expe
   });
 }
 
-// Computes the last matrices. Each piece has the rows of all experts for some columns, fewer of
+// Computes the down projections. Each piece has the rows of all experts for some columns, fewer of
 // them if there are many threads.
 template <class Arithmetic>
 void many_downs(const LayerPass& at, const Experts& e, const ExpertRows& rows, Rows y) {

@@ -1,11 +1,11 @@
 // Mixtures of experts: a router chooses some of many MLPs for each row, and their outputs are
 // summed with the router's weights.
 //
-// Rows are grouped by expert. All gates and ups are computed before all last matrices. Each of
-// these two steps is one operation, whose pieces the threads of a team share over all experts. A
-// piece of the second step computes some columns of the output for all experts. So it can sum them
-// itself in ascending order: y = +0, then y = fma(weight, output, y). The bits of a row do not
-// depend on the rows that it is grouped with.
+// Rows are grouped by expert. The gate and up projections of all experts are computed before their
+// down projections. Each of these two steps is one operation, whose pieces the threads of a team
+// share over all experts. A piece of the second step computes some columns of the output for all
+// experts. It can therefore sum the experts in ascending order by itself: y = +0, then y =
+// fma(weight, output, y). The bits of a row do not depend on the rows that it is grouped with.
 //
 // Some models have a shared expert, an MLP for all rows, whose output is added to that sum.
 #pragma once
@@ -22,13 +22,13 @@ namespace stet {
 
 // A router: logits = W x + b, in float32 under every contract.
 struct ExpertRouter {
-  Linear linear;  // [experts][what it reads]
+  Linear linear;  // [experts][width of its input]
   // [experts], see RouterSettings; empty: none
   Vector bias = {}, scale = {};
 };
 
-// Names of experts: a tensor is called AT + `experts` + ".N.NAME.weight", where NAME is one of
-// gate, up and down.
+// Names of experts: a tensor of layer `at` is called at + `experts` + ".N.NAME.weight", where NAME
+// is `gate`, `up` or `down`.
 struct ExpertNames {
   const char *experts, *gate, *up, *down;
 };

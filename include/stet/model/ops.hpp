@@ -134,8 +134,8 @@ void with_vectors(const Pass& p, const Matrix& w, F f) {
   f(VectorKernels<float>{depth, depth, nullptr, k.gemv[static_cast<int>(w.type())]});
 }
 
-// Up to kGemvRows rows. Every thread rounds for itself, with its first piece: shorter than waiting
-// for each other.
+// Computes y = W x for up to kGemvRows rows. Every thread rounds all inputs for itself, before its
+// first piece, which takes less time than waiting for another thread.
 inline void matrix_vectors(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
   with_vectors(p, w, [&]<class Input>(const VectorKernels<Input>& v) {
     const Input* from = nullptr;

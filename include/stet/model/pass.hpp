@@ -31,7 +31,7 @@ struct ExpertScratch {
   Memory memory;
   Rows logits, weights;  // [rows][experts]
   Rows chosen;           // [rows][experts per token], as numbers
-  Rows hidden;           // [slots][width]: inputs of the last matrices
+  Rows hidden;           // [slots][width]: inputs of the down projections
   Rows out;              // [rows][hidden_size]: room for the experts' output
   // The rows that are computed together, grouped by expert (group_by_expert()).
   std::vector<uint32_t> experts, first, rows, tiles;

@@ -42,7 +42,7 @@ enum class Point : uint8_t {
   expert_indices,  // [experts per token]: the chosen experts, best first; read-only
   mlp_pre,         // input of the activation function
   mlp_pre_linear,  // factor of its result; not in GPT-2 and GPT-NeoX
-  mlp_post,        // input of the MLP's last matrix
+  mlp_post,        // input of the MLP's output matrix
   mlp_out,         // the MLP's output, added to the residual stream
   resid_post,      // the residual stream after a layer
   ln_final_scale,  // as ln1_scale

@@ -3,7 +3,7 @@
 //
 // Recurrent arrays are a function of all tokens before them, and too large to keep for every block.
 // Anchors are kept where conversations branch: at the ends of messages and replies, and where forks
-// and snapshots stand. Those at the last two block ends are kept until later block ends are
+// and snapshots are made. Those at the last two block ends are kept until later block ends are
 // reached.
 #pragma once
 

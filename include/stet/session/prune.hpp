@@ -78,7 +78,7 @@ inline void move_position(const KvShape& shape, int64_t layer, const Rotation* r
   const size_t row = static_cast<size_t>(l.value_dim) * shape.element_size(),
                scale = shape.type == KvType::q8 ? sizeof(float) : 0,
                keys = shape.part_bytes(l.key_dim);
-  const auto copy_column = [&](size_t at, size_t bytes) {  // a column of [64]
+  const auto copy_column = [&](size_t at, size_t bytes) {  // one element of an array [64]
     std::memcpy(to + at + to_slot * bytes, from + at + slot * bytes, bytes);
   };
   if (r != nullptr) {
@@ -130,7 +130,8 @@ inline void add_positions(const KvCache& old, int64_t begin, int64_t end, KvCach
   writer.commit(moved);
 }
 
-// Moves turns after the gap up, and cuts what lay in it.
+// Subtracts the gap's length from the positions of turns after it. Shortens turns that overlap it,
+// and removes those inside it.
 inline void shift_turns(GenerationState& g, int64_t begin, int64_t end) {
   const auto moved = [&](int64_t at) {
     return at < begin ? at : std::max(begin, at - (end - begin));

@@ -223,7 +223,7 @@ inline int64_t Recomputer::resume_point(const State& state, int64_t block,
     return found;
   }
   const int64_t window = widest_window();
-  int64_t whole = 0, at = 0;  // blocks whole .. b-1 lack no layers
+  int64_t whole = 0, at = 0;  // blocks whole .. b-1 hold all layers
   for (int64_t b = 0; b <= std::min(block, first_edited); ++b) {
     if (whole == 0 || (b - whole) * kBlockPositions >= window) at = b;
     if (!state.kv.block_info(b).holds_all()) whole = b + 1;
@@ -231,8 +231,8 @@ inline int64_t Recomputer::resume_point(const State& state, int64_t block,
   return at * kBlockPositions;
 }
 
-// Groups blocks, in ascending order, into runs. A block joins the current run if it could not begin
-// after it.
+// Groups blocks, in ascending order, into runs. A block joins the current run if its own
+// recomputation would have to begin before the run's end.
 inline std::vector<Recomputer::Run> Recomputer::runs(const State& state,
                                                      const std::vector<int64_t>& blocks) const {
   std::vector<Run> all;

@@ -149,7 +149,7 @@ inline bool Session::accept_drafted(std::span<const int32_t> ids) {
   if (!state_.edits.empty())
     state_.kept.keep({size(), true, std::make_shared<std::vector<float>>(drafted_.front().hidden)});
   KvWriter(state_.kv).commit(1);
-  state_.tokens.push_back(ids[0]);  // into room that the append before has reserved
+  state_.tokens.push_back(ids[0]);  // does not allocate: an earlier append reserved room
   take_logits(drafted_.pop());
   drop_windows();
   return true;
