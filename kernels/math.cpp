@@ -92,9 +92,9 @@ struct Scaled {
   int64_t n;
 };
 
-// Returns e^(x + tail) for -746 < x < 710 and |tail| <= ulp(x). x + tail = k log 2 + r with
-// r| <= log(2) / 2. e^r = 1 + r + r^2 q(r) by its Taylor series up to r^13 / 13!; the next term is
-// below 2^-57.
+// Returns e^(x + tail) for -746 < x < 710 and |tail| <= ulp(x). x + tail = k log 2 + r with |r| <=
+// log(2) / 2. e^r = 1 + r + r^2 q(r) by its Taylor series up to r^13 / 13!; the next term is below
+// 2^-57.
 Scaled exp_scaled(double x, double tail) {
   constexpr double kLog2e = 0x1.71547652b82fep+0;
   constexpr double kLn2Hi = 0x1.62e42fefa38p-1;  // 42 bits: k * kLn2Hi is exact

@@ -247,7 +247,7 @@ inline void Gemma3n::correct(const LayerPass& at, const Layer& l) const {
   });
 }
 
-// The gated MLP of p.normed, of whose gates a sparse layer keeps the largest.
+// Computes the gated MLP of p.normed. A sparse layer keeps only the gates above its threshold.
 inline void Gemma3n::mlp(const LayerPass& at, const Layer& l) const {
   const Team t = at.t;
   const Pass& p = at.p;

@@ -43,8 +43,8 @@ const GgufStackName kGgufStacks[] = {
     {GgufLayout::gemma3n, "altup_proj.weight", "altup_projections"},
     {GgufLayout::gemma3n, "altup_unembd_proj.weight", "altup_unembed_projections"}};
 
-// Splits a tensor into `count` equal ones along its outermost dimension. Each has `matrices` of its
-// rows' parts.
+// Splits a tensor into parts: one for each index of its outermost dimension, or `matrices` of equal
+// size for each.
 std::vector<GgufTensor> split_parts(const GgufTensor& t, int64_t matrices) {
   std::vector<GgufTensor> parts;
   const auto count = static_cast<size_t>(t.shape[0] * matrices);

@@ -311,7 +311,7 @@ std::optional<GgufNames::Published> GgufNames::published(const GgufTensor& t) co
     return Published{end->to, 0, end->change == Change::norm && architecture_.adds_one()};
   if (const auto layer = numbered(t.name, "blk")) {
     const auto& [number, rest] = *layer;
-    // Blocks for speculation are no part of the model.
+    // Blocks for multi-token prediction are not part of the model.
     if (architecture_.layout == GgufLayout::qwen_hybrid &&
         number >= need("block_count", kMaxLayers) -
                       keys_.integer(key("nextn_predict_layers"), 0, kMaxLayers).value_or(0))

@@ -169,7 +169,7 @@ class Conversion {
 
  private:
   DType dtype_of(const WeightSpec& need) const {
-    // Biases, norms, tables and routers are used in float32 only by llama.cpp.
+    // llama.cpp uses biases, norms, tables and routers only in float32.
     if (need.is_vector || (need.looked_up && !need.in_place) || need.exact) return DType::f32;
     const bool ends = need.canonical.find("layers.") != 0 && need.canonical.find("h.") != 0;
     switch (options_.weights) {

@@ -77,9 +77,8 @@ class STET_API AtomicFile {
   std::string directory_, temporary_;  // temporary_ is empty if there is none
   int fd_ = -1;
   uint64_t written_ = 0;
-  uint64_t in_file_ = 0,
-           // bytes handed to the system; of these, bytes whose write-back was started
-      on_its_way_ = 0;
+  // Bytes handed to the system; of these, bytes whose write-back was started.
+  uint64_t in_file_ = 0, on_its_way_ = 0;
   std::vector<std::byte> buffer_;
 };
 

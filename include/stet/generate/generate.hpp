@@ -181,7 +181,7 @@ class Generator {
   bool accept(int32_t id);
   // Asks for a draft of the tokens after `id`, which the pass of `id` may process, too.
   DraftChoice consider(int32_t id);
-  // Returns the first `count` tokens of it, valid until the next call.
+  // Returns the first `count` tokens of that draft, valid until the next call.
   std::span<const int32_t> draft(int32_t id, size_t count);
   // Returns the measured costs of passes; null without speculation.
   PassCosts* costs() const {

@@ -53,7 +53,7 @@ struct RecurrentBuffer {
 
   static constexpr size_t kHugeFrom = size_t{1} << 21;
   Memory memory;
-  std::atomic<bool> shared{false};  // set for good once something else holds the buffer
+  std::atomic<bool> shared{false};  // set once something else holds the buffer; never reset
 };
 // Immutable arrays.
 using RecurrentArrays = std::shared_ptr<const RecurrentBuffer>;

@@ -96,7 +96,7 @@ struct LayerShape {
   int64_t owner;         // the layer whose keys and values are read: this one or an earlier one
   bool own;              // owner is this layer
   int64_t intermediate;  // width of the MLP, or of the shared expert
-  bool values_are_keys;  // no matrix for values: they begin as what the one for keys gives
+  bool values_are_keys;  // no value matrix: values start as the key matrix's outputs
   bool recurrent;        // the layer has a recurrence and no attention; owner is -1
 
   // Columns of all heads. Keys and values have 0 if the layer has none of its own.

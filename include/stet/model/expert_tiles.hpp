@@ -46,7 +46,7 @@ struct ExpertHidden {
   const Experts& e;
   const Matrix& w;
   const Matrix* second;
-  bool ups;  // w has the ups; the gates are in `hidden`
+  bool ups;  // w is the up projection; the gates are in `hidden`
   Gate gate;
   Rows hidden;
   ActiveExpert expert;

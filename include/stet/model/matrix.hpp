@@ -17,7 +17,7 @@
 
 namespace stet {
 
-// A packed matrix [rows][columns] for y = W x. DESIGN's numeric contract defines the layout: 16
+// A packed matrix [rows][columns] for y = W x. The kernels define the layout (kernels.hpp): 16
 // outputs side by side, inputs in pairs. All instruction sets use the same bytes.
 //   16-bit     [rows/16][columns/2][16][2]
 //   float32    [rows/16][columns][16]

@@ -113,7 +113,7 @@ inline void widen_panel(const Kernels& k, const Panel& panel, size_t k0, size_t 
                                                    : k.widen_panel[static_cast<int>(w.type())];
   widen(w.block(panel.block), panel.blocks, w.depth(), k0, kc, to);
 }
-// At what inputs it may begin.
+// Returns a number of inputs: the first input k0 of widen() must be a multiple of it.
 inline size_t widened_unit(const Matrix& w) {
   return w.type() == WeightType::mxfp4 ? size_t{kStripMxfp4} : 2;
 }

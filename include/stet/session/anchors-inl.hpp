@@ -193,7 +193,8 @@ inline void Session::refuse_prune() const {
 
 namespace detail {
 
-// Moves messages after the gap up, and removes those in it.
+// Subtracts the gap's length from the positions of messages after it, and removes messages inside
+// it.
 inline void shift_messages(ChatState& chat, int64_t begin, int64_t end) {
   const auto moved = [&](int64_t at) {
     return at < begin ? at : std::max(begin, at - (end - begin));

@@ -51,8 +51,8 @@ class Anchors {
   // Removes the anchors after `size`.
   void truncate(int64_t size);
   // Removes block ends before the last two. Then, while all anchors take more than `most` bytes,
-  // removes the oldest one but the first. The first and the last go when nothing else is left, and
-  // those by content never. Cannot fail.
+  // removes the oldest one but the first. The first and the last are removed only if no others are
+  // left, and those with by_content never. Cannot fail.
   void settle(int64_t most, size_t bytes_each);
 
  private:

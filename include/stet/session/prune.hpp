@@ -20,7 +20,8 @@ namespace stet {
 // prune() keeps the first `sinks` positions and the last `keep_last`.
 struct PruneOptions {
   int64_t keep_last = 0, sinks = 0;
-  // false: later positions stay, and the gap is masked. true: they move up to close the gap.
+  // false: later positions stay, and the gap is masked. true: they move to lower numbers, which
+  // closes the gap.
   bool shift = false;
   // Only Session::prune: processes the later tokens again, as if the removed ones had never been
   // there. The result is another state, without an entry in the log of prunes.

@@ -205,7 +205,8 @@ inline Session Session::fork() const {
 
 namespace detail {
 
-// Implements hidden states by points: the residual stream before each layer, and the head's input.
+// Returns a Watch that captures hidden states as points: the residual stream before each layer, and
+// the head's input. Adds the points of `more`, unless it is null.
 inline Watch watch_hidden(const ModelConfig& c, const HiddenSink& hidden, const Watch* more) {
   Watch w;
   for (int64_t i = 0; i < c.layers; ++i) w.points.push_back({Point::resid_pre, i});

@@ -85,7 +85,7 @@ struct ChatState {
 
 // An entry of the prune log, by which a state can be replayed: positions begin .. end-1 were
 // removed when there were `at` positions. Without shift, they remain but are hidden. With shift,
-// later positions moved up and the tokens were removed.
+// the tokens were removed and the length of the gap was subtracted from later positions.
 struct Prune {
   int64_t at = 0, begin = 0, end = 0;
   bool shift = false;

@@ -51,7 +51,7 @@ struct RestoreOptions {
   bool check = false;  // check all blocks now instead of before their first use
   bool heal = false;   // recompute damaged blocks
   bool trust = false;  // use blocks unchecked, even damaged ones: for comparisons
-  // Recomputer everything from the tokens, under another model or contract than the saved one.
+  // Recompute everything from the tokens, under another model or contract than the saved one.
   bool replay = false;
   // Processes the tokens that a state is recomputed from; null: Session::append does.
   Appender append = nullptr;
