@@ -465,7 +465,7 @@ STET_API stet_status stet_session_intervention(const stet_session* session, size
                                                stet_error** error);
 /* Ends an intervention at a position not before the current size. The session is then the same as
  * if it had been attached with that end. A later rewind does not move the end. An intervention that
- * has changed nothing until then is removed, and later ones move up. */
+ * has changed nothing until then is removed, and the indices of later ones decrease. */
 STET_API stet_status stet_session_detach(stet_session* session, size_t index, int64_t position,
                                          stet_error** error);
 /* Applies the final norm and the head to rows of the residual stream, [rows][hidden_size]. logits:
@@ -549,8 +549,9 @@ STET_API stet_status stet_trace_new(const stet_session* before, const int32_t* i
                                     stet_trace** trace, stet_error** error);
 /* Frees a trace. */
 STET_API void stet_trace_free(stet_trace* trace);
-/* Computes the logits under each change alone, with the bits that attaching it before the tokens
- * would give. on_logits receives the change's index in `changes` as its position, in any order. */
+/* Computes the logits under each change alone. They are bit for bit those of a session to which the
+ * change was attached before the tokens. on_logits receives the change's index in `changes` as its
+ * position, in any order. */
 STET_API stet_status stet_trace_run(stet_trace* trace, const stet_intervention* changes,
                                     size_t count, stet_logits_callback on_logits, void* context,
                                     stet_error** error);
@@ -594,11 +595,12 @@ STET_API stet_status stet_session_logits(stet_session* session, const float** lo
 
 /* Drops all tokens from position `size` on, as if they had never been appended. */
 STET_API stet_status stet_session_rewind(stet_session* session, int64_t size, stet_error** error);
-/* Returns the number of tokens that this rewind would process again: 0 unless window_only. */
+/* Returns the number of tokens that this rewind would process again: 0 unless window_only is set or
+ * the model has recurrent layers. */
 STET_API stet_status stet_session_rewind_cost(const stet_session* session, int64_t size,
                                               int64_t* tokens, stet_error** error);
 
-enum { STET_PRUNE_SHIFT = 1 }; /* later positions move up; otherwise the gap is masked */
+enum { STET_PRUNE_SHIFT = 1 }; /* renumber later positions; otherwise the gap is masked */
 
 typedef struct stet_prune_options {
   size_t struct_size;
@@ -610,7 +612,8 @@ typedef struct stet_prune_options {
 /* Removes positions from the middle. *pruned is their number. Options are required. */
 STET_API stet_status stet_session_prune(stet_session* session, const stet_prune_options* options,
                                         int64_t* pruned, stet_error** error);
-/* Removes positions begin .. end-1. If `shift` is not 0, later positions move up. */
+/* Removes positions begin .. end-1. If `shift` is not 0, later positions are
+ * renumbered, which closes the gap. */
 STET_API stet_status stet_session_prune_range(stet_session* session, int64_t begin, int64_t end,
                                               int32_t shift, stet_error** error);
 

@@ -48,7 +48,7 @@ class HelperBalance {
  private:
   using Seconds = std::chrono::duration<double>;
   static constexpr double kTried = 0.03;                 // share of the time for trying them again
-  static constexpr Seconds kLeast{-0.01}, kMost{0.005};  // at least two usual runs
+  static constexpr Seconds kLeast{-0.01}, kMost{0.005};  // kMost grows to two usual runs
 
   Seconds balance_{0};      // time saved less time lost, within limits
   Seconds usual_{0};        // average length of the latest runs

@@ -48,8 +48,8 @@ class STET_API WeightLoader {
   Matrix matrix(const std::string& group, const std::vector<Part>& parts, int64_t columns);
   // Loads a lookup table, which is never multiplied. Its values are not rounded.
   Matrix table(const std::string& group, const Part& part, int64_t columns);
-  // Like table(), for a table as large as a model: does not copy it, but reads rows from the
-  // checkpoint's file when they are used.
+  // Like table(), for a table as large as a model. Rows are read from the checkpoint's file when
+  // they are used, unless it stores them in another form.
   Matrix table_in_place(const std::string& group, const Part& part, int64_t columns);
   // Loads the head [vocab][hidden], lm_head.weight by default. Looks for the name after the part of
   // the prefix that precedes its last "model.", then without a prefix.
