@@ -5,17 +5,27 @@
 #include "models/gemma.hpp"
 #include "models/gemma2.hpp"
 #include "models/gemma3.hpp"
+#include "models/gemma3n.hpp"
+#include "models/gemma4.hpp"
 #include "models/gpt2.hpp"
 #include "models/gpt_neox.hpp"
 #include "models/gpt_oss.hpp"
 #include "models/granite.hpp"
+#include "models/granite_hybrid.hpp"
+#include "models/granite_moe.hpp"
+#include "models/lfm2.hpp"
 #include "models/llama.hpp"
 #include "models/mistral.hpp"
+#include "models/mixtral.hpp"
 #include "models/olmo2.hpp"
 #include "models/olmo3.hpp"
+#include "models/olmoe.hpp"
 #include "models/phi3.hpp"
 #include "models/qwen2.hpp"
 #include "models/qwen3.hpp"
+#include "models/qwen3_5.hpp"
+#include "models/qwen3_moe.hpp"
+#include "models/qwen3_next.hpp"
 #include "models/smollm3.hpp"
 #include "stet/stet.hpp"
 
@@ -40,11 +50,16 @@ std::string prompt_digests(Session& session, const std::vector<int32_t>& ids) {
   });
   for (int64_t b = 0; b < session.kv().blocks(); ++b)
     kv.add({session.kv().block(b), session.kv().shape().block_bytes()});
-  return "logits " + digest_text(logits.result()) + "\nkv " + digest_text(kv.result()) + "\n";
+  std::string lines =
+      "logits " + digest_text(logits.result()) + "\nkv " + digest_text(kv.result()) + "\n";
+  const std::span<const float> arrays = session.state().recurrent.numbers();
+  if (!arrays.empty())
+    lines += "recurrent " + digest_text(digest_of(std::as_bytes(arrays))) + "\n";
+  return lines;
 }
 
-// Appends a session and its fork as a batch, uses all features of the sampler, prunes, and returns
-// the digest of the state.
+// Appends a session and its fork as a batch, uses all features of the sampler, prunes where the
+// model allows it, and returns the digest of the state.
 std::string edited_digest(Session& session) {
   SamplingSettings& sampling = session.generation().sampling;
   sampling = {.greedy = false,
@@ -61,7 +76,8 @@ std::string edited_digest(Session& session) {
   const int32_t one[] = {3}, two[] = {4, 5, 6};
   const BatchEntry batch[] = {{&session, one}, {&fork, two}};
   append(batch);
-  if (!session.model().config().ropes.empty()) {
+  // A recurrence cannot forget tokens, and positions without rotation cannot shift.
+  if (!session.model().config().ropes.empty() && session.state().recurrent.empty()) {
     fork.prune({.keep_last = fork.size() - 6, .sinks = 2, .shift = true});
   }
   generate(fork, nullptr, {.max_tokens = 4, .ignore_eos = true});
