@@ -114,7 +114,7 @@ void SaveTargets::check(const std::string& path, const std::string& option,
 std::string SaveTargets::save(const std::string& path, unsigned mode,
                               const std::function<void(const std::string&)>& write) {
   if (is_in_store(path)) {
-    write(path);  // the history of a name keeps its former states
+    write(path);  // a store keeps the earlier states of a name
     return path;
   }
   const auto known = known_.find(canonical_path(path));
