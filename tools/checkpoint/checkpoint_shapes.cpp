@@ -20,7 +20,7 @@ struct Shape {
   int context;         // max_position_embeddings
   int window;          // sliding_window, or 0
   int query_scalar;    // query_pre_attn_scalar of a Gemma
-  double rope_factor;  // of rope_scaling, or 0
+  double rope_factor;  // "factor" in rope_scaling, or 0
   bool tied;
   Json (*config)(const Shape& shape);  // returns the family's fields other than the sizes
 };
@@ -272,7 +272,7 @@ Json gpt_oss_config(const Shape& shape) {
 // configs.
 struct Family {
   const char* model_type;
-  const char* prefix;  // of every tensor's name
+  const char* prefix;  // prefix of every tensor's name
   bool four_norms;     // norms after attention and MLP as well, as in Gemma 2 and 3
   bool qk_norm;
   bool qkv_bias;     // regardless of attention_bias
