@@ -48,7 +48,7 @@ void flush_output() {
 void finish_output() {
   flush_output();
   if (output_error == 0) return;
-  if (output_error == EPIPE) throw ExitStatus{1};  // as after `| head`, which is no error to report
+  if (output_error == EPIPE) throw ExitStatus{1};  // no error to report, as in `| head`
   throw std::runtime_error("cannot write to standard output: " +
                            std::generic_category().message(output_error));
 }
