@@ -85,7 +85,7 @@ class Scoring {
   }
 
  private:
-  // Returns the index of the first token that has a predecessor.
+  // Returns the index of the first token to score, which needs a token before it.
   size_t first() const { return work_.session.size() == 0 ? 1 : 0; }
   Tokenizer::Bos bos() const {
     const Tokenizer::Bos asked = bos_of(o_.lab.prompt.bos);
