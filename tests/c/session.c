@@ -7,7 +7,7 @@ enum { kTokens = 150, kMost = 512 };
 static stet_model* model;
 static size_t vocab;
 static int32_t ids[kTokens];
-static float expected[kTokens][kMost]; /* after each token, as C++ computes them */
+static float expected[kTokens][kMost]; /* logits after each token, from C++ */
 
 static void load(void) {
   stet_model_info info = {.struct_size = sizeof info};
@@ -326,7 +326,7 @@ static void an_append_is_watched(void) {
 
 typedef struct Points {
   size_t rows[2];
-  float last[4096]; /* of the residual stream */
+  float last[4096]; /* a row of the residual stream */
   size_t width;
 } Points;
 
