@@ -490,7 +490,7 @@ TEST_F(PackedDamage, FlippedBitsOfTheHeaderAreHarmless) {
     error_of([&] { check_packed(*from, 1); });
     error_of([&] { contract_of_weights(*from); });
   }
-  EXPECT_LT(loaded, 300u);  // most unnoticed changes are digits of digests
+  EXPECT_LT(loaded, 300u);  // most that load have a change in a digest, which loading does not read
 }
 
 TEST_F(PackedDamage, CheckFindsAFlippedBitOfEveryTensor) {
