@@ -1,4 +1,4 @@
-"""Writes Gemma 4 and Gemma 3n as GGUF like llama.cpp's converter. For tests. Their layers differ."""
+"""Writes Gemma 4 and Gemma 3n as GGUF for tests, as llama.cpp's converter does. Layers of one model differ in shape."""
 import json
 import os
 import statistics
@@ -62,7 +62,7 @@ def common_keys(c, numbers, floats):
 
 
 def gemma3n_keys(c):
-    # llama.cpp's converter stores the quantiles, that of 0 as minus infinity.
+    # llama.cpp's converter stores a quantile for each sparsity: minus infinity for 0.
     quantiles = [statistics.NormalDist().inv_cdf(part) if part > 0 else -np.inf
                  for part in c["activation_sparsity_pattern"]]
     return common_keys(

@@ -54,8 +54,8 @@ def tokens_and_types(tokenizer):
 
 
 def write(directory, path, pre, published_too=False, gemma4=False):
-    """Writes a model of two weights a token with this tokenizer. `pre` is None for
-    sentencepiece's or Gemma 4's rules."""
+    """Writes a model with this tokenizer and embeddings of two numbers. `pre` is None for sentencepiece's or Gemma 4's
+    rules."""
     tokenizer, config = published(directory)
     tokens, types = tokens_and_types(tokenizer)
     keys = [pair("general.architecture", "text", "llama")]
