@@ -15,7 +15,7 @@ namespace {
 
 struct Scene {
   size_t kv_heads = 1, group = 1, head_dim = 16;
-  int64_t positions = 100;  // in the cache
+  int64_t positions = 100;  // positions in the cache
   int64_t first = 0;        // queries are positions first .. positions-1
   int64_t window = 0;
   double softcap = 0;

@@ -69,7 +69,8 @@ TEST(Router, ChoosesByLogits) {
   });
 }
 
-// The weights of each rule in float64; the division and its sum as they are written.
+// Compares the weights of each rule with float64. The divided rule must also sum and divide in the
+// documented order.
 TEST(Router, WeightsFollowTheRule) {
   on_all([](const Kernels& k) {
     const std::vector<float> logits = some_logits(21);
@@ -175,7 +176,8 @@ TEST(Router, ALogitThatIsNotFiniteIsToldAndChoosesNothing) {
   }
 }
 
-// The kernels that mixtures of experts brought, element by element, in memory with a fence.
+// Compares the kernels that only mixtures of experts use, element by element, in memory that ends
+// at a guard page.
 TEST(Router, KernelsAreThoseOfTheContract) {
   on_all([](const Kernels& k) {
     for (const size_t n : {1, 15, 16, 17, 33}) {
