@@ -15,7 +15,7 @@
 namespace stet::test::shared_expert_tests {
 namespace {
 
-constexpr int64_t kWidth = 40;  // of the shared expert: no multiple of a kernel's blocks
+constexpr int64_t kWidth = 40;  // width of the shared expert: no multiple of a kernel's blocks
 constexpr const char *kGated = "GatedSharedExpertForCausalLM", *kPlain = "SharedExpertForCausalLM";
 
 // Qwen3-MoE without norms of heads and dense layers, and with a shared expert.
