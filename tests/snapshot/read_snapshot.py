@@ -221,7 +221,7 @@ class Snapshot:
 
     def read_arrays(self):
         """Compares the arrays of recurrent layers with their digests."""
-        self.arrays, numbers = {}, 0  # by layer and name: where its numbers begin, and its shape
+        self.arrays, numbers = {}, 0  # (layer, name): where its numbers begin, and its shape
         self.recurrent = [l for l, row in enumerate(self.table) if "state" in row]
         begins = []
         for layer in self.recurrent:
