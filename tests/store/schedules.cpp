@@ -98,8 +98,7 @@ class Interrupted : public StoreBackend {
   std::function<void()> before_;
 };
 
-// Keeps the test alive while it looks at the store. Its own calls are not part of the dying
-// process.
+// Suspends the simulated death of the process while the test reads the store itself.
 class Alive {
  public:
   Alive() { death = {}; }
@@ -127,7 +126,7 @@ class StoreWorld {
     if (crash) die_after(pick(calls_));
     act(*store_, pick(12));
     if (death.dead) {
-      for (auto& [n, l] : leases_) l.held = nullptr;  // without releasing them
+      for (auto& [n, l] : leases_) l.held = nullptr;  // drops them without releasing them
       store_ = nullptr;
     }
     if (revive()) {
