@@ -329,7 +329,8 @@ class ReferenceModel::Weights {
     for (double& e : out) e /= 1 + std::exp(-gate);
     return out;
   }
-  // gpt-oss: arXiv 2508.10925. Matrices stand transposed, gates and ups in turn.
+  // gpt-oss: arXiv 2508.10925. Matrices are stored transposed, and the outputs of gate and up
+  // alternate.
   Vec expert_of_gpt_oss(const Vec& n, const std::string& at, size_t e) const {
     const auto y = [&](const Vec& x, const std::string& name) {
       const Vec &w = weights_.at(at + name), &bias = weights_.at(at + name + "_bias");
