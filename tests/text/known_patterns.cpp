@@ -53,7 +53,7 @@ std::vector<std::string> known_spellings() {
 // Returns an equivalent pattern in an unknown spelling, so that PCRE2 matches it.
 std::string respelled(const std::string& source) { return "(?:" + source + ")"; }
 
-// Returns the ends of matches, and the beginnings of those that do not follow another.
+// Returns the end of each match, and its beginning unless it starts where the previous one ended.
 std::vector<size_t> matches(const stet::Pattern& pattern, const std::string& text) {
   stet::TextBudget budget(text.size());
   stet::Pattern::Finder finder(pattern, text, budget);

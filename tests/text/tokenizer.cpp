@@ -226,7 +226,7 @@ TEST(Tokenizer, MarksAreTextWhereTheyTouchAPlainRange) {
     EXPECT_EQ(marks(encode(mark, "\xff\xfe", mark)),
               2);  // repaired to six bytes; the marks keep their places
     // An empty list of ranges encodes like text with marks, a range over everything like text
-    // without. Words cross edges.
+    // without. Words may span the edge of a range.
     const std::string text = "x " + mark + "and so on";
     EXPECT_EQ(tokenizer->encode(text, Bos::off, std::span<const stet::TextRange>()),
               tokenizer->encode(text, Bos::off, true));
