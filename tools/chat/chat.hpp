@@ -144,7 +144,7 @@ class ChatShell {
   SaveTargets targets_;
   std::optional<TurnReport> last_;
   bool colour_;
-  bool leaving_ = false, left_ = false;  // leave() was called since the last input; has saved
+  bool leaving_ = false, left_ = false;  // leave() was called since the last input; it saved
   bool failed_ = false;                  // a command failed without a user to correct it
 };
 
