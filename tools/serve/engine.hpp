@@ -36,7 +36,7 @@ struct EngineOptions {
   std::function<std::shared_ptr<Drafter>()> drafter = nullptr;
   // Limit on the slowdown of a pass of several replies by drafted tokens.
   double draft_slowdown = 1.25;
-  bool always_draft = false;  // whatever drafts cost, so that tests do not depend on clocks
+  bool always_draft = false;  // even if it does not pay off, so that tests do not depend on clocks
 };
 
 // A small part of some work. Returns false when the work is done.

@@ -92,10 +92,10 @@ class Node {
     bool pinned = false;
     bool removed = false;  // no longer in the tree; the node exists as long as its files
     Origin origin = Origin::computed;
-    bool put = false;                     // into the store, which did not have it
+    bool put = false;                     // this server put it into the store
     int64_t claims = 1;                   // add() calls that returned it, less release() calls
-    std::optional<Session> session;       // while its keys and values are in memory
-    std::shared_ptr<const State> recipe;  // while its tokens are in memory
+    std::optional<Session> session;       // set while keys and values are in memory
+    std::shared_ptr<const State> recipe;  // set while tokens are in memory
     Files files;
     std::string lost;  // the reason if no file holds it
     uint64_t used = 0, serial = 0;
