@@ -19,7 +19,7 @@ LAYER = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.
          "altup.modality_router": "altup_router", "altup.router_norm": "altup_router_norm",
          "laurel.linear_left": "laurel_l", "laurel.linear_right": "laurel_r",
          "laurel.post_laurel_norm": "laurel_post_norm"}
-# Published without ".weight".
+# Tensors whose published names lack ".weight".
 WHOLE = {"layer_scalar": "layer_output_scale.weight", "router.scale": "ffn_gate_inp.scale",
          "router.per_expert_scale": "ffn_down_exps.scale", "experts.gate_up_proj": "ffn_gate_up_exps.weight",
          "experts.down_proj": "ffn_down_exps.weight", "altup.correct_output_scale": "altup_correct_scale.weight"}

@@ -26,7 +26,7 @@ ENDS = {
 
 
 def read(path):
-    """name -> array: float32, or bytes as they are."""
+    """Returns name -> array: float32, or bytes as they are."""
     with open(path, "rb") as file:
         raw = file.read()
     length = struct.unpack("<Q", raw[:8])[0]

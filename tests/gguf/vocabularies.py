@@ -98,8 +98,8 @@ def write(directory, path, pre, published_too=False, gemma4=False):
 
 
 def generated(count, seed, tokens):
-    """Generates texts from alphabets and from pieces of the vocabulary, which include marks and
-    word borders."""
+    """Generates texts from alphabets and from pieces of the vocabulary, which include special tokens and word
+    borders."""
     draws = random.Random(seed)
     texts = []
     for _ in range(count):
