@@ -342,8 +342,7 @@ TEST_P(AttentionOnEachIsa, Softcap) {
 }
 
 // With one query and few heads, threads take blocks of positions. Merging their results must equal
-// one thread's result.
-// Each pair of heads, position and window, or all combinations.
+// one thread's result. Tests each pair of heads, position and window, or all combinations.
 TEST_P(AttentionOnEachIsa, SplitOverThreadsGivesTheSameBits) {
   size_t way = 0;
   for (size_t kv_heads : {1, 2, 3}) {

@@ -10,7 +10,7 @@ namespace {
 
 class KernelsOfMxfp4 : public EachIsa {};
 
-// Twice the value of each code.
+// Returns twice the value of a code.
 int doubled(int code) {
   constexpr int kMagnitudes[] = {0, 1, 2, 3, 4, 6, 8, 12};
   return code < 8 ? kMagnitudes[code] : -kMagnitudes[code - 8];
@@ -23,7 +23,7 @@ struct Weights {
   std::vector<uint8_t> exponents;  // [16 blocks][k / 32]
   Fenced<uint8_t> packed;
 
-  // Exponents of low .. high, and here and there the least and the greatest ones.
+  // Draws exponents from `low` to `high`, and now and then the smallest or the largest valid one.
   Weights(size_t n, size_t columns, uint64_t seed, int low = 110, int high = 130)
       : blocks(n),
         k(columns),
