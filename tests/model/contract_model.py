@@ -286,7 +286,7 @@ class Model:
         return z
 
     def route(self, logits):
-        """The weights of all experts for one row."""
+        """Returns the weights with which the router combines all experts for one row; 0 for those not chosen."""
         e = self.c.experts
         chosen = np.sort(np.argsort(-logits, kind="stable")[:e["chosen"]])
 

@@ -30,8 +30,8 @@ void expect_close(const std::vector<float>& got, const std::vector<float>& golde
   EXPECT_LE(worst, bound) << what;
 }
 
-// The reference of a hidden state. Of several residual streams ([streams][T][hidden]) it is the one
-// that layers read.
+// Returns the reference of a hidden state. If a model has several residual streams
+// ([streams][T][hidden]), it is the one that layers read.
 std::vector<float> hidden_state(const Golden& golden, const ModelConfig& c, size_t index) {
   const std::string name = "hidden." + std::to_string(index);
   std::vector<float> all = golden.floats(name);
