@@ -140,8 +140,8 @@ TEST_F(SnapshotTest, EverythingComesBack) {
   }
 }
 
-// A state without biases and penalties on drawn tokens has the format of before they existed. A
-// state with them sets a feature that older readers refuse.
+// A state without biases and penalties on drawn tokens is written in the format from before these
+// existed. A state with them sets a feature that older readers refuse.
 TEST_F(SnapshotTest, PenaltiesAndBiasesAreARequiredFeature) {
   const auto image_of = [&](const SamplingSettings& sampling, SnapshotForm form) {
     Session s = session(1);
