@@ -269,7 +269,7 @@ class ReferenceModel::Weights {
     if (!weights_.contains(mlp + "gate_proj.weight")) return {up, Vec(up.size(), 1.0)};
     return {linear(n, mlp + "gate_proj"), up};
   }
-  // The router of a layer with experts; nothing for another layer.
+  // Returns the name of the router of a layer with experts, or "" for another layer.
   std::string router_of(const std::string& at) const {
     for (const char* name :
          {"mlp.gate", "mlp.router", "block_sparse_moe.gate", "block_sparse_moe.router.layer"}) {
