@@ -124,7 +124,8 @@ Json gemma3_config(const Shape& shape) {
   };
   if (shape.rope_factor > 0)
     config["rope_scaling"] = {{"factor", shape.rope_factor}, {"rope_type", "linear"}};
-  // The 270m has a later version of the format than the others.
+  // The config of the 270m, which has 18 layers, is in a later version of the format than the
+  // others.
   if (shape.layers == 18) {
     config["_sliding_window_pattern"] = 6;
     for (int i = 1; i <= shape.layers; ++i) {
