@@ -13,7 +13,7 @@
 namespace stet::tool {
 namespace {
 
-constexpr size_t kLinesAtOnce = 1024;  // lines that can share common beginnings
+constexpr size_t kLinesAtOnce = 1024;  // lines scored together, which can share beginnings
 
 struct ScoreCommand {
   LabOptions lab;
