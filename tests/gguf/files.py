@@ -186,7 +186,7 @@ class Gguf(unittest.TestCase):
             gguf_gemma4.write(model, self.file, "F32")
             self.assertEqual(run("logits", "-m", model, *ids), run("logits", "-m", self.file, *ids), name)
             self.assertEqual(self.fingerprint(model), self.fingerprint(self.file), name)
-            # The tables that are looked up in the file may be in blocks.
+            # Tables of embeddings, which are looked up in the file, may be quantized, too.
             has = gguf_gemma4.write(model, self.file, "Q8_0")
             same = os.path.join(self.directory.name, name)
             os.makedirs(same)

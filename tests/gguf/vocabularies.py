@@ -176,7 +176,7 @@ class Vocabularies(unittest.TestCase):
 
     def test_the_published_file_goes_before(self):
         self.equal_ids("llama3_1", "llama-bpe", published_too=True)
-        # The rules of its name are not used in that case.
+        # With a published tokenizer.json in the file, the rules of the name are not used.
         self.equal_ids("gpt2", "of-no-model", published_too=True)
 
 
