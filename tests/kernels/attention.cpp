@@ -68,7 +68,7 @@ Rows rows_of(std::vector<float>& memory, size_t width) {
 struct Sequence {
   Scene s;
   std::vector<float> q, k, v;  // q[count][heads][head_dim]; k, v[positions][kv_heads][head_dim]
-  std::vector<float> k_scale, v_scale;  // [positions][kv_heads]; of q8, with integer k, v
+  std::vector<float> k_scale, v_scale;  // [positions][kv_heads]; only if k and v are integers of q8
   KvCache cache;
 
   explicit Sequence(const Scene& setup)

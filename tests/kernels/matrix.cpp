@@ -485,8 +485,8 @@ std::vector<std::byte> mxfp4_blocks(size_t n, uint64_t seed) {
   return bytes;
 }
 
-// Rows beside it do not matter, nor do half strips or the number of pieces. Under f32 the bits are
-// those of the same weights as float32.
+// The bits of a row depend neither on the rows beside it, nor on half strips, nor on the number of
+// pieces. Under f32 they are those of the same weights as float32.
 TEST_P(LinearOnEachIsa, Mxfp4GivesEachRowTheBitsOfARowAlone) {
   for (const size_t inputs : {32, 64, 160, 192, 1088, 2112}) {
     constexpr size_t kOutputs = 101;
