@@ -100,8 +100,9 @@ TEST_P(GoldenModel, KeysAndValues) {
   }
 }
 
-// The arrays of recurrent layers after all tokens, and after a third of them. The reference has
-// convolutions' inputs as [channels][inputs], and Mamba's states as [heads][columns][rows].
+// Compares the arrays of recurrent layers with the reference's after all tokens, or after a third
+// of them. It has convolutions' inputs as [channels][inputs], and Mamba's states as
+// [heads][columns][rows].
 void expect_states(const Golden& golden, const Session& at, const std::string& end) {
   Session session = at.fork();
   const RecurrentState arrays = session.state().recurrent;

@@ -138,7 +138,7 @@ class SharedExperts : public testing::TestWithParam<bool> {
   const std::vector<int32_t> ids = random_tokens(*m, 40);
 };
 
-// Logits and every point; those of the MLP are the shared expert's.
+// Compares the logits and every point. The points of the MLP are those of the shared expert.
 TEST_P(SharedExperts, AgreeWithTheReference) {
   std::map<std::string, std::vector<double>> points;
   const std::vector<double> logits =
