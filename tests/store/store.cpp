@@ -175,7 +175,7 @@ TEST(StoreRecord, IsNeverTheSameTwice) {
       EXPECT_FALSE(std::ranges::equal(std::span(a).subspan(at, 16), std::span(b).subspan(at, 16)));
     for (const auto& bytes : {a, b})
       EXPECT_EQ(text_of(open_record(key, kind, kName, bytes, "r").payload), payload);
-    // The payloads after the fronts are interchangeable.
+    // Apart from nonce, tag and HMAC, both records have the same bytes.
     EXPECT_TRUE(
         std::ranges::equal(std::span(a).subspan(kSealAt + 32), std::span(b).subspan(kSealAt + 32)));
   }
