@@ -306,7 +306,7 @@ class Snapshot:
         return self.offsets[layer], self.block_bytes if layer == self.last else self.offsets[layer + 1]
 
     def find_blocks(self):
-        """Returns encoding, offset and bytes of each block in this file."""
+        """Returns encoding, offset and size of each block in this file."""
         kv, size = self.sections.table["KV"]
         if "KVINDEX" not in self.sections.table:
             expect("KV: bytes", len(self.visible) * self.block_bytes, size)
