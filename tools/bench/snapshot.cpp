@@ -219,8 +219,8 @@ Json snapshot_figures(const std::shared_ptr<const Model>& model, const SessionOp
   Json rows = Json::array();
   Lengths measured(model, options, directory);
   for (const int64_t n : lengths) rows.push_back(measured.measure(n, repeat));
-  // For comparison, measures processing a prompt of the shortest length once. Times for the other
-  // lengths are in proportion to their tokens.
+  // Processing a prompt of the shortest length is measured once, for comparison. Times for the
+  // other lengths are in proportion to their tokens.
   Session session(model, options);
   const std::vector<int32_t> ids = some_tokens(*model, lengths[0]);
   const double prefill = time_of([&] { session.append(ids); });
