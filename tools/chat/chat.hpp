@@ -50,7 +50,7 @@ TurnReport take_turn(Conversation& conversation, const std::optional<std::string
                      const std::function<void(std::string_view)>& show,
                      const Progress& progress = nullptr);
 
-// The settings that /set changes. Names and values are as typed.
+// Return the settings that /set changes, and their names. Names and values are as typed.
 std::vector<std::string> setting_names();
 std::string settings_text(const GenerationState& state, const ChatOptions& options);  // a line each
 // Changes one setting. Throws an Error with its name and range. Returns a remark on the change, or
