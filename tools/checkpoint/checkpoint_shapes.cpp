@@ -349,8 +349,8 @@ class WeightList {
   }
 
   void numbers(const std::string& name, int64_t size) { add(name, {size}, {0, 1}); }
-  // [experts, outputs, inputs] in MXFP4, codes and exponents, with [experts, outputs] of biases. The
-  // root mean square of the codes' values is 2.93.
+  // Adds matrices [experts, outputs, inputs] in MXFP4, as codes and exponents, and biases [experts,
+  // outputs]. The root mean square of the codes' values is 2.93.
   void mxfp4(const std::string& name, int64_t experts, int64_t outputs, int64_t inputs) {
     const double scale = 1 / (2.93 * std::sqrt(static_cast<double>(inputs)));
     const auto exponent = static_cast<unsigned>(std::lround(127 + std::log2(scale)));
