@@ -53,8 +53,8 @@ void finish_output() {
                            std::generic_category().message(output_error));
 }
 
-// Also escapes control characters above ASCII, which could drive a terminal. They occur only in
-// strings, whose value stays the same.
+// Writes JSON. Also escapes control characters above ASCII, which could drive a terminal. They
+// occur only in strings, whose value stays the same.
 std::string dump(const Json& json, int indent) {
   const std::string text = json.dump(indent, ' ', false, Json::error_handler_t::replace);
   std::string escaped;
