@@ -304,7 +304,7 @@ static void an_append_is_watched(void) {
   CHECK(seen.positions == kTokens && seen.hidden == 8 * kTokens && seen.done == kTokens);
   int64_t cost = -1;
   OK(stet_session_rewind_cost(session, 60, &cost, &error));
-  CHECK(cost == 0); /* everything is held */
+  CHECK(cost == 0); /* all positions are held, so nothing is processed again */
   FAILS_WITH(stet_session_rewind_cost(NULL, 60, &cost, &error), STET_ERROR_ARGUMENT, "found NULL");
   OK(stet_session_rewind(session, 60, &error));
 
