@@ -38,7 +38,7 @@ Result run(const std::string& arguments, const std::string& before = "") {
 
 nlohmann::json read_json(const std::string& path) { return nlohmann::json::parse(read_text(path)); }
 
-// Two layers with small sizes that are multiples of few numbers.
+// Two layers with small sizes that have few common divisors.
 const char* const kGemma =
     R"({"model_type":"gemma3_text","architectures":["Gemma3ForCausalLM"],"hidden_size":72,
   "intermediate_size":100,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":24,
