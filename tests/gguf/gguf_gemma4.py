@@ -43,7 +43,7 @@ def one_or_all(values):
 
 
 def common_keys(c, numbers, floats):
-    """`numbers` and `floats`: keys of the architecture, beside those that Gemma 4 and 3n share."""
+    """Returns keys of the architecture: those that Gemma 4 and 3n share, and `numbers` and `floats`."""
     arch = c["model_type"].removesuffix("_text")
     numbers |= {"embedding_length": c["hidden_size"], "block_count": c["num_hidden_layers"],
                 "context_length": c["max_position_embeddings"], "attention.head_count": c["num_attention_heads"],
