@@ -216,7 +216,7 @@ void check_against_float64(const Sequence& a, const std::vector<float>& y) {
         score.push_back(capped);
         seen.push_back(t);
       }
-      if (!s.sinks.empty()) score.push_back(double{s.sinks[h]});  // which has no value
+      if (!s.sinks.empty()) score.push_back(double{s.sinks[h]});  // a sink adds weight, not value
       const auto [low, high] = std::minmax_element(score.begin(), score.end());
       const double range = *high - *low + 2 * error, n = static_cast<double>(score.size());
       ASSERT_LT(range, 80) << "weights must stay normal for the bound to hold";
