@@ -179,7 +179,7 @@ class Gemma4(Model):
 
 
 class LayerCache(Cache):
-    """Keys and values of layers that differ, and no bytes of those that read another's."""
+    """The cache of a model whose layers differ. Layers that read the keys and values of another have no bytes."""
 
     def bytes(self):
         out = bytearray()

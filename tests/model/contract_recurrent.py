@@ -110,7 +110,7 @@ def chain(k, s):
 
 
 def delta_rule(s, q, k, v, decay, beta):
-    """One token of all heads: s [heads][key_dim][value_dim]."""
+    """Processes one token in all heads. s is [heads][key_dim][value_dim]; returns the new s and the output."""
     s = decay[:, None, None] * s
     u = beta[:, None] * (v - chain(k, s))
     s = a.fma(k[:, :, None], u[:, None, :], s)
@@ -130,7 +130,7 @@ class RecurrentCache(LayerCache):
         self.state, self.conv = {}, {}
 
     def recurrent(self):
-        """The bytes of all arrays, layer by layer."""
+        """Returns the bytes of all arrays, layer by layer."""
         return b"".join(x[i].tobytes() for i in sorted(self.conv) for x in (self.state, self.conv) if i in x)
 
 
@@ -270,7 +270,7 @@ class Recurrent(Model):
                        a.silu(self.at(name + gate, "mlp", x)) * self.at(name + up, "mlp", x))
 
     def halves(self, x, both, down):
-        """An MLP whose gates and ups are one matrix, gates first."""
+        """Returns the output of an MLP whose gates and ups are one matrix, gates first."""
         gate, up = np.split(make(np.ascontiguousarray(both), self.kind, "mlp").product(x), 2, axis=1)
         return make(np.ascontiguousarray(down), self.kind, "mlp").product(a.silu(gate) * up)
 
