@@ -1,5 +1,5 @@
-// Snapshots of models with recurrent layers: live arrays and anchors are saved, found damaged by
-// name, and healed where tokens give them.
+// Snapshots of models with recurrent layers. Live arrays and anchors are saved. Damage to them is
+// found and named, and heals where tokens reproduce the arrays.
 #include <cstring>
 
 #include "stet/snapshot/compare.hpp"
