@@ -1,8 +1,8 @@
 // Randomly damaged records of a store, in a directory and on a server. They are flipped, cut,
-// lengthened, swapped, of another kind or model, or written without the writers' key. Blocks are
-// refused, computed instead, and reported. States and names are refused in one line. Everything is
-// whole again after it is put again. STET_DAMAGED sets the number of damages (default 90, on a
-// server a third of it).
+// lengthened, swapped, of another kind or model, or written without the writers' key. Damaged
+// blocks are refused, computed instead, and reported. Damaged states and names are refused in one
+// line. Putting a state again repairs everything. STET_DAMAGED sets the number of damages (default
+// 90, on a server a third of it).
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -371,8 +371,9 @@ class StoreWorld {
     learn_name(name, std::nullopt);
   }
 
-  // Updates the model of a name. It has its previous value, or that or the new state, or (nothing)
-  // is deleted.
+  // Updates the model of a name after a process was killed. The name must have its previous value
+  // or, if a state was `added`, the new one. If none was added, it was deleted or has its previous
+  // value.
   void learn_name(const std::string& name, const std::optional<Sha256>& added) {
     const Alive alive;
     History found;

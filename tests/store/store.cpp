@@ -412,7 +412,7 @@ TEST_F(StoreSessions, ACopyInAnotherDirectorySharesTheBytes) {
   for (const std::string& file : block_files()) {
     struct stat info = {};
     ASSERT_EQ(::stat(file.c_str(), &info), 0);
-    EXPECT_LE(info.st_nlink, 2u);  // 1: the file system shares bytes itself, or cannot
+    EXPECT_LE(info.st_nlink, 2u);  // 1: the file system shares the bytes itself
     const std::string copy = scratch_ / "other/blocks/" + fs::path(file).filename().string();
     EXPECT_EQ(read_text(file), read_text(copy));
     fs::remove(file);
@@ -427,7 +427,7 @@ TEST_F(StoreSessions, ACopyInAnotherDirectorySharesTheBytes) {
   EXPECT_EQ(block_files().size(), 4u);
 }
 
-// Even under a correct HMAC.
+// Records of another version are not used, even if their HMAC is correct.
 TEST_F(StoreSessions, RecordsOfAnotherVersionAreAsGoodAsNone) {
   Session s = session(300);
   const Sha256 place = put_session(*store_, s, {}).place;
