@@ -9,7 +9,7 @@ import {say} from "./processes.mjs";
 // sleep.
 const kPause = 20;
 
-// CPU time in ticks: of all processors, its used part, and that of these processes and this one.
+// Returns CPU time in ticks: all of all processors, the used part of it, and that of these processes and this one.
 function ticks(pids) {
   const sum = (x) => x.reduce((s, v) => s + Number(v), 0);
   const all = fs.readFileSync("/proc/stat", "utf8").split("\n", 1)[0].split(/ +/).slice(1, 9);
