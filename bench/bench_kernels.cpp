@@ -3,7 +3,7 @@
 // on two threads over memory far larger than the caches, beside a plain read.
 //
 // The host's memory and clock vary with time. Use --benchmark_enable_random_interleaving=true
-// --benchmark_repetitions=15 to take the rows of a filter in turn.
+// --benchmark_repetitions=15 to interleave the rows of a filter.
 #include <benchmark/benchmark.h>
 
 #include <string>
@@ -38,14 +38,14 @@ void count_bytes(benchmark::State& state, size_t each) {
 // A linear layer's weights, and the kernels of its contract.
 struct Linear {
   const char* name;
-  size_t block_bytes;  // for kInputs inputs and 16 outputs
+  size_t block_bytes;  // bytes for kInputs inputs and 16 outputs
   // Computes y[rows][16 * blocks] = W x for each row. Rounds the inputs as the contract requires.
   void (*gemv)(const Kernels& k, const void* w, size_t blocks, const float* x, float* y, int rows);
   // Computes y[rows][64] = W x for packed rows. Widens or expands the weights into `local` where
   // the contract does.
   void (*panel)(const Kernels& k, const std::byte* w, size_t rows, const void* packed,
                 std::byte* local, float* y);
-  size_t row_bytes;  // of a packed row, at most
+  size_t row_bytes;  // maximum bytes of a packed row
 };
 
 // Walks a panel as product.hpp does, but without its work between panels, because only the kernel

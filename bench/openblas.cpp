@@ -1,7 +1,7 @@
-// Compares contract f32's matrix-matrix product with OpenBLAS's sgemm in turn: y[512][outputs] = x
-// W^T for the linear layers of a llama3.2-1b and a gemma3-1b. Both get float32 weights and pack the
-// rows within the measured time. stet's weights are packed when a model is loaded; OpenBLAS packs
-// them in every call.
+// Compares contract f32's matrix-matrix product with OpenBLAS's sgemm. Runs of both alternate. Each
+// computes y[512][outputs] = x W^T for the linear layers of a llama3.2-1b and a gemma3-1b. Both get
+// float32 weights and pack the rows within the measured time. stet's weights are packed when a
+// model is loaded; OpenBLAS packs them in every call.
 #include <cblas.h>
 #include <fmt/format.h>
 

@@ -1,5 +1,5 @@
-// Measures stet and a peer in turn, with the same weights and threads, and prints medians and
-// ratios. See README.md.
+// Measures stet and a peer alternately, with the same weights and threads, and prints medians and ratios. See
+// README.md.
 import path from "node:path";
 import {parseArgs} from "node:util";
 

@@ -105,7 +105,7 @@ int main(int argc, char** argv) {
   llama_log_set(log_errors, nullptr);
   Session session(open(argv[1], number(argv[2]), number(argv[3]), number(argv[4]), number(argv[5])),
                   number(argv[2]));
-  session.decode(1);  // touches the scratch memory
+  session.decode(1);  // touches the scratch memory before anything is measured
   std::fputs("{}\n", out);
   std::fflush(out);
   for (std::string line; std::getline(std::cin, line); std::fflush(out)) {

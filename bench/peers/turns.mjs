@@ -9,7 +9,7 @@ import {say} from "./processes.mjs";
 // sleep.
 const kPause = 20;
 
-// CPU time in ticks: of all processors, its used part, and that of these processes and this one.
+// Returns CPU time in ticks: all of all processors, the used part of it, and that of these processes and this one.
 function ticks(pids) {
   const sum = (x) => x.reduce((s, v) => s + Number(v), 0);
   const all = fs.readFileSync("/proc/stat", "utf8").split("\n", 1)[0].split(/ +/).slice(1, 9);
@@ -27,10 +27,9 @@ async function pair(talkers, line, order) {
   return answers;
 }
 
-// Runs rounds of a prefill and of slices of decoding, each by one of two talkers and then by the
-// other. The order alternates. Returns [{prefill: {tokens, NAME: {s}, ...}, decode: [the same for
-// each slice], others}]. `others` is the share of the machine's CPU time that other processes took
-// in a round. Ticks of 10 ms are too coarse for a slice.
+// Runs rounds of a prefill and of slices of decoding, each by one of two programs and then by the other. The order
+// alternates. Returns [{prefill: {tokens, NAME: {s}, ...}, decode: [the same for each slice], others}]. `others` is the
+// share of the machine's CPU time that other processes took in a round. Ticks of 10 ms are too coarse for a slice.
 export async function inTurn(talkers, {prompt, decode, slice, runs}, what) {
   const names = Object.keys(talkers), orders = [names, names.toReversed()];
   const pids = names.map((name) => talkers[name].pid), rounds = [];

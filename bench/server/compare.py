@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Compares stet serve with the server of llama.cpp or ik_llama.cpp in turn, with the same weights
+"""Compares stet serve with the server of llama.cpp or ik_llama.cpp, one after the other, with the same weights
 and token ids.
 
     compare.py STET -m DIR [-- stet's options] [--peer LLAMA_SERVER --gguf FILE] [--rounds N]
 
-Starts both on loopback, with two threads and 16 places. Each waits idle while the other works.
+Starts both on loopback, with two threads and 16 slots. Each waits idle while the other works.
 """
 import argparse
 import http.client

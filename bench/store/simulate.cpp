@@ -225,12 +225,13 @@ Seen simulate(const Setting& how, double block_bytes, uint32_t turns) {
 // ---------------------------------------------------------------- cost
 
 struct Load {                                                         // means over turns
-  double policy_seconds = 0, fetch_seconds = 0, without_seconds = 0;  // to the first token
+  double policy_seconds = 0, fetch_seconds = 0, without_seconds = 0;  // times to the first token
   double compute_seconds = 0;                                         // total of the machine
   double fetched_blocks = 0;
 };
 
-// Returns the load under the policy, if everything in the store were fetched, and if nothing were.
+// Returns the load under the policy. For comparison, it also has the times if everything in the
+// store were fetched, and if nothing were.
 Load load_of(const Seen& seen, const Machine& m, double block_bytes) {
   FetchCosts costs;
   costs.token_seconds = m.token_seconds;

@@ -8,7 +8,7 @@ import stet
 model, tokenizer = stet.Model(sys.argv[1]), stet.Tokenizer(sys.argv[1])
 
 
-def prompt(value):  # in the chat template's form, up to where the reply states the value
+def prompt(value):  # the chat template's form, up to where the reply states the value
     return tokenizer.encode("<start_of_turn>user\nLet k = %d. What is k?<end_of_turn>\n<start_of_turn>model\nk is " %
                             value)
 

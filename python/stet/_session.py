@@ -107,7 +107,7 @@ _NOTHING: ContextManager[None] = contextlib.nullcontext()
 
 
 class SessionBase(Handle):
-    """The common base of a session's parts: the handle, the lock among threads, and properties."""
+    """The common base of a session's parts: the handle, the lock between threads, and properties."""
 
     _free = "stet_session_free"
     _instead = "; save() writes it to a file"

@@ -57,8 +57,8 @@ class Chat(Handle):
 
     `variables` are further variables of the template ("tools", ...). `chat_template` is a Jinja
     source that replaces the tokenizer's. `now` is the time for templates that ask for it, in
-    seconds since 1970. None keeps the session's own value. Marks in messages are text unless
-    special_in_text is set."""
+    seconds since 1970. None keeps the session's own value. Special tokens spelled in messages
+    are text unless special_in_text is set."""
 
     _free = "stet_chat_free"
     _instead = "; session.save() writes it to a file"

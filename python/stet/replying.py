@@ -96,7 +96,7 @@ class Replying(SessionBase):
             self._long_call("stet_session_generate", tokenizer._at if tokenizer is not None else None,
                             c.byref(recorder.options), c.byref(at))
             reply = recorder.reply(at)
-            self._raised.raise_first()  # of a callback that ended the reply
+            self._raised.raise_first()  # an exception of the callback that ended the reply
             return reply
 
     def stream(self, tokenizer: Optional["Tokenizer"] = None, max_tokens: int = 256,

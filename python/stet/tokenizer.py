@@ -125,8 +125,8 @@ class Tokenizer(Shared):
         """Returns token ids, [tokens].
 
         `bos` True puts bos first, and False leaves it out. None follows the checkpoint, without a
-        second bos if the text begins with one. With `special` False, marks in the text ("<eos>")
-        are plain text; use it for untrusted text. With `continued`, the text continues another
+        second bos if the text begins with one. With `special` False, special tokens spelled in the
+        text ("<eos>") are plain text; use it for untrusted text. With `continued`, the text continues another
         one and gets no leading space."""
         return self._encode(arguments.text(text, "text"), bos, special, continued, ())
 
@@ -180,9 +180,9 @@ class Tokenizer(Shared):
     def apply_chat_template(self, messages: Messages, add_generation_prompt: bool = True,
                             variables: Optional[Mapping[str, Any]] = None, now: int = 0,
                             template: Optional[str] = None) -> I32:
-        """Returns the token ids of a whole conversation in the chat template's form. The
-        template's marks become special tokens, marks inside messages stay text, and there is one
-        bos.
+        """Returns the token ids of a whole conversation in the chat template's form. Special
+        tokens that the template spells are encoded as such, those spelled inside messages stay
+        text, and there is one bos.
 
         `messages` are dicts with "role" and "content", whose other members go to the template, or
         Message objects. `variables` are further variables of the template ("tools", ...).
@@ -195,7 +195,7 @@ class Tokenizer(Shared):
 
 class Rendered(NamedTuple):
     """The text of a prompt, and the ranges begin .. end - 1 of its UTF-8 bytes that came from
-    messages. Marks in them are text."""
+    messages. Special tokens spelled in them are text."""
     text: str
     plain: List[Tuple[int, int]]
 

@@ -165,7 +165,7 @@ TEST(Archive, ListsTheFilesThatATokenizerReads) {
   EXPECT_EQ(Tokenizer::files_of(*memory_source({}, "memory")), std::vector<std::string>{});
 }
 
-// Splits a checkpoint into shards, dealing the tensors out in turn.
+// Splits a checkpoint into shards and distributes the tensors among them round-robin.
 void write_shards(const std::string& from, const TemporaryDirectory& to, size_t shards) {
   const Golden original(from + "/model.safetensors");
   nlohmann::json weight_map;
@@ -401,7 +401,7 @@ const Files kSmall = {
 std::string reading(std::string_view bytes) {
   return error_of([&] {
     const std::vector<std::byte> copy(as_bytes(bytes).begin(),
-                                      as_bytes(bytes).end());  // ASan watches the end
+                                      as_bytes(bytes).end());  // a copy, so that ASan sees its end
     const auto source = archive_source(copy, nullptr, kPath);
     for (const auto& [name, text] : kSmall) {
       source->read(name, 100);

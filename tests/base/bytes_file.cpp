@@ -31,7 +31,7 @@ namespace {
 struct Faults {
   bool active = false;
   uint64_t space = UINT64_MAX;  // bytes until writes fail with write_error
-  size_t piece = SIZE_MAX;      // at most this many bytes per write
+  size_t piece = SIZE_MAX;      // maximum bytes of one write
   bool interrupt = false;       // every other write is interrupted
   int write_error = ENOSPC;
   int fsync_error = 0, fsyncs_before = 0;  // fails after this many calls
@@ -172,7 +172,8 @@ TEST(ReadFile, NamesAFileThatCannotBeRead) {
             "io: /dev/zero: expected a regular file, found a device or pipe");
 }
 
-// A pipe is read only if it was handed to this process.
+// read_text_input() reads a pipe, as the shell's <(command) passes it. read_text_file() refuses
+// one.
 TEST(ReadFile, ReadsAPipeThatItWasGiven) {
   const std::string content(200'000, 'x');
   int ends[2];
@@ -201,7 +202,7 @@ TEST(MappedFile, ShowsTheBytes) {
   EXPECT_EQ(file->path(), dir / "a");
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(file->bytes().data()), file->bytes().size()),
             content);
-  write_file(dir / "a", "replaced");  // by rename, so the mapping keeps the old file
+  write_file(dir / "a", "replaced");  // by rename(), so the mapping keeps the old file
   EXPECT_EQ(file->bytes()[10'000], static_cast<std::byte>(content[10'000]));
 }
 

@@ -185,8 +185,8 @@ bool sleeps(pid_t thread) {
   return name_ends != std::string::npos && text[name_ends + 2] == 'S';
 }
 
-// An operation's end and the next one's beginning are one write. A member sleeps until the first is
-// over, then asks for the second. It must get its piece, and never hear that the second is over.
+// One write ends an operation and begins the next one. A member sleeps until the first has ended,
+// and then asks for the second. It must get its piece, and must not see the second as ended.
 TEST(Team, AMemberThatWakesAfterAnOperationFindsTheNextOneOpen) {
   WorkQueue queue;
   constexpr uint32_t kEnd = 400;
@@ -440,7 +440,8 @@ TEST_F(Worth, LongRunsCanAffordDelays) {
   }
 }
 
-// More threads than pay, or than there are processors, are not used unless a program insists.
+// Threads beyond those that pay off, or beyond the processors, are used only if the program demands
+// it.
 TEST(ThreadsThatPay, GrowWithTheWorkUpToTheProcessors) {
   const bool before = use_all_threads(false);
   const int processors = count_processors();

@@ -1,7 +1,8 @@
-// Keeps the code of each instruction set in its own files. A kernel file defines only its table, or
-// the function that derives it from another table, and runs nothing at start-up. No other object
-// uses a vector register that a baseline CPU lacks. (The linker keeps one copy of an inline
-// function that two files compile with different flags. Its choice would decide bits, or crash.)
+// Tests that the code of each instruction set stays in its own files. A kernel file defines only
+// its table, or the function that derives it from another table, and runs nothing at start-up. No
+// other object uses a vector register that a baseline CPU lacks. (The linker keeps one copy of an
+// inline function that two files compile with different flags. Its choice would decide bits, or
+// crash.)
 #include <gtest/gtest.h>
 
 #include <cstdio>

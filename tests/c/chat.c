@@ -250,7 +250,7 @@ static void options_choose_the_template(void) {
   size_t count = 0, size = 0;
   char* text = NULL;
   OK(stet_session_tokens(session_of(chat), &ids, &count, &error));
-  CHECK(ids[count - 1] == 1); /* <eos> is a mark here */
+  CHECK(ids[count - 1] == 1); /* with this option <eos> in a message is the special token */
   OK(stet_tokenizer_decode(tokenizer, ids, count, 0, &text, &size, &error));
   CHECK_TEXT(text, "<bos>glad:Hi<eos>");
   stet_free(text);

@@ -114,7 +114,7 @@ static void interventions_are_listed_and_detached(void) {
   check_id(session, expected);
   stet_session_free(session);
 
-  /* With a row for each position, the rows already used remain. */
+  /* If the values have a row for each position, detaching keeps the rows that were already used. */
   float rows[50 * kHidden];
   for (int i = 0; i < 50 * kHidden; ++i) rows[i] = (float)(i % 97) / 97;
   change.op = STET_SET, change.values = rows, change.value_count = 50 * kHidden;

@@ -7,7 +7,7 @@ enum { kTokens = 150, kMost = 512 };
 static stet_model* model;
 static size_t vocab;
 static int32_t ids[kTokens];
-static float expected[kTokens][kMost]; /* after each token, as C++ computes them */
+static float expected[kTokens][kMost]; /* logits after each token, from C++ */
 
 static void load(void) {
   stet_model_info info = {.struct_size = sizeof info};
@@ -304,7 +304,7 @@ static void an_append_is_watched(void) {
   CHECK(seen.positions == kTokens && seen.hidden == 8 * kTokens && seen.done == kTokens);
   int64_t cost = -1;
   OK(stet_session_rewind_cost(session, 60, &cost, &error));
-  CHECK(cost == 0); /* everything is held */
+  CHECK(cost == 0); /* all positions are held, so nothing is processed again */
   FAILS_WITH(stet_session_rewind_cost(NULL, 60, &cost, &error), STET_ERROR_ARGUMENT, "found NULL");
   OK(stet_session_rewind(session, 60, &error));
 
@@ -326,7 +326,7 @@ static void an_append_is_watched(void) {
 
 typedef struct Points {
   size_t rows[2];
-  float last[4096]; /* of the residual stream */
+  float last[4096]; /* a row of the residual stream */
   size_t width;
 } Points;
 

@@ -200,7 +200,7 @@ static void damage_is_found_and_healed(void) {
 
   float key[16], *x = key;
   OK(stet_session_get_key(session, 0, 0, 0, x, 16, &error));
-  size_t at = size; /* of the first key; the keys of its dimension 0 are consecutive */
+  size_t at = size; /* place of the first key; the keys of its dimension 0 are consecutive */
   for (size_t i = 0; i + 4 <= size && at == size; i += 4096) {
     if (memcmp(bytes + i, key, 4) == 0) at = i;
   }
@@ -224,7 +224,7 @@ static void damage_is_found_and_healed(void) {
   check_same(session, again);
   stet_session_free(again);
 
-  /* Trusted without checks, it differs from the state of its tokens. */
+  /* Verifying recomputes the state from its tokens and names the damaged element. */
   stet_difference* difference = NULL;
   stet_verify_report proved = {.struct_size = sizeof proved};
   OK(stet_snapshot_verify(snapshot, model, NULL, NULL, &proved, &difference, &error));
@@ -501,7 +501,7 @@ static void a_model_is_made_of_bytes_and_packed(void) {
   OK(stet_model_get_info(lent, &a, &error));
   CHECK(a.contract == STET_CONTRACT_Q8);
   stet_session* session = NULL;
-  OK(stet_session_new(lent, NULL, &session, &error)); /* under the contract of its weights */
+  OK(stet_session_new(lent, NULL, &session, &error)); /* it takes the contract of the weights */
   stet_session_info info = {.struct_size = sizeof info};
   OK(stet_session_get_info(session, &info, &error));
   CHECK_TEXT(info.contract_name, "q8");

@@ -77,7 +77,7 @@ static void text_is_encoded_and_decoded(void) {
   stet_free(text);
   stet_free(ids);
 
-  /* Marks in plain text stay text: in all of it, or in ranges. */
+  /* Special tokens that are spelled in plain text stay text: in all of it, or in given ranges. */
   stet_encode_options plain = {.struct_size = sizeof plain, .flags = STET_ENCODE_PLAIN};
   const size_t plain_count = encoded("a<eos>", 6, &plain, &ids);
   CHECK(plain_count > 3 && ids[plain_count - 1] != id_of("<eos>"));

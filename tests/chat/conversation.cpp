@@ -218,7 +218,7 @@ TEST_P(Chat, ASystemMessageIsThereOnceHoweverOftenItIsRestored) {
   EXPECT_EQ(c.messages()[0].role, "user");
 }
 
-// A user who types the template's end-of-turn mark does not end the turn.
+// A user who types the template's end-of-turn token does not end the turn.
 TEST_P(Chat, MarksThatAUserTypesAreText) {
   const std::string attack = "a" + mark + "\n" + mark + "b";
   Conversation c = fresh();
@@ -246,7 +246,7 @@ TEST_P(Chat, AReplyThatWasCutIsClosedOrGoesOn) {
   for (int i = 0; i < 100 && (i == 0 || cut.open()); ++i) text += cut.reply({1, false}).text;
   EXPECT_EQ(text, r.text);
   EXPECT_EQ(digests_of(cut.session()).state, digests_of(whole.session()).state);
-  // A closed reply is followed by the template's mark.
+  // A closed reply is followed by the template's end-of-turn token.
   closed.reply({2, false});
   EXPECT_TRUE(closed.open());
   const int64_t before = closed.session().size();

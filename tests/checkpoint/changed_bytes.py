@@ -157,7 +157,7 @@ class ChangedBytes(unittest.TestCase):
             what = "%s, byte %d: %r -> %r" % (os.path.basename(file), at, whole[at], new)
             outcome, error = self.check(path, what, original)
             names = names_in_text(whole[:at] + bytes([new]) + whole[at + 1:]) if text else None
-            if error and names is not None:  # the key, or a tensor that contradicts the key
+            if error and names is not None:  # it must name the key, or a tensor that contradicts the key
                 self.assertTrue(".weight: " in error or any(name in error for name in names | names_in_text(whole)),
                                 "%s: %s" % (what, error))
             seen[outcome] = seen.get(outcome, 0) + 1

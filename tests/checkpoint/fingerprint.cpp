@@ -149,7 +149,7 @@ TEST_P(Fingerprint, IsAnotherAfterOneFlippedBit) {
       continue;
     Tensors changed = tensors;
     std::vector<std::byte>& bytes = changed.all[i].bytes;
-    // In MXFP4 a sign of 0 means nothing, and a large exponent is refused.
+    // In MXFP4 the sign bit of a zero means nothing, and a large exponent is refused.
     const unsigned bits = tensors.all[i].spec.dtype == DType::u8 ? 3 : 8;
     bytes[random() % bytes.size()] ^= static_cast<std::byte>(1 << random() % bits);
     EXPECT_TRUE(seen.insert(name_of(written(changed))).second) << name;

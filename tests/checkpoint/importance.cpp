@@ -117,7 +117,7 @@ TEST(Importance, MovesErrorsToWhereTheyMatterLess) {
     const double with = weighted_error(type, x, worth, worth.data()),
                  without = weighted_error(type, x, worth, nullptr);
     EXPECT_LT(with, 0.97 * without) << dtype_name(type);
-    if (type == DType::q6_k) continue;  // without an importance matrix it weights errors by squares
+    if (type == DType::q6_k) continue;  // its search always weights errors by squares
     EXPECT_EQ(weighted_error(type, x, worth, even.data()), without) << dtype_name(type);
   }
 }

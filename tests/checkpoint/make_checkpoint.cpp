@@ -38,7 +38,7 @@ Result run(const std::string& arguments, const std::string& before = "") {
 
 nlohmann::json read_json(const std::string& path) { return nlohmann::json::parse(read_text(path)); }
 
-// Two layers with small sizes that are multiples of few numbers.
+// Two layers with small sizes that have few common divisors.
 const char* const kGemma =
     R"({"model_type":"gemma3_text","architectures":["Gemma3ForCausalLM"],"hidden_size":72,
   "intermediate_size":100,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":24,
@@ -303,8 +303,8 @@ TEST(MakeCheckpoint, LayersCanBeCut) {
   EXPECT_EQ(result.status, 2);
 }
 
-// Every layer of gpt-oss has 19 tensors and, with experts of 32 times 2880 * 8640 weights in blocks of
-// 17 bytes, as many bytes. Embeddings, head and final norm stay.
+// Every layer of gpt-oss has 19 tensors and the same number of bytes. Most are of its 32 experts:
+// 2880 * 8640 weights each, in blocks of 17 bytes. Embeddings, head and final norm are never cut.
 TEST(MakeCheckpoint, LayersOfNamedShapesCanBeCut) {
   const int64_t ends = 2 * (2 * int64_t{201088} * 2880 + 2880), layer = (13761264768 - ends) / 24;
   for (const int64_t n : {1, 6, 24}) {

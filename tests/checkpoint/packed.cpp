@@ -435,7 +435,7 @@ TEST_F(PackedDamage, WrongTensors) {
   EXPECT_EQ(tensor_error("F32", {1024}), "format: " + qkv + expected + "F32 [1024]");
   EXPECT_EQ(tensor_error("U8", {64, 64}), "format: " + qkv + expected + "U8 [64, 64]");
   EXPECT_EQ(
-      error([&](Image& i) {  // its last bytes belong to another
+      error([&](Image& i) {  // its last bytes belong to another tensor
         Json& t = i.header[qkv];
         const int begin = t["data_offsets"][0], end = t["data_offsets"][1];
         t["shape"] = {4000};
@@ -490,7 +490,7 @@ TEST_F(PackedDamage, FlippedBitsOfTheHeaderAreHarmless) {
     error_of([&] { check_packed(*from, 1); });
     error_of([&] { contract_of_weights(*from); });
   }
-  EXPECT_LT(loaded, 300u);  // most unnoticed changes are digits of digests
+  EXPECT_LT(loaded, 300u);  // most that load have a change in a digest, which loading does not read
 }
 
 TEST_F(PackedDamage, CheckFindsAFlippedBitOfEveryTensor) {

@@ -99,7 +99,8 @@ TEST(RopeConfig, ThetaStandsInAnyOfThreePlaces) {
   }
 }
 
-// The corners of gpt-oss, 8.0928 and 17.3980 of 32 pairs, and those that `truncate` makes of them.
+// The ends of gpt-oss's YaRN ramp: pairs 8.0928 and 17.3980 of 32, and the whole numbers to which
+// `truncate` rounds them.
 TEST(RopeConfig, YarnKeepsOrRoundsItsCorners) {
   for (const bool truncate : {false, true}) {
     const Rope rope = ropes("llama31-tiny", [&](Json& j) {
@@ -198,8 +199,8 @@ TEST(RopeConfig, ThetasOfOtherFamilies) {
   EXPECT_EQ(olmo[1].theta, 70000);
 }
 
-// transformers takes the field at the top first, then the one beside the factors, then all
-// positions.
+// transformers takes original_max_position_embeddings of the config, else that of rope_scaling,
+// else max_position_embeddings.
 TEST(RopeConfig, PositionsOfTheFirstTraining) {
   const auto found = [](const Change& change) {
     return ropes("llama31-tiny",

@@ -121,7 +121,7 @@ TEST_P(WeightGuard, WeightsInMemoryAreUnaffected) {
   }
 }
 
-// A file that is written to while a model is loaded from it.
+// A checkpoint whose files are written to while a model is loaded from them.
 class Restless : public FileSource {
  public:
   explicit Restless(const std::string& directory)

@@ -94,7 +94,7 @@ TEST_F(ChatFiles, ANamedFileIsReplaced) {
     EXPECT_EQ(chat({option, talk}, "Set e = 2.\n").status, 0);
     EXPECT_EQ(said(talk), Said{"Set e = 2."});
   }
-  write_file(scratch / "empty.stet", "");  // as mktemp creates it
+  write_file(scratch / "empty.stet", "");  // mktemp creates such a file
   EXPECT_EQ(chat({"--save", scratch / "empty.stet"}, "Set k = 5.\n").status, 0);
   EXPECT_EQ(said(scratch / "empty.stet"), Said{"Set k = 5."});
   EXPECT_EQ(chat({"--overwrite"}, "").err, "stet: --overwrite needs --save FILE (stet --help)\n");

@@ -174,7 +174,7 @@ TEST_F(ChatTerminal, LeavingWarnsOnceAboutUnsavedMessages) {
   t.until("this conversation has 2 messages not saved yet: /save FILE keeps them");
   t.until("(/quit or Ctrl-D again leaves without keeping them)");
   t.until("you> ");
-  t.type("What is k?\r");  // after a cancelled exit the warning is given again
+  t.type("What is k?\r");  // the chat goes on, and warns again at the next exit
   t.until("you> ");
   t.type("\x04");
   t.until("this conversation has 4 messages not saved yet: /save FILE keeps them");

@@ -30,7 +30,7 @@ constexpr bool kHaveText = false;
   if (!kHaveText) GTEST_SKIP() << "built without a library for the tokenizers"
 
 const std::string kGemma = asset_path("pocket-gemma3"), kLlama = asset_path("pocket-llama3");
-const std::string kTiny = data_path("models/gemma3-tiny");  // without a tokenizer
+const std::string kTiny = data_path("models/gemma3-tiny");  // has no tokenizer
 
 std::string gemma_turn(const std::string& user, bool first = true) {
   return (first ? "" : "\n") + ("<start_of_turn>user\n" + user) +
@@ -779,7 +779,7 @@ TEST_F(Command, AnInterruptedReplyIsKeptAndGoesOnExactly) {
       text.append(buffer, static_cast<size_t>(n));
     ::close(reader);
     std::filesystem::remove(scratch / "pipe");
-    EXPECT_EQ(run.wait(), -signal);  // as the shell expects
+    EXPECT_EQ(run.wait(), -signal);  // a shell expects this
     const size_t cut = Snapshot::open(snapshot).tokens().size();
     ASSERT_LT(cut, 1500u);
     ASSERT_TRUE(text.ends_with("\n"));

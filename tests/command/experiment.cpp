@@ -19,7 +19,7 @@ Args operator+(Args a, const Args& b) {
   return a;
 }
 
-const std::string kTiny = data_path("models/gemma3-tiny");  // without a tokenizer: token ids only
+const std::string kTiny = data_path("models/gemma3-tiny");  // has no tokenizer: token ids only
 
 class ExperimentCommand : public testing::Test {
  protected:

@@ -174,7 +174,7 @@ ssize_t pwrite64(int fd, const void* bytes, size_t size, off64_t at) {
   return pwrite(fd, bytes, size, at);
 }
 
-// A vector is shortened within its first piece.
+// A short writev writes a part of its first piece alone.
 ssize_t writev(int fd, const iovec* pieces, int count) {
   return write_some("write", fd, total(pieces, count), [&](size_t n) {
     const bool whole = n == total(pieces, count);

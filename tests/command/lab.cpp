@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-const std::string kTiny = data_path("models/gemma3-tiny");  // without a tokenizer
+const std::string kTiny = data_path("models/gemma3-tiny");  // has no tokenizer
 
 Outcome succeed(const Args& args, const std::string& input = "") {
   Outcome o = run_stet(args, input);
@@ -151,7 +151,7 @@ TEST_F(LabCommand, MeasuresWhichExpertTakesWhichToken) {
     return args;
   };
   const Json took = Json::parse(succeed(with(experts, {"--ids", "5,6,7", "--json"})).out);
-  ASSERT_EQ(took.size(), 9u);  // of three layers; one is dense
+  ASSERT_EQ(took.size(), 9u);  // three layers, of which one is dense
   for (const Json& row : took) {
     EXPECT_EQ(row["experts"].size(), 2u);
     EXPECT_NEAR(row["weights"][0].get<double>() + row["weights"][1].get<double>(), 1, 1e-6);
@@ -176,7 +176,8 @@ TEST_F(LabCommand, TablesAreLabelled) {
             std::string::npos);
 }
 
-// A head's cell, and a line of a data set, equal attaching the same intervention by hand.
+// The cell of a patched head, and a line of a data set, give the numbers of the same intervention
+// attached by hand.
 TEST_F(LabCommand, HeadsArePatched) {
   const std::vector<std::string> more = {"--answer", "3",           "--wrong", "4",
                                          "--heads",  "--positions", "4..9,20"};

@@ -14,7 +14,7 @@ namespace {
 
 struct Frames {
   std::vector<std::string> requests;
-  int status = 0;  // of the refusal; 0 if there is none
+  int status = 0;  // status of the refusal, or 0
   bool operator==(const Frames&) const = default;
 };
 

@@ -1,5 +1,5 @@
-// Renders a template with the JSON variables that follow kSplit, and checks the marks in its
-// output.
+// Renders a template with the JSON variables that follow kSplit. Checks the marks, which are the
+// ranges of the output that came from variables.
 #include "stet/text/jinja.hpp"
 
 #include <algorithm>

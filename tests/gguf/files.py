@@ -104,7 +104,8 @@ class Gguf(unittest.TestCase):
         gguf_writer.write(mixtral, self.file, odd, with_tokenizer=False, experts="one")
         self.assertIn("experts.1.w1.weight: expected dtype Q4_0 like model.layers.0.block_sparse_moe.experts.0.w1",
                       run("logits", "-m", self.file, *ids, status=1))
-        # Rounded ones under the contract of their types, which may be two of gates and ups; written again as they are.
+        # Quantized experts are computed under the contract of their types, which may differ between gates and ups.
+        # Converted again, they give the same file.
         model = os.path.join(ROOT, "tests", "data", "models", "qwen3moe-tiny")
         mixed = lambda to: "Q8_0" if "ffn_up_exps" in to else "Q4_0"  # noqa: E731
         for kind in ("Q4_0", "Q8_0", mixed):
@@ -137,7 +138,7 @@ class Gguf(unittest.TestCase):
                 self.assertEqual(*found, (name, contract))
             run("convert-model", model, "-o", again)  # routers, biases and sinks become float32 there, too
             self.assertEqual(gguf_writer.tensors_of(again), gguf_writer.tensors_of(self.file), name)
-        # MXFP4 is computed with as it is where nothing else is asked for, and from packed files, too.
+        # MXFP4 weights are used as they are unless another contract is requested, and so are those of packed files.
         self.assertEqual(found[0], run("logits", "-m", model, *ids))
         self.assertEqual(found[0], run("logits", "-m", self.file, *ids, "--isa", "portable", "--chunk", "7"))
         packed = os.path.join(self.directory.name, "packed")
@@ -185,7 +186,7 @@ class Gguf(unittest.TestCase):
             gguf_gemma4.write(model, self.file, "F32")
             self.assertEqual(run("logits", "-m", model, *ids), run("logits", "-m", self.file, *ids), name)
             self.assertEqual(self.fingerprint(model), self.fingerprint(self.file), name)
-            # The tables that are looked up in the file may be in blocks.
+            # Tables of embeddings, which are looked up in the file, may be quantized, too.
             has = gguf_gemma4.write(model, self.file, "Q8_0")
             same = os.path.join(self.directory.name, name)
             os.makedirs(same)
@@ -343,7 +344,7 @@ class Gguf(unittest.TestCase):
                 for model, state in zip((pocket, self.file), states):
                     run("save", "-m", model, "--say", "Let a = 3.", "-o", state)
                 self.assertEqual(*[json.loads(run("inspect", s, "--json"))["fingerprints"] for s in states])
-                run("resume", states[0], "-m", self.file, "-n", "4")  # with its tokenizer
+                run("resume", states[0], "-m", self.file, "-n", "4")  # the file has the tokenizer
             for kind in ("F32", "F16", "BF16", "Q8_0", "Q4_0"):  # compares with the other writer tensor by tensor
                 run("convert-model", "-m", pocket, "-o", self.file, "--type", kind.lower(), "--threads", "3")
                 other = os.path.join(self.directory.name, "other.gguf")
@@ -427,12 +428,12 @@ class Gguf(unittest.TestCase):
         with open(self.file, "w") as file:
             file.write("before")
         self.assertIn("window", run("convert-model", model, "-o", self.file, status=1))
-        # It scales its queries by a number of its own.
+        # This model has a factor for queries that GGUF cannot express.
         model = os.path.join(ROOT, "tests/data/models/gemma3-vision-tiny")
         self.assertIn("attention_scale", run("convert-model", model, "-o", self.file, status=1))
         packed = os.path.join(self.directory.name, "p")
         run("convert-model", POCKETS[1], "-o", self.file + "2.gguf")
-        # The input is mapped meanwhile.
+        # The file is replaced while it is mapped as the input.
         run("convert-model", self.file + "2.gguf", "-o", self.file + "2.gguf")
         self.assertIn("--type", run("convert-model", POCKETS[1], "-o", self.file, "--type", "q3", status=2))
         shutil.copytree(POCKETS[1], packed)
@@ -477,7 +478,7 @@ class Gguf(unittest.TestCase):
         self.assertNotEqual(other, expected)
         self.assertEqual(other, run("logits", "-m", self.file, "--cache-dir", cache, *ids))
         self.assertEqual(len(self.entries(cache)), 5)
-        # Overrides are part of the key.
+        # Overrides such as --eos are part of an entry's key.
         run("generate", "-m", self.file, "--compute", "f32", "--eos", "7", "--cache-dir", cache, "--ids", "2",
             "-n", "1")
         self.assertEqual(len(self.entries(cache)), 6)

@@ -1,4 +1,4 @@
-"""Writes Gemma 4 and Gemma 3n as GGUF like llama.cpp's converter. For tests. Their layers differ."""
+"""Writes Gemma 4 and Gemma 3n as GGUF for tests, as llama.cpp's converter does. Layers of one model differ in shape."""
 import json
 import os
 import statistics
@@ -19,7 +19,7 @@ LAYER = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.
          "altup.modality_router": "altup_router", "altup.router_norm": "altup_router_norm",
          "laurel.linear_left": "laurel_l", "laurel.linear_right": "laurel_r",
          "laurel.post_laurel_norm": "laurel_post_norm"}
-# Published without ".weight".
+# Tensors whose published names lack ".weight".
 WHOLE = {"layer_scalar": "layer_output_scale.weight", "router.scale": "ffn_gate_inp.scale",
          "router.per_expert_scale": "ffn_down_exps.scale", "experts.gate_up_proj": "ffn_gate_up_exps.weight",
          "experts.down_proj": "ffn_down_exps.weight", "altup.correct_output_scale": "altup_correct_scale.weight"}
@@ -43,7 +43,7 @@ def one_or_all(values):
 
 
 def common_keys(c, numbers, floats):
-    """`numbers` and `floats`: keys of the architecture, beside those that Gemma 4 and 3n share."""
+    """Returns keys of the architecture: those that Gemma 4 and 3n share, and `numbers` and `floats`."""
     arch = c["model_type"].removesuffix("_text")
     numbers |= {"embedding_length": c["hidden_size"], "block_count": c["num_hidden_layers"],
                 "context_length": c["max_position_embeddings"], "attention.head_count": c["num_attention_heads"],
@@ -62,7 +62,7 @@ def common_keys(c, numbers, floats):
 
 
 def gemma3n_keys(c):
-    # llama.cpp's converter stores the quantiles, that of 0 as minus infinity.
+    # llama.cpp's converter stores a quantile for each sparsity: minus infinity for 0.
     quantiles = [statistics.NormalDist().inv_cdf(part) if part > 0 else -np.inf
                  for part in c["activation_sparsity_pattern"]]
     return common_keys(

@@ -26,7 +26,7 @@ ENDS = {
 
 
 def read(path):
-    """name -> array: float32, or bytes as they are."""
+    """Returns name -> array: float32, or bytes as they are."""
     with open(path, "rb") as file:
         raw = file.read()
     length = struct.unpack("<Q", raw[:8])[0]
@@ -53,7 +53,7 @@ def in_order_of_ggml(codes, scales):
 
 
 def write(directory, path, kind="BF16"):
-    """`kind`: of the matrices that are not in MXFP4."""
+    """Writes a directory as GGUF; `kind` is the type of the matrices that are not in MXFP4."""
     with open(os.path.join(directory, "config.json")) as file:
         c = json.load(file)
     weights = read(os.path.join(directory, "model.safetensors"))

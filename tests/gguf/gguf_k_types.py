@@ -48,7 +48,7 @@ def encode(x, kind):
     d, m, s, t, u = parts_of(x, kind)
     raw = lambda a: np.ascontiguousarray(a).view(np.uint8).reshape(len(u), -1)  # noqa: E731
     if kind == "Q6_K":
-        part = u.reshape(-1, 2, 4, 32)  # halves of 128 in parts of 32
+        part = u.reshape(-1, 2, 4, 32)  # two halves of 128, each of four parts of 32
         low = (part[:, :, :2] & 15) | (part[:, :, 2:] & 15) << 4
         high = sum((part[:, :, p] >> 4) << (2 * p) for p in range(4))
         return np.concatenate([raw(low), raw(high.astype(np.uint8)), raw(s), raw(d)], 1).tobytes()

@@ -1,4 +1,4 @@
-"""Writes models with recurrent layers as GGUF like llama.cpp's converter. For tests."""
+"""Writes models with recurrent layers as GGUF for tests, as llama.cpp's converter does."""
 import json
 import os
 
@@ -30,7 +30,7 @@ ARCHITECTURES = {"qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_m
 
 
 def tiles(c, x, first, width):
-    """Reorders heads of values, rows from `first` on: of all groups the first head, then the second."""
+    """Reorders the value heads in the rows from `first` on: the first head of every group, then the second ones."""
     keys, values = c["linear_num_key_heads"], c["linear_num_value_heads"]
     heads = x[first:].reshape(keys, values // keys, width, *x.shape[1:])
     return np.concatenate([x[:first], np.swapaxes(heads, 0, 1).reshape(-1, *x.shape[1:])])
@@ -49,12 +49,12 @@ def tiled(c, part, x):
 
 
 def rotated(x, heads):
-    """Llama's pairs as neighbours."""
+    """Reorders the two halves of Llama's heads so that a rotary pair is adjacent."""
     return x.reshape(heads, 2, -1, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
 
 def layer_tensors(c, architecture, part, x):
-    """Yields the file's tensors of one published tensor of a layer."""
+    """Yields the tensors of the file that correspond to one published tensor of a layer."""
     granite, qwen = architecture == "granitehybrid", architecture.startswith("qwen")
     stem = part.removesuffix(".weight").removesuffix(".bias")
     if architecture in ("qwen35", "qwen35moe"):
@@ -172,7 +172,7 @@ def write(directory, path, kind):
             continue
         tensors += [(f"blk.{layer}.{n}", y) for n, y in layer_tensors(c, architecture, part, x)]
     tensors += [(name, np.stack([of[i] for i in range(len(of))])) for name, of in experts.items()]
-    # Columns of heads change places; blocks of them would round other numbers together.
+    # ssm_out's columns are reordered by heads. Blocks of them would round other numbers together, so they stay float32.
     floats = ("ssm_out.weight", "ssm_norm.weight")
     blocks = lambda n, x: in_blocks(x) and not n.endswith(floats) and kind != "F32"  # noqa: E731
     write_file(path, keys_of(c, architecture), [(n, x, kind if blocks(n, x) else "F32") for n, x in tensors])

@@ -24,7 +24,7 @@ size_t damaged_files() {
 // The result of loading a file.
 struct Outcome {
   std::string fingerprint;
-  std::vector<Digest> bits;  // of logits, keys and values
+  std::vector<Digest> bits;  // digests of logits, keys and values
 };
 
 Outcome use(const std::string& path) {

@@ -139,7 +139,7 @@ TEST_F(Metadata, SamplingIsWritten) {
   EXPECT_EQ(draws.number("general.sampling.top_p"), double{0.9f});
   EXPECT_EQ(draws.number("general.sampling.min_p"), double{0.01f});
   EXPECT_EQ(draws.number("general.sampling.penalty_repeat"), double{1.05f});
-  EXPECT_EQ(generation().temperature, 0.6123456789);  // with all its digits
+  EXPECT_EQ(generation().temperature, 0.6123456789);  // no digit is lost
   EXPECT_EQ(generation().eos_ids, (std::vector<int32_t>{7, 9}));
   const auto float_bytes = [](float x) {
     return std::string(reinterpret_cast<const char*>(&x), sizeof x);

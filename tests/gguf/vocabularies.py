@@ -54,8 +54,8 @@ def tokens_and_types(tokenizer):
 
 
 def write(directory, path, pre, published_too=False, gemma4=False):
-    """Writes a model of two weights a token with this tokenizer. `pre` is None for
-    sentencepiece's or Gemma 4's rules."""
+    """Writes a model with this tokenizer and embeddings of two numbers. `pre` is None for sentencepiece's or Gemma 4's
+    rules."""
     tokenizer, config = published(directory)
     tokens, types = tokens_and_types(tokenizer)
     keys = [pair("general.architecture", "text", "llama")]
@@ -98,8 +98,8 @@ def write(directory, path, pre, published_too=False, gemma4=False):
 
 
 def generated(count, seed, tokens):
-    """Generates texts from alphabets and from pieces of the vocabulary, which include marks and
-    word borders."""
+    """Generates texts from alphabets and from pieces of the vocabulary, which include special tokens and word
+    borders."""
     draws = random.Random(seed)
     texts = []
     for _ in range(count):
@@ -176,7 +176,7 @@ class Vocabularies(unittest.TestCase):
 
     def test_the_published_file_goes_before(self):
         self.equal_ids("llama3_1", "llama-bpe", published_too=True)
-        # The rules of its name are not used in that case.
+        # With a published tokenizer.json in the file, the rules of the name are not used.
         self.equal_ids("gpt2", "of-no-model", published_too=True)
 
 

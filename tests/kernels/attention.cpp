@@ -15,7 +15,7 @@ namespace {
 
 struct Scene {
   size_t kv_heads = 1, group = 1, head_dim = 16;
-  int64_t positions = 100;  // in the cache
+  int64_t positions = 100;  // positions in the cache
   int64_t first = 0;        // queries are positions first .. positions-1
   int64_t window = 0;
   double softcap = 0;
@@ -68,7 +68,7 @@ Rows rows_of(std::vector<float>& memory, size_t width) {
 struct Sequence {
   Scene s;
   std::vector<float> q, k, v;  // q[count][heads][head_dim]; k, v[positions][kv_heads][head_dim]
-  std::vector<float> k_scale, v_scale;  // [positions][kv_heads]; of q8, with integer k, v
+  std::vector<float> k_scale, v_scale;  // [positions][kv_heads]; only if k and v are integers of q8
   KvCache cache;
 
   explicit Sequence(const Scene& setup)
@@ -216,7 +216,7 @@ void check_against_float64(const Sequence& a, const std::vector<float>& y) {
         score.push_back(capped);
         seen.push_back(t);
       }
-      if (!s.sinks.empty()) score.push_back(double{s.sinks[h]});  // which has no value
+      if (!s.sinks.empty()) score.push_back(double{s.sinks[h]});  // a sink adds weight, not value
       const auto [low, high] = std::minmax_element(score.begin(), score.end());
       const double range = *high - *low + 2 * error, n = static_cast<double>(score.size());
       ASSERT_LT(range, 80) << "weights must stay normal for the bound to hold";
@@ -342,8 +342,7 @@ TEST_P(AttentionOnEachIsa, Softcap) {
 }
 
 // With one query and few heads, threads take blocks of positions. Merging their results must equal
-// one thread's result.
-// Each pair of heads, position and window, or all combinations.
+// one thread's result. Tests each pair of heads, position and window, or all combinations.
 TEST_P(AttentionOnEachIsa, SplitOverThreadsGivesTheSameBits) {
   size_t way = 0;
   for (size_t kv_heads : {1, 2, 3}) {

@@ -535,8 +535,8 @@ TEST_P(Kernel, PairsAtTheEdges) {
   const Case cases[] = {
       {0x1p-63f, 0x1p-63f, 0, 0, kLeast},
       {0x1p-63f, 0x1p-64f, 0, 0, 0},                       // the result is flushed
-      {-0x1p-63f, 0x1p-64f, -0.0f, 1, -0.0f},              // to a zero of the same sign
-      {0x1p-63f, 0x1p-64f, 0x1p-63f, 0x1p-64f, 0},         // flushed bits stay lost
+      {-0x1p-63f, 0x1p-64f, -0.0f, 1, -0.0f},              // the result is flushed to -0
+      {0x1p-63f, 0x1p-64f, 0x1p-63f, 0x1p-64f, 0},         // a flushed product adds nothing
       {0x1p-130f, 0x1p100f, 0, 0, 0},                      // a denormal weight counts as zero
       {0x1p100f, 0x1p-130f, 0, 0, 0},                      // a denormal input counts as zero
       {0x1p-130f, kInf, 0, 0, kNan},                       // 0 * inf
@@ -582,7 +582,7 @@ TEST_P(Kernel, PairsLeaveTheFloatEnvironmentAlone) {
 TEST_P(Kernel, PairsTileGivesTheBitsOfMatrixVector) {
   for (size_t depth : {2, 6, 16, 66, 260, 514}) {
     for (size_t blocks : {1, 2, 3, 4}) {
-      std::vector<std::vector<float>> expected;  // of each row, which is the same among more rows
+      std::vector<std::vector<float>> expected;  // each row's, whatever rows are beside it
       for (int rows = 1; rows <= kTileRows; ++rows) {
         Stream s(depth + blocks);
         const bool tiny = depth == 66;

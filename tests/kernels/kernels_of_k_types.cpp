@@ -14,7 +14,7 @@ class KernelsOfKTypes : public EachIsa {};
 
 struct Type {
   const char* name;
-  int index;  // in the kernel table
+  int index;  // index in the kernel table
   int bits;
   size_t inputs;  // inputs of a sub-block
   size_t super_bytes;

@@ -10,7 +10,7 @@ namespace {
 
 class KernelsOfMxfp4 : public EachIsa {};
 
-// Twice what a code stands for.
+// Returns twice the value of a code.
 int doubled(int code) {
   constexpr int kMagnitudes[] = {0, 1, 2, 3, 4, 6, 8, 12};
   return code < 8 ? kMagnitudes[code] : -kMagnitudes[code - 8];
@@ -23,7 +23,7 @@ struct Weights {
   std::vector<uint8_t> exponents;  // [16 blocks][k / 32]
   Fenced<uint8_t> packed;
 
-  // Exponents of low .. high, and here and there the least and the greatest ones.
+  // Draws exponents from `low` to `high`, and now and then the smallest or the largest valid one.
   Weights(size_t n, size_t columns, uint64_t seed, int low = 110, int high = 130)
       : blocks(n),
         k(columns),
@@ -53,7 +53,7 @@ struct Weights {
     strip[64 + block * 256 + in % 16 / 4 * 64 + lane * 4 + in % 4] |=
         static_cast<uint8_t>(codes[row * k + i] << (in < 16 ? 0 : 4));
   }
-  // A power of two, or a denormal one.
+  // Returns a power of two, which may be denormal.
   float scale(size_t row, size_t i) const {
     return static_cast<float>(std::ldexp(1.0, exponents[(row * k + i) / 32] - 128));
   }
@@ -87,7 +87,7 @@ struct Weights {
   }
 };
 
-// Strips that end whole and in their middle.
+// Numbers of inputs that end with a whole strip, or within one.
 constexpr size_t kDepths[] = {64, 128, 192, 320, 1088};
 
 void check_vectors(const Kernels& k, const Weights& w, float magnitude) {
@@ -135,7 +135,8 @@ TEST_P(KernelsOfMxfp4, TheLeastAndTheGreatestExponents) {
   check_vectors(k, Weights(1, 192, 11, 250, 252), 0x1p-90f);
 }
 
-// In one go and continued at the beginning of a strip, against the chain of plain integers.
+// Computes the tile in one go, and continued at the beginning of a strip. Compares both with the
+// chain of plain integers.
 void check_tile(const Kernels& k, const Weights& w, const Fenced<float>& x, int rows) {
   const size_t depth = w.k, width = 16 * w.blocks, ld = width + 3, cut = depth / 256 * 128,
                stride = depth / 64 * static_cast<size_t>(kExpandedMxfp4);

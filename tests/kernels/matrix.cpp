@@ -424,8 +424,8 @@ TEST_P(LinearOnEachIsa, BlockBoundaries) {
   }
 }
 
-// Checks f(gate) * up of the two halves of the outputs. The product is taken whole (few rows,
-// halves that are not multiples of 16, biases) or panel by panel.
+// Checks f(gate) * up, where gate and up are the two halves of a layer's outputs. The product is
+// taken whole (few rows, halves that are not multiples of 16, biases) or panel by panel.
 void check_gated(const std::string& isa, const Linear& layer, Contract contract, size_t rows,
                  int threads, Gate gate) {
   const size_t inputs = layer.weight.columns(), half = layer.weight.rows() / 2,
@@ -476,7 +476,7 @@ TEST_P(LinearOnEachIsa, GatesAreThoseOfTheProduct) {
   }
 }
 
-// Blocks of mxfp4, of which any bytes are a block but for exponents above 252.
+// Random blocks of mxfp4. Any bytes form a valid block, except exponents above 252.
 std::vector<std::byte> mxfp4_blocks(size_t n, uint64_t seed) {
   std::vector<std::byte> bytes(17 * n);
   Stream s(seed);
@@ -485,8 +485,8 @@ std::vector<std::byte> mxfp4_blocks(size_t n, uint64_t seed) {
   return bytes;
 }
 
-// Rows beside it do not matter, nor do half strips or the number of pieces. Under f32 the bits are
-// those of the same weights as float32.
+// The bits of a row depend neither on the rows beside it, nor on half strips, nor on the number of
+// pieces. Under f32 they are those of the same weights as float32.
 TEST_P(LinearOnEachIsa, Mxfp4GivesEachRowTheBitsOfARowAlone) {
   for (const size_t inputs : {32, 64, 160, 192, 1088, 2112}) {
     constexpr size_t kOutputs = 101;

@@ -46,7 +46,7 @@ TEST_P(RecurrenceKernels, Softplus) {
   EXPECT_TRUE(y.untouched());
 }
 
-// The stated error, and the special values.
+// Softplus keeps within the documented error, and is exact for special values.
 TEST_P(RecurrenceKernels, SoftplusIsAccurate) {
   double worst = 0;
   const float zero = 0;

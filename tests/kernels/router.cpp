@@ -69,7 +69,8 @@ TEST(Router, ChoosesByLogits) {
   });
 }
 
-// The weights of each rule in float64; the division and its sum as they are written.
+// Compares the weights of each rule with float64. The divided rule must also sum and divide in the
+// documented order.
 TEST(Router, WeightsFollowTheRule) {
   on_all([](const Kernels& k) {
     const std::vector<float> logits = some_logits(21);
@@ -130,7 +131,7 @@ TEST(Router, EqualScoresWithABiasGoToTheLowerExpert) {
   });
 }
 
-// One multiplication after the division, and after the factors of single experts.
+// The factor multiplies a weight once: after the division, and after the factors of single experts.
 TEST(Router, AFactorMultipliesWeights) {
   on_all([](const Kernels& k) {
     const std::vector<float> logits = some_logits(21), scale(21, 3);
@@ -175,7 +176,8 @@ TEST(Router, ALogitThatIsNotFiniteIsToldAndChoosesNothing) {
   }
 }
 
-// The kernels that mixtures of experts brought, element by element, in memory with a fence.
+// Compares the kernels that only mixtures of experts use, element by element, in memory that ends
+// at a guard page.
 TEST(Router, KernelsAreThoseOfTheContract) {
   on_all([](const Kernels& k) {
     for (const size_t n : {1, 15, 16, 17, 33}) {
@@ -196,7 +198,7 @@ TEST(Router, KernelsAreThoseOfTheContract) {
       EXPECT_TRUE(std::isnan(y[0]));
       for (size_t i = 1; i < n; ++i)
         EXPECT_EQ(y[i], std::clamp(std::fma(0.7f, x[i], before[i]), -1.5f, 1.5f));
-      // Sixteen sums, then the tree.
+      // The contract sums in sixteen lanes, then adds these in a tree.
       std::vector<float> lanes(16, 0.0f), e(n);
       const float largest = *std::max_element(x.data(), x.data() + n);
       for (size_t i = 0; i < n; ++i) {
@@ -214,7 +216,7 @@ TEST(Router, KernelsAreThoseOfTheContract) {
 }
 
 TEST(Router, GroupsRowsByExpert) {
-  const std::vector<float> weights = {0, 0.5f, 0, -0.25f, 9,  // the fifth column is none of these
+  const std::vector<float> weights = {0, 0.5f, 0, -0.25f, 9,  // the fifth column is padding
                                       0, 0,    0, 1,      9,  //
                                       0, 2,    0, 0,      9};
   std::vector<uint32_t> experts(4, 99), first(5, 99), rows(12, 99);

@@ -81,8 +81,8 @@ TEST_P(PointsOfFamily, PointsAreThoseOfTheReference) {
   }
 }
 
-// Each operation, compared with the same change made in the reference, at each point of one layer
-// in turn, or with STET_ALL_WAYS of all layers.
+// Compares each operation with the same change made in the reference. Each test changes one point
+// in one layer or, with STET_ALL_WAYS, in all layers.
 TEST_P(PointsOfFamily, ChangesAreThoseOfTheReference) {
   const ModelConfig& c = m->config();
   const auto direction = [](size_t n) {
@@ -129,7 +129,8 @@ TEST_P(PointsOfFamily, ChangesAreThoseOfTheReference) {
   }
 }
 
-// Each operation on scores and patterns: of some heads, and of some of the attended positions.
+// Tests each operation on scores and patterns: of some heads, and of some of the attended
+// positions.
 TEST_P(PointsOfFamily, ChangesOfAttentionAreThoseOfTheReference) {
   const ModelConfig& c = m->config();
   using Op = Intervention::Op;
@@ -444,9 +445,9 @@ TEST_P(Points, ChangesOutliveShifts) {
     s.append(rest);
     Session replayed = replay(m, s.state(), how());
     EXPECT_TRUE(same_state(replayed, s));
-    // Only the change of the last layer's input can make a difference here. The output layer reads
-    // the last token with it or without it, although keys and values are the same; both agree once
-    // it is over.
+    // The intervention changes only the last layer's input, from which the logits of the last token
+    // follow. Keys and values are the same without it. So the logits differ while it is in force,
+    // and agree once it has ended.
     State same_past = none.state();
     same_past.interventions.clear();
     Session without(m, same_past, how());

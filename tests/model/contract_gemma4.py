@@ -53,7 +53,7 @@ def read_config(directory, name="config.json"):
     c.softcap = float(get("final_logit_softcapping", 0 if c.family == "gemma4" else 30))
     c.tied = get("tie_word_embeddings", whole.get("tie_word_embeddings", True))
     c.ropes = [rope_of(j, full[i], c.dim[i]) for i in range(c.layers)]
-    c.kv_heads, c.rope_of = None, range(c.layers)  # of layers, here
+    c.kv_heads, c.rope_of = None, range(c.layers)  # here they differ by layer
     c.experts = ({"count": j["num_experts"], "chosen": j["top_k_experts"], "rule": 1}
                  if get("enable_moe_block", False) else None)
     if c.family == "gemma3n":
@@ -179,7 +179,7 @@ class Gemma4(Model):
 
 
 class LayerCache(Cache):
-    """Keys and values of layers that differ, and no bytes of those that read another's."""
+    """The cache of a model whose layers differ. Layers that read the keys and values of another have no bytes."""
 
     def bytes(self):
         out = bytearray()

@@ -50,7 +50,7 @@ class Checkpoint:
         return name in self.short
 
     def of_stack(self, experts, i, name):
-        """Expert i's matrix, float32 or Mxfp4, and bias, of gpt-oss."""
+        """Returns the matrix (float32 or Mxfp4) and the bias of expert i of gpt-oss."""
         stack = experts + ("down_proj" if name == "down_proj" else "gate_up_proj")
         part = {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2), "down_proj": slice(None)}[name]
         bias = self(stack + "_bias")[i][part]
@@ -213,7 +213,7 @@ class Model:
         self.names = {"gpt2": ("wte.weight", "ln_f", "h."),
                       "gpt_neox": ("embed_in.weight", "final_layer_norm", "layers.")}.get(
             c.family, ("embed_tokens.weight", "norm", "layers."))
-        kind = "f32" if kind == "ggml" else kind  # but for experts
+        kind = "f32" if kind == "ggml" else kind  # only experts have MXFP4
         self.embedding = make(t(self.names[0]), kind, "embeddings")
         head = "embed_out.weight" if c.family == "gpt_neox" else "lm_head.weight"
         self.head = self.embedding if c.tied_head else make(t(head), kind, "head")
@@ -286,7 +286,7 @@ class Model:
         return z
 
     def route(self, logits):
-        """The weights of all experts for one row."""
+        """Returns the weights with which the router combines all experts for one row; 0 for those not chosen."""
         e = self.c.experts
         chosen = np.sort(np.argsort(-logits, kind="stable")[:e["chosen"]])
 

@@ -110,7 +110,7 @@ def chain(k, s):
 
 
 def delta_rule(s, q, k, v, decay, beta):
-    """One token of all heads: s [heads][key_dim][value_dim]."""
+    """Processes one token in all heads. s is [heads][key_dim][value_dim]; returns the new s and the output."""
     s = decay[:, None, None] * s
     u = beta[:, None] * (v - chain(k, s))
     s = a.fma(k[:, :, None], u[:, None, :], s)
@@ -130,7 +130,7 @@ class RecurrentCache(LayerCache):
         self.state, self.conv = {}, {}
 
     def recurrent(self):
-        """The bytes of all arrays, layer by layer."""
+        """Returns the bytes of all arrays, layer by layer."""
         return b"".join(x[i].tobytes() for i in sorted(self.conv) for x in (self.state, self.conv) if i in x)
 
 
@@ -178,7 +178,7 @@ class Recurrent(Model):
         c, at = self.c, f"layers.{i}.self_attn."
         heads = lambda x: x.reshape(len(x), -1, c.head_dim)
         q, k, v = (self.at(at + n, "attention", h) for n in ("q_proj", "k_proj", "v_proj"))
-        if self.qwen:  # of each head: the query, then the gate
+        if self.qwen:  # each head has its query, then its gate
             q, gate = (x.reshape(len(h), -1) for x in np.split(q.reshape(len(h), c.heads, -1), 2, axis=2))
         q, k, v = heads(q), heads(k), heads(v)
         norms = ("q_norm", "k_norm") if self.qwen else ("q_layernorm", "k_layernorm") if self.lfm2 else None
@@ -212,7 +212,7 @@ class Recurrent(Model):
         nk, nv, dk, dv = (c.get("linear_" + n) for n in ("num_key_heads", "num_value_heads", "key_head_dim",
                                                          "value_head_dim"))
         r = nv // nk
-        if self.t.has(at + "in_proj_qkvz.weight"):  # of each key head: q, k, v and z; b and a
+        if self.t.has(at + "in_proj_qkvz.weight"):  # each key head has q, k, v and z; b and a
             packed = self.at(at + "in_proj_qkvz", "attention", h).reshape(len(h), nk, -1)
             q, k, v, z = (x.reshape(len(h), -1) for x in np.split(packed, [dk, 2 * dk, 2 * dk + r * dv], axis=2))
             mixed = np.concatenate([q, k, v], axis=1)
@@ -270,7 +270,7 @@ class Recurrent(Model):
                        a.silu(self.at(name + gate, "mlp", x)) * self.at(name + up, "mlp", x))
 
     def halves(self, x, both, down):
-        """An MLP whose gates and ups are one matrix, gates first."""
+        """Returns the output of an MLP whose gates and ups are one matrix, gates first."""
         gate, up = np.split(make(np.ascontiguousarray(both), self.kind, "mlp").product(x), 2, axis=1)
         return make(np.ascontiguousarray(down), self.kind, "mlp").product(a.silu(gate) * up)
 

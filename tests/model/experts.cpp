@@ -137,8 +137,8 @@ Intervention weights_set(int64_t layer, std::vector<float> values) {
   return w;
 }
 
-// A weight that becomes another number than 0 is computed: of all experts, in chunks of few and of
-// many rows.
+// An intervention sets the weights of all experts. Those that were 0 are then computed, too, in
+// chunks of few and of many rows.
 TEST(Experts, ChangedWeightsAreComputed) {
   const auto m = model(data_path("models/qwen3moe-tiny"));
   const std::vector<int32_t> ids = random_tokens(*m, 60);
@@ -173,7 +173,7 @@ TEST(Experts, AnIndexCannotBeChanged) {
             "intervention: point: expected one that can be changed, found mlp.hook_expert_indices");
 }
 
-// The session is what it was, and goes on.
+// After the error the session is unchanged and can continue.
 TEST(Experts, ALogitThatIsNotFiniteNamesLayerAndPosition) {
   const TemporaryDirectory dir;
   Parts p("qwen3moe-tiny");

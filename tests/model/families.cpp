@@ -367,7 +367,7 @@ TEST(Families, SizesOfGpt2) {
             1);
 }
 
-// rope_parameters and layer_types as newer versions of transformers write them.
+// Newer versions of transformers write rope_parameters and layer_types.
 TEST(Families, NewerConfigsAreTheSameModels) {
   for (const char* name :
        {"gemma-tiny", "gemma2-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny"}) {

@@ -30,8 +30,8 @@ void expect_close(const std::vector<float>& got, const std::vector<float>& golde
   EXPECT_LE(worst, bound) << what;
 }
 
-// The reference of a hidden state. Of several residual streams ([streams][T][hidden]) it is the one
-// that layers read.
+// Returns the reference of a hidden state. If a model has several residual streams
+// ([streams][T][hidden]), it is the one that layers read.
 std::vector<float> hidden_state(const Golden& golden, const ModelConfig& c, size_t index) {
   const std::string name = "hidden." + std::to_string(index);
   std::vector<float> all = golden.floats(name);
@@ -100,8 +100,9 @@ TEST_P(GoldenModel, KeysAndValues) {
   }
 }
 
-// The arrays of recurrent layers after all tokens, and after a third of them. The reference has
-// convolutions' inputs as [channels][inputs], and Mamba's states as [heads][columns][rows].
+// Compares the arrays of recurrent layers with the reference's after all tokens, or after a third
+// of them. It has convolutions' inputs as [channels][inputs], and Mamba's states as
+// [heads][columns][rows].
 void expect_states(const Golden& golden, const Session& at, const std::string& end) {
   Session session = at.fork();
   const RecurrentState arrays = session.state().recurrent;

@@ -143,7 +143,7 @@ INSTANTIATE_TEST_SUITE_P(Models, Pocket, testing::Values("gemma3", "llama3"),
 struct Script {
   std::vector<int32_t> ids;
   struct Turn {
-    size_t begin, end;  // of the reply, including the stop token
+    size_t begin, end;  // the reply's tokens, including the stop token
   };
   std::vector<Turn> turns;
 };
@@ -190,7 +190,7 @@ TEST(PocketScriptCut, Insight08_LostStateGivesVisiblyWrongAnswers) {
     const std::span<const int32_t> ids(script.ids);
     Session alone(model(asset_path("pocket-gemma3")), options(1));
     alone.append(bos);
-    const size_t from = script.turns[turn - 1].end + 1;  // after the stop token's newline
+    const size_t from = script.turns[turn - 1].end + 1;  // skips the newline after the stop token
     alone.append(ids.subspan(from, begin - from));
     const std::vector<int32_t> expected(ids.begin() + static_cast<long>(begin),
                                         ids.begin() + static_cast<long>(end));

@@ -294,7 +294,7 @@ TEST(Quantized, ABadWeightIsNamedForAnyNumberOfThreads) {
         error_of([&] { t.matrix().quantized(WeightType::q8, threads); }),
         "unsupported: [39, 69]: expected less than 8.32104e+06 in magnitude for q8, found 1e+30");
   }
-  t.w[39 * 70 + 69] = 524159.0f;  // less than 8 times 65520
+  t.w[39 * 70 + 69] = 524159.0f;  // just below 8 * 65520, the limit of q4's float16 scale
   for (const int threads : {1, 2, 5}) {
     EXPECT_EQ(error_of([&] { t.matrix().quantized(WeightType::q4, threads); }),
               "unsupported: [40, 69]: expected less than 524160 in magnitude for q4, found nan");

@@ -15,7 +15,7 @@
 namespace stet::test::shared_expert_tests {
 namespace {
 
-constexpr int64_t kWidth = 40;  // of the shared expert: no multiple of a kernel's blocks
+constexpr int64_t kWidth = 40;  // width of the shared expert: no multiple of a kernel's blocks
 constexpr const char *kGated = "GatedSharedExpertForCausalLM", *kPlain = "SharedExpertForCausalLM";
 
 // Qwen3-MoE without norms of heads and dense layers, and with a shared expert.
@@ -138,7 +138,7 @@ class SharedExperts : public testing::TestWithParam<bool> {
   const std::vector<int32_t> ids = random_tokens(*m, 40);
 };
 
-// Logits and every point; those of the MLP are the shared expert's.
+// Compares the logits and every point. The points of the MLP are those of the shared expert.
 TEST_P(SharedExperts, AgreeWithTheReference) {
   std::map<std::string, std::vector<double>> points;
   const std::vector<double> logits =

@@ -38,7 +38,7 @@ class Texts(common.Case):
         self.assertEqual(ids.tolist().count(t.bos), 1)
         self.assertEqual(t.decode(ids), rendered.text)
         end = t.id("<end_of_turn>")
-        self.assertEqual(ids.tolist().count(end), 3)  # the end mark in the message is text
+        self.assertEqual(ids.tolist().count(end), 3)  # the end-of-turn token spelled in the message is text
         self.assertLess(len(t.apply_chat_template(messages, add_generation_prompt=False)), len(ids))
         shout = "{{ bos_token }}{% for m in messages %}{{ m.content | upper }}{{ more }}{% endfor %}"
         self.assertEqual(

@@ -10,7 +10,7 @@ import unittest
 import common
 import stet
 
-# Functions that the package need not call, and those that do the same and more.
+# Functions that the package need not call, and the more general ones that it calls instead.
 MORE = {"stet_session_verify": "stet_session_verify_with_report"}
 PACKAGE = os.path.join(common.ROOT, "python/stet")
 

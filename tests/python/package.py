@@ -372,7 +372,7 @@ class Examples(unittest.TestCase):
     def test_the_guide_of_the_laboratory_runs(self):
         guide = read(os.path.join(ROOT, "docs/lab.md")).decode()
         (code,) = [part.split("```")[0] for part in guide.split("```python\n")[1:]]
-        said = run(sys.executable, "-c", code)  # from the root, because its paths are relative
+        said = run(sys.executable, "-c", code)  # run in the root, because its paths are relative
         reply, edits = said.rstrip("\n").rsplit("\n", 1)
         self.assertRegex(reply, r"[0-9a-f]{64}$")
         self.assertRegex(edits, r"^[1-9][0-9]* [0-9.e+-]+$")
@@ -671,7 +671,7 @@ class Commands(unittest.TestCase):
             run(STET, "resume", d + "/t.stet", "-m", POCKET, "-n", "3")
             said = json.loads(edit("--scale", "1", "--json"))
             self.assertEqual((said["key_difference"], said["kl"], said["equal_positions"]), (0, 0, tokens))
-            # Nothing before its end can be rewound to.
+            # A pruned state cannot be rewound to before the end of the prune, and can still be edited.
             run(STET, "prune", d + "/a.stet", "--keep-last", "4", "-o", d + "/p.stet")
             pruned = json.loads(
                 run(STET, "edit", d + "/p.stet", "-m", POCKET, "-o", d + "/t.stet", "--zero", "--layers", "0",

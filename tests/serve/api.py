@@ -350,7 +350,7 @@ class Serve(unittest.TestCase):
             self.assertTrue(self.post("/v1/states/%s/verify" % state["id"], {})["same_bits"])
             self.assertEqual(self.metric("prompt_tokens_total"), prompts + 1900)
             self.assertEqual(self.metric("tokens_verified_total"), verified + 1900)
-            # One in each pass of at most 512 prompt tokens.
+            # Verifying takes passes of at most 512 tokens, and each pass draws a token of the reply.
             self.assertGreaterEqual(self.metric("drawn_tokens_total"), drawn + 3)
 
     def test_verifying_ends_when_nobody_waits(self):
@@ -374,7 +374,7 @@ class Serve(unittest.TestCase):
         short, long = (self.get(state + "/attention?layer=3&head=1&last=5"),
                        self.get(state + "/attention?layer=3&head=1&last=2000"))
         self.assertEqual((short["first"], long["first"], len(long["values"])), (n - 5, 0, n))
-        # To the bit, however much was already computed.
+        # Values do not depend on how much was already computed, bit for bit.
         self.assertEqual(short["values"], long["values"][-5:])
         for i, row in enumerate(long["values"]):
             self.assertEqual(len(row), i + 1)

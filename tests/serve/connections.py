@@ -294,7 +294,7 @@ class Crowds(Raw):
         port = self.server.port
         self.server.get("/health")
         self.server.stop()  # right after using a connection, which stays in TIME_WAIT
-        self.server.start()  # on the same port
+        self.server.start()  # uses the same port
         self.assertEqual(self.server.port, port)
 
     def test_a_signal_ends_those_that_wait(self):

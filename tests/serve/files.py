@@ -89,7 +89,7 @@ class Ownership(Directory):
     def test_an_empty_directory_is_taken_and_keeps_its_mode(self):
         os.makedirs(self.path("lost+found"))
         os.chmod(self.directory, 0o755)
-        self.write("secret.tmp-0123456789abcdef", b"half")  # of a start that was killed
+        self.write("secret.tmp-0123456789abcdef", b"half")  # left by a start that was killed
         self.server().stop()
         self.assertEqual(os.stat(self.directory).st_mode & 0o777, 0o755)
         self.assertTrue(os.path.isdir(self.path("lost+found")))

@@ -20,7 +20,7 @@ const { Trash } = await import(join(folder, "trash.js"));
 
 // ---------------------------------------------------------------- Markdown
 
-// Returns a short form of a parse without positions.
+// Returns a parse as short text, without positions.
 const short = (items) => items.map((i) =>
   typeof i === "string" ? i : i.type === "break" ? "/"
   : `${i.type}(${i.text ?? (i.href ? i.href + " " : "") + short(i.children)})`).join("");

@@ -306,7 +306,7 @@ class Beginnings(WithServer):
         mark = self.post("/tokenize", {"text": "<end_of_turn>", "add_special": False})["tokens"]
         self.assertEqual(len(mark), 1)
         prompt = self.state(answer["state_id"])["ids"][:-answer["usage"]["completion_tokens"]]
-        self.assertEqual(prompt.count(mark[0]), 1)  # of the user's turn
+        self.assertEqual(prompt.count(mark[0]), 1)  # the mark of the user's turn
 
 
 class Templates(unittest.TestCase):
@@ -644,7 +644,7 @@ class Completions(WithServer):
         self.assertIsNone(scores["token_logprobs"][0])
         self.assertIsNone(scores["top_logprobs"][0])
         for name in ("tokens", "token_logprobs", "top_logprobs"):
-            self.assertEqual(scores[name][-9:], drawn["logprobs"][name])  # to the bit
+            self.assertEqual(scores[name][-9:], drawn["logprobs"][name])  # bit for bit
         told = self.get("/v1/states/%s/tokens?logprobs=true" % drawn["state_id"])["data"]
         self.assertEqual([t["logprob"] for t in told], scores["token_logprobs"])
         self.assertEqual(echoed["usage"]["prompt_tokens"], len(ids))

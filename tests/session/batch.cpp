@@ -92,8 +92,8 @@ class Batch : public testing::TestWithParam<Subject> {
   std::shared_ptr<const Model> m = model(GetParam().directory);
 };
 
-// Each number of sessions with each instruction set, and a number of threads in turn, or all of
-// them with STET_ALL_WAYS.
+// Tests each number of sessions with each instruction set. The number of threads alternates, or
+// with STET_ALL_WAYS all numbers are tested.
 TEST_P(Batch, EverySessionIsAsIfAlone) {
   size_t way = 0;
   for (const size_t count : {1u, 2u, 3u, 5u, 16u}) {
@@ -320,7 +320,8 @@ TEST_F(FailingBatch, ASessionThatIsAppending) {
   EXPECT_TRUE(same_state(b, b_before));
 }
 
-// The last call that may throw. A pruned session must keep the logits that it cannot recompute.
+// Progress is reported last, so nothing can throw after it. A pruned session must keep the logits
+// that it cannot recompute.
 TEST_F(FailingBatch, ProgressOfOnePrunedSession) {
   Session a = session(150), b = session(150);
   for (Session* s : {&a, &b}) s->prune({.keep_last = 60, .sinks = 2, .shift = false});

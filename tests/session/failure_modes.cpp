@@ -173,7 +173,7 @@ TEST(FailureModes, Mode13_OnlyTheTokensAskedForAreFed) {
   for (const Subject& subject : subjects()) {
     Session s(model(subject.directory), options(1));
     EXPECT_EQ(s.size(), 0);
-    EXPECT_TRUE(s.logits().empty());  // without tokens nothing is invented to continue from
+    EXPECT_TRUE(s.logits().empty());  // without tokens there are no logits to continue from
     const std::vector<int32_t> one = {7};
     s.append(one);
     EXPECT_EQ(s.tokens(), one);

@@ -114,7 +114,7 @@ TEST_F(Rewinding, AnEditedSessionHasTheEarlierLogits) {
   }
 }
 
-// Logits of sizes before the edit are those of the tokens alone.
+// At sizes before the edit, the logits are those of a session without the edit.
 TEST_F(Rewinding, BeforeTheEditTheLogitsAreThoseOfTheTokens) {
   for (const bool pruned : {false, true}) {
     Session s(m, options(1)), plain(m, options(1));

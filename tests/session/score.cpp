@@ -50,7 +50,7 @@ class Scores : public testing::TestWithParam<Subject> {
       for (uint32_t choice = 0; choice < 3; ++choice)
         all.push_back({joined(context, text(1 + choice, 20 + choice)), context.size()});
     }
-    all.push_back({few_shot, 1});                 // the prefix of others, rolling
+    all.push_back({few_shot, 1});                 // scored from token 1 on; others begin with it
     all.push_back({joined(few_shot, other), 1});  // extends the shared prefix
     all.push_back({other, 30});
     all.push_back(all.back());       // a duplicate

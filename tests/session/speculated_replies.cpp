@@ -103,7 +103,7 @@ struct Event {
 // One reply: a session with its prompt, the limits, and what happens meanwhile.
 struct Case {
   Session session;
-  std::vector<int64_t> limits;  // of consecutive calls of generate()
+  std::vector<int64_t> limits;  // for consecutive calls of generate()
   bool ignore_eos = false;
   std::vector<Event> events;
   Intervention intervention;

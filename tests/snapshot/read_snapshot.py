@@ -221,7 +221,7 @@ class Snapshot:
 
     def read_arrays(self):
         """Compares the arrays of recurrent layers with their digests."""
-        self.arrays, numbers = {}, 0  # by layer and name: where its numbers begin, and its shape
+        self.arrays, numbers = {}, 0  # (layer, name): where its numbers begin, and its shape
         self.recurrent = [l for l, row in enumerate(self.table) if "state" in row]
         begins = []
         for layer in self.recurrent:
@@ -292,7 +292,7 @@ class Snapshot:
                 for l, window in enumerate(self.meta["config"]["window"])]
 
     def part_size(self, dim):
-        """Returns the bytes of K or V of one head."""
+        """Returns the size in bytes of the keys or the values of one head in a block."""
         return dim * POSITIONS * self.element + (4 * POSITIONS if self.kv_type == "q8" else 0)
 
     def head_size(self, layer):
@@ -302,11 +302,11 @@ class Snapshot:
         return self.table[layer]["heads"] * self.head_size(layer) if self.table[layer]["owner"] == layer else 0
 
     def part_of(self, layer):
-        """Returns the bytes of a block that a layer's digest covers."""
+        """Returns begin and end of the bytes in a block that a layer's digest covers."""
         return self.offsets[layer], self.block_bytes if layer == self.last else self.offsets[layer + 1]
 
     def find_blocks(self):
-        """Returns encoding, offset and bytes of each block in this file."""
+        """Returns encoding, offset and size of each block in this file."""
         kv, size = self.sections.table["KV"]
         if "KVINDEX" not in self.sections.table:
             expect("KV: bytes", len(self.visible) * self.block_bytes, size)

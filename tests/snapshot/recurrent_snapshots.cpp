@@ -1,5 +1,5 @@
-// Snapshots of models with recurrent layers: live arrays and anchors are saved, found damaged by
-// name, and healed where tokens give them.
+// Snapshots of models with recurrent layers. Live arrays and anchors are saved. Damage to them is
+// found and named, and heals where tokens reproduce the arrays.
 #include <cstring>
 
 #include "stet/snapshot/compare.hpp"
@@ -38,7 +38,7 @@ class RecurrentSnapshots : public testing::Test {
     EXPECT_EQ(digests_of(a).state, digests_of(b).state);
     EXPECT_EQ(digests_of(a).id, digests_of(b).id);
   }
-  // Changes one byte of a section, counted from its begin, or from its end if negative.
+  // Changes one byte of a section, counted from its beginning, or from its end if negative.
   static void harm(const std::string& path, const std::string& section, int64_t at) {
     const Snapshot s = Snapshot::open(path);
     for (const SnapshotSection& found : s.sections()) {
@@ -135,7 +135,7 @@ TEST_F(RecurrentSnapshots, DamageOfTheIndexIsFoundWhenOpening) {
 TEST_F(RecurrentSnapshots, DamagedAnchorsAreNamedAndLeftOut) {
   Session s = session(300);
   Snapshot::save(s, file);
-  harm(file, "ANCHORS", -100);  // in the last one
+  harm(file, "ANCHORS", -100);  // within the last anchor
   const Snapshot snapshot = Snapshot::open(file);
   EXPECT_NE(message_of([&] { snapshot.check(); }).find("anchor at position 256: "),
             std::string::npos);

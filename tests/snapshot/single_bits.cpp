@@ -137,7 +137,8 @@ TEST_F(SingleBits, InADelta) {
   }
 }
 
-// A delta without its parent is compared by digests, and so are its own bytes.
+// Without its parent, a delta's blocks are compared with their digests. Damage to a block of its
+// own is still found.
 TEST_F(SingleBits, InADeltaWithoutItsParent) {
   Session s = session();
   Snapshot::save(s, scratch / "parent.stet");

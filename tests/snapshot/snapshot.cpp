@@ -140,8 +140,8 @@ TEST_F(SnapshotTest, EverythingComesBack) {
   }
 }
 
-// A state without biases and penalties on drawn tokens has the format of before they existed. A
-// state with them sets a feature that older readers refuse.
+// A state without biases and penalties on drawn tokens is written in the format from before these
+// existed. A state with them sets a feature that older readers refuse.
 TEST_F(SnapshotTest, PenaltiesAndBiasesAreARequiredFeature) {
   const auto image_of = [&](const SamplingSettings& sampling, SnapshotForm form) {
     Session s = session(1);
@@ -242,7 +242,7 @@ TEST_F(SnapshotTest, BytesAreThoseOfTheSpecification) {
   EXPECT_EQ(image.sections[3].name, "LOGITS");
   EXPECT_EQ(image.sections[3].content, text(s.logits()));
   EXPECT_EQ(image.sections[4].name, "BLOCKS");
-  std::string digests;  // of each layer
+  std::string digests;  // digests of each layer
   for (size_t layer = 0; layer < 4; ++layer)
     digests += digest_bytes(image.sections[5].content.substr(layer * block / 4, block / 4));
   EXPECT_EQ(image.sections[4].content, digests);

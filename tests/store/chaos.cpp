@@ -1,8 +1,8 @@
 // Eight processes reply and store on real servers of the Redis protocol, single and as a cluster.
-// MissingBlocks primaries are killed and come back, slots move, connections are cut, servers hang,
-// memory runs out and the processes' clocks jump. Every reply must equal the one computed alone bit
-// for bit, and everything acknowledged must be there afterwards. STET_CHAOS sets the operations of
-// each process (default 12). Each continues until all faults have occurred.
+// Primaries are killed and come back, slots move, connections are cut, servers hang, memory runs
+// out and the processes' clocks jump. Every reply must equal the one computed alone bit for bit,
+// and everything acknowledged must be there afterwards. STET_CHAOS sets the operations of each
+// process (default 12). Each continues until all faults have occurred.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -133,7 +133,8 @@ class Actor {
  private:
   int pick(int n) { return static_cast<int>(random_() % static_cast<unsigned>(n)); }
 
-  // Continues a known state in a way of its own.
+  // Continues a known state with tokens that no other process uses, compares the reply, and stores
+  // the result.
   void converse() {
     const int c = pick(kConversations), t = pick(kTurns);
     const std::vector<int32_t> said = {3 + static_cast<int32_t>(seed_), 3 + next_ % 500,

@@ -1,8 +1,8 @@
 // Randomly damaged records of a store, in a directory and on a server. They are flipped, cut,
-// lengthened, swapped, of another kind or model, or written without the writers' key. Blocks are
-// refused, computed instead, and reported. States and names are refused in one line. Everything is
-// whole again after it is put again. STET_DAMAGED sets the number of damages (default 90, on a
-// server a third of it).
+// lengthened, swapped, of another kind or model, or written without the writers' key. Damaged
+// blocks are refused, computed instead, and reported. Damaged states and names are refused in one
+// line. Putting a state again repairs everything. STET_DAMAGED sets the number of damages (default
+// 90, on a server a third of it).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ struct RawStore {
   std::string url;
   std::function<std::string(const std::string&)> read;
   std::function<void(const std::string&, const std::string&)> write;
-  std::function<std::string(RecordKind, const std::string&)> where;  // by hex hash or name
+  std::function<std::string(RecordKind, const std::string&)> where;  // from hex hash or name
 };
 
 std::string hex_of(const Sha256& hash) { return sha256_text(hash).substr(7); }
@@ -210,7 +210,7 @@ TEST(StoreDamage, IsRefusedRecomputedAndReportedInADirectory) {
   const std::string path = scratch / "store";
   Damage damage({path, [](const std::string& at) { return read_text(at); },
                  [](const std::string& at, const std::string& bytes) {
-                   fs::remove(at);  // keeps what is mapped
+                   fs::remove(at);  // a mapping keeps the old file
                    write_file(at, bytes);
                  },
                  [&](RecordKind kind, const std::string& name) {

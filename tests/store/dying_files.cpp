@@ -1,4 +1,4 @@
-// Bypasses the C library's functions of these names. Both names of open() are needed.
+// Replaces the C library's functions of these names. Both names of open() are needed.
 #undef _FILE_OFFSET_BITS
 #include "tests/store/dying_files.hpp"
 

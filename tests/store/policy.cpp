@@ -63,7 +63,7 @@ TEST(StorePolicy, IsNeverSlowerThanTheBetterOfBothAlone) {
                        .growth = 1e9,
                        .latency_seconds = 0,
                        .byte_seconds = 0.064 / (1 << 20),
-                       .least_gain = 0});  // as fast as computing
+                       .least_gain = 0});  // fetching and computing take the same time
   const FetchPlan plan = p.plan(0, 10, 1 << 20);
   EXPECT_EQ(plan.computed, 5);
   EXPECT_NEAR(plan.seconds, 5 * 0.064, 1e-6);

@@ -180,7 +180,7 @@ class RedisCluster {
     }
     return primaries == 3;
   }
-  // Returns true if also every primary has a replica that is up to date.
+  // Returns true if, in addition, every primary has a replica that is up to date.
   bool ready() const {
     int replicas = 0;
     for (const auto& s : servers) {

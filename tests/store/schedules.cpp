@@ -98,8 +98,7 @@ class Interrupted : public StoreBackend {
   std::function<void()> before_;
 };
 
-// Keeps the test alive while it looks at the store. Its own calls are not part of the dying
-// process.
+// Suspends the simulated death of the process while the test reads the store itself.
 class Alive {
  public:
   Alive() { death = {}; }
@@ -127,7 +126,7 @@ class StoreWorld {
     if (crash) die_after(pick(calls_));
     act(*store_, pick(12));
     if (death.dead) {
-      for (auto& [n, l] : leases_) l.held = nullptr;  // without releasing them
+      for (auto& [n, l] : leases_) l.held = nullptr;  // drops them without releasing them
       store_ = nullptr;
     }
     if (revive()) {
@@ -372,8 +371,9 @@ class StoreWorld {
     learn_name(name, std::nullopt);
   }
 
-  // Updates the model of a name. It has its previous value, or that or the new state, or (nothing)
-  // is deleted.
+  // Updates the model of a name after a process was killed. The name must have its previous value
+  // or, if a state was `added`, the new one. If none was added, it was deleted or has its previous
+  // value.
   void learn_name(const std::string& name, const std::optional<Sha256>& added) {
     const Alive alive;
     History found;

@@ -175,7 +175,7 @@ TEST(StoreRecord, IsNeverTheSameTwice) {
       EXPECT_FALSE(std::ranges::equal(std::span(a).subspan(at, 16), std::span(b).subspan(at, 16)));
     for (const auto& bytes : {a, b})
       EXPECT_EQ(text_of(open_record(key, kind, kName, bytes, "r").payload), payload);
-    // The payloads after the fronts are interchangeable.
+    // Apart from nonce, tag and HMAC, both records have the same bytes.
     EXPECT_TRUE(
         std::ranges::equal(std::span(a).subspan(kSealAt + 32), std::span(b).subspan(kSealAt + 32)));
   }
@@ -412,7 +412,7 @@ TEST_F(StoreSessions, ACopyInAnotherDirectorySharesTheBytes) {
   for (const std::string& file : block_files()) {
     struct stat info = {};
     ASSERT_EQ(::stat(file.c_str(), &info), 0);
-    EXPECT_LE(info.st_nlink, 2u);  // 1: the file system shares bytes itself, or cannot
+    EXPECT_LE(info.st_nlink, 2u);  // 1: the file system shares the bytes itself
     const std::string copy = scratch_ / "other/blocks/" + fs::path(file).filename().string();
     EXPECT_EQ(read_text(file), read_text(copy));
     fs::remove(file);
@@ -427,7 +427,7 @@ TEST_F(StoreSessions, ACopyInAnotherDirectorySharesTheBytes) {
   EXPECT_EQ(block_files().size(), 4u);
 }
 
-// Even under a correct HMAC.
+// Records of another version are not used, even if their HMAC is correct.
 TEST_F(StoreSessions, RecordsOfAnotherVersionAreAsGoodAsNone) {
   Session s = session(300);
   const Sha256 place = put_session(*store_, s, {}).place;

@@ -269,7 +269,7 @@ class ReferenceModel::Weights {
     if (!weights_.contains(mlp + "gate_proj.weight")) return {up, Vec(up.size(), 1.0)};
     return {linear(n, mlp + "gate_proj"), up};
   }
-  // The router of a layer with experts; nothing for another layer.
+  // Returns the name of the router of a layer with experts, or "" for another layer.
   std::string router_of(const std::string& at) const {
     for (const char* name :
          {"mlp.gate", "mlp.router", "block_sparse_moe.gate", "block_sparse_moe.router.layer"}) {
@@ -329,7 +329,8 @@ class ReferenceModel::Weights {
     for (double& e : out) e /= 1 + std::exp(-gate);
     return out;
   }
-  // gpt-oss: arXiv 2508.10925. Matrices stand transposed, gates and ups in turn.
+  // gpt-oss: arXiv 2508.10925. Matrices are stored transposed, and the outputs of gate and up
+  // alternate.
   Vec expert_of_gpt_oss(const Vec& n, const std::string& at, size_t e) const {
     const auto y = [&](const Vec& x, const std::string& name) {
       const Vec &w = weights_.at(at + name), &bias = weights_.at(at + name + "_bias");

@@ -19,7 +19,7 @@ class ReferenceModel {
   using Vec = std::vector<double>;
   struct Result {
     Vec logits;               // [T][vocab]
-    std::vector<Vec> hidden;  // as Pass::hidden: [layers + 1][T][hidden]
+    std::vector<Vec> hidden;  // like Pass::hidden: [layers + 1][T][hidden]
     std::vector<Vec> k, v;    // per layer: [T][kv_heads][head_dim]
   };
   // Receives the values at a point ("blocks.0.attn.hook_q") of position t, and may change them.

@@ -1,6 +1,6 @@
-# Defines the test program of a room. Compiling is most of a test's cost, so only files that compute
-# for long are optimized, and the files of a room are compiled together. STET_UNITY=OFF compiles
-# each file alone, for work on one file at a time.
+# Defines the test program of a room, which is a folder of tests. Compiling is most of a test's
+# cost, so only files that compute for long are optimized, and the files of a room are compiled
+# together. STET_UNITY=OFF compiles each file alone, for work on one file at a time.
 set(STET_TEST_O0 $<$<NOT:$<CONFIG:Debug>>:-O0>)
 set(STET_TEST_O1 $<$<NOT:$<CONFIG:Debug>>:-O1>)
 set(STET_TEST_IN_SCRATCH ${CMAKE_CURRENT_LIST_DIR}/in_scratch) # runs a command that writes files

@@ -53,7 +53,7 @@ std::vector<std::string> known_spellings() {
 // Returns an equivalent pattern in an unknown spelling, so that PCRE2 matches it.
 std::string respelled(const std::string& source) { return "(?:" + source + ")"; }
 
-// Returns the ends of matches, and the beginnings of those that do not follow another.
+// Returns the end of each match, and its beginning unless it starts where the previous one ended.
 std::vector<size_t> matches(const stet::Pattern& pattern, const std::string& text) {
   stet::TextBudget budget(text.size());
   stet::Pattern::Finder finder(pattern, text, budget);
@@ -321,8 +321,8 @@ TEST(KnownPatterns, NfcKeepsTextThatTheTableMarksStable) {
     EXPECT_EQ(stet::nfc_prefix(utf8(code)), utf8(code).size());
   for (const uint32_t code : {0x41Fu, 0x4E2Du, 0x3042u, 0xAC00u, 0x20ACu, 0x1F600u, 0x20000u})
     EXPECT_EQ(stet::nfc_prefix(utf8(code)), utf8(code).size()) << code;
-  // A mark, one with a decomposition, one that ends a composition, a Hangul vowel and final, others
-  // with a decomposition, and an unassigned code point.
+  // A combining mark, one with a decomposition, one that ends a composition, a Hangul vowel and
+  // final. Then others with a decomposition, and an unassigned code point.
   for (const uint32_t code :
        {0x301u, 0x344u, 0x9BEu, 0x1161u, 0x11A8u, 0x212Bu, 0xF900u, 0x2F800u, 0x378u})
     EXPECT_EQ(stet::nfc_prefix("ab" + utf8(code)), 2u) << code;

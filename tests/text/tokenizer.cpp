@@ -201,8 +201,8 @@ TEST(Tokenizer, SpecialTokensInTextAreTextWhereTheyAreNotAskedFor) {
   EXPECT_EQ(llama->decode(bytes), header);
 }
 
-// Part of a rendered template is the user's text. Marks that touch it stay text; the template's own
-// marks do not.
+// Part of a rendered template is the user's text. Special tokens that are spelled within it or
+// across its edge stay text; the template's own are encoded.
 TEST(Tokenizer, MarksAreTextWhereTheyTouchAPlainRange) {
   for (const auto& [name, open, end] : {std::tuple{kGemma, "<start_of_turn>", "<end_of_turn>"},
                                         std::tuple{kLlama, "<|start_header_id|>", "<|eot_id|>"}}) {
@@ -221,12 +221,12 @@ TEST(Tokenizer, MarksAreTextWhereTheyTouchAPlainRange) {
     EXPECT_EQ(marks(attack), 1);
     EXPECT_EQ(attack.front(), *tokenizer->find_id(open));
     EXPECT_EQ(tokenizer->decode(attack), std::string(open) + "user\na" + mark + "b" + mark + "\n");
-    EXPECT_EQ(marks(encode("", half, rest + mark)), 1);  // a mark that crosses the edge
+    EXPECT_EQ(marks(encode("", half, rest + mark)), 1);  // a special token that crosses the edge
     EXPECT_EQ(marks(encode(mark + half, rest, "")), 1);
     EXPECT_EQ(marks(encode(mark, "\xff\xfe", mark)),
-              2);  // repaired to six bytes; the marks keep their places
-    // An empty list of ranges encodes like text with marks, a range over everything like text
-    // without. Words cross edges.
+              2);  // repaired to six bytes; the special tokens keep their places
+    // An empty list of ranges encodes like text with special tokens, a range over everything like
+    // text without. Words may span the edge of a range.
     const std::string text = "x " + mark + "and so on";
     EXPECT_EQ(tokenizer->encode(text, Bos::off, std::span<const stet::TextRange>()),
               tokenizer->encode(text, Bos::off, true));

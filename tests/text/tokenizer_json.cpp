@@ -231,7 +231,7 @@ TEST(TokenizerJson, Metaspace) {
   EXPECT_EQ(words_of(metaspace("first", true), "a b"), (Words{"_a", "_b"}));
   EXPECT_EQ(words_of(metaspace("always", false), "a b"), (Words{"_a_b"}));
   EXPECT_EQ(words_of(metaspace("always", true), " a"), (Words{"_a"}));
-  // After an added token the text is not the first any more.
+  // The text after an added token does not count as the first word.
   json document = small_json();
   document["pre_tokenizer"] = metaspace("first", true);
   document["added_tokens"] = {{{"id", 9}, {"content", "<s>"}, {"special", true}}};

@@ -23,10 +23,10 @@ struct BenchCommand {
   int repeat = 3;
   bool machine = false, without_probes = false, snapshot = false, turns = false, json = false;
   std::vector<int64_t> lengths = {512, 4096, 16384};
-  std::vector<int64_t> batch;     // numbers of sessions
+  std::vector<int64_t> batch;     // numbers of sessions in a batch
   std::vector<int64_t> threads;   // numbers of threads; several print a table
-  std::vector<double> speculate;  // rates of right drafts
-  std::vector<int64_t> rows;      // of a pass
+  std::vector<double> speculate;  // shares of drafted tokens that are right
+  std::vector<int64_t> rows;      // rows of a pass
   std::string directory;
 };
 
@@ -166,7 +166,7 @@ class Runs {
 
 struct Speed {
   double first;             // s for the first token after loading
-  Timings prefill, decode;  // per prompt, per token
+  Timings prefill, decode;  // times of a prompt, and of a decoded token
 };
 
 // Measures prompts and replies in turn, as in a conversation.
@@ -236,7 +236,8 @@ std::shared_ptr<const Model> load(Json& j, BenchCommand& o, const SessionOptions
   return model;
 }
 
-// Measures the model. Without probes there are no shares, and the peak of memory is the model's.
+// Measures the model. Without probes, shares of the machine's limits are left out, and the peak of
+// memory is that of the model alone.
 void measure_model(Json& j, const std::shared_ptr<const Model>& model, const BenchCommand& o,
                    const SessionOptions& options, const Probes& probes) {
   Session session(model, options);
@@ -337,7 +338,7 @@ void print_threads_table(const Json& j) {
   }
 }
 
-// Measures the same with each number of threads, into an object each.
+// Measures the model with each number of threads. Returns an object for each.
 void run_table(Json j, BenchCommand& o, SessionOptions options, const Kernels& kernels) {
   std::shared_ptr<const Model> model;
   if (!o.machine) model = load(j, o, options);

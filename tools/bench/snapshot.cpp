@@ -99,10 +99,9 @@ double fault_time(const std::string& path) {
   });
 }
 
-// Times of runs, each next to its limit, which is measured right before and after it. Shared disks
-// and memory are fast and slow in turn. A run that takes much new memory is done twice, and the
-// better one counts. A virtual machine's host may have to provide the memory first, which takes
-// seconds.
+// Times of runs, each next to its limit, which is measured right before and after it. The speed of
+// shared disks and memory varies. A run that takes much new memory is done twice, and the better
+// one counts. A virtual machine's host may have to provide the memory first, which takes seconds.
 struct Beside {
   std::vector<double> run, yardstick, share;  // share: yardstick / run
   void add(double r, double y) {
@@ -133,8 +132,8 @@ class Lengths {
     for (int i = 0; i < repeat; ++i) {
       measure_save(n, save);
       Session session = made_up(model_, options_, n);
-      // The file for page faults is as new to the system as the snapshot, which must not be touched
-      // before its restore.
+      // Page faults are measured on a file written as recently as the snapshot. Nothing may touch
+      // the snapshot before its restore.
       fault.push_back(fault_time(plain_));
       resume.push_back(measure_first(session, fault.back(), first));
       fork.push_back(median({time_of([&] { session.fork(); }), time_of([&] { session.fork(); }),
@@ -166,8 +165,8 @@ class Lengths {
     return time_of([&] { session.append(std::vector<int32_t>{1}); });
   }
 
-  // Saves fresh sessions, since a session keeps the digests of its full blocks. Leaves a file of
-  // each kind.
+  // Saves fresh sessions, since a session keeps the digests of its full blocks. Leaves a snapshot,
+  // and a plain file of the same size.
   void measure_save(int64_t n, Beside& to) const {
     const std::vector<std::byte> content = read_file(path_, SIZE_MAX);
     Session sessions[2] = {made_up(model_, options_, n), made_up(model_, options_, n)};
@@ -188,7 +187,7 @@ class Lengths {
   // it. Returns the time until the session is ready.
   double measure_first(Session& session, double faults, Beside& to) const {
     Session other = session.fork();
-    decode(other);  // takes the tail's copy
+    decode(other);  // copies the last block, which forks share
     const double before = decode(other), start = seconds();
     Session back = Snapshot::open(path_).restore(model_, {.session = options_});
     const double ready = seconds() - start, first = decode(back);
@@ -220,7 +219,8 @@ Json snapshot_figures(const std::shared_ptr<const Model>& model, const SessionOp
   Json rows = Json::array();
   Lengths measured(model, options, directory);
   for (const int64_t n : lengths) rows.push_back(measured.measure(n, repeat));
-  // For comparison, measure processing a prompt again once, at the shortest length, and per token.
+  // Processing a prompt of the shortest length is measured once, for comparison. Times for the
+  // other lengths are in proportion to their tokens.
   Session session(model, options);
   const std::vector<int32_t> ids = some_tokens(*model, lengths[0]);
   const double prefill = time_of([&] { session.append(ids); });

@@ -95,11 +95,11 @@ Json speculation_figures(const std::shared_ptr<const Model>& model, const Sessio
 
 Json row_figures(const std::shared_ptr<const Model>& model, const SessionOptions& options,
                  int64_t prompt, const std::vector<int64_t>& rows, int repeat) {
-  constexpr int kPasses = 8;  // in one measurement
+  constexpr int kPasses = 8;  // passes in one measurement
   const std::vector<int32_t> ids = some_tokens(*model, prompt), some = some_tokens(*model, 64);
   Session session(model, options);
   std::vector<std::vector<double>> costs(rows.size());
-  std::vector<double> ratios;  // of the time of a prompt's token to that of a pass of one row
+  std::vector<double> ratios;  // time of a prompt's token / time of a pass of one row
   const auto passes = [&](size_t drafted) {
     const BatchEntry entry{&session, {some.data(), 1}, nullptr, {some.data() + 1, drafted}};
     return time_of([&] {

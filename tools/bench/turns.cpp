@@ -1,5 +1,4 @@
-// stet bench --turns: measures in turn with another program, on a machine that is fast and slow in
-// turn.
+// stet bench --turns: alternates with another program, because a machine's speed varies over time.
 #include "tools/bench/turns.hpp"
 
 #include <charconv>

@@ -50,7 +50,7 @@ TurnReport take_turn(Conversation& conversation, const std::optional<std::string
                      const std::function<void(std::string_view)>& show,
                      const Progress& progress = nullptr);
 
-// The settings that /set changes. Names and values are as typed.
+// Return the settings that /set changes, and their names. Names and values are as typed.
 std::vector<std::string> setting_names();
 std::string settings_text(const GenerationState& state, const ChatOptions& options);  // a line each
 // Changes one setting. Throws an Error with its name and range. Returns a remark on the change, or
@@ -83,7 +83,7 @@ class SavedStates {
                     const Message& message);
   static Saved content(const Conversation& conversation);
 
-  std::map<std::string, Saved> files_;  // by canonical path
+  std::map<std::string, Saved> files_;  // key: canonical path
 };
 
 // Named conversations that branch from one another, and the commands on them.
@@ -101,9 +101,9 @@ class ChatShell {
   // Reads standard input until its end, /quit, or a signal that ends the chat. Returns false if a
   // command failed and no user at a terminal could correct it.
   bool run();
-  // Saves the current branch to --save, and names on stderr the messages that no file holds.
-  // Returns false if it has named some for the first time and `may_stay` is set. Does nothing once
-  // the chat was left.
+  // Saves the current branch to --save. Names on stderr the messages that no file holds. If some
+  // are named for the first time and `may_stay` is set, returns false, and the chat continues. Does
+  // nothing once the chat was left.
   bool leave(bool may_stay);
 
   Conversation& current() { return branches_.at(name_); }
@@ -144,7 +144,7 @@ class ChatShell {
   SaveTargets targets_;
   std::optional<TurnReport> last_;
   bool colour_;
-  bool leaving_ = false, left_ = false;  // leave() was called since the last input; has saved
+  bool leaving_ = false, left_ = false;  // leave() was called since the last input; it saved
   bool failed_ = false;                  // a command failed without a user to correct it
 };
 

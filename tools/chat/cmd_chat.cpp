@@ -79,7 +79,7 @@ void run_chat(ChatOptions& o) {
   }
   flush_output();
   if (ChatSignals::ending() != 0)
-    std::raise(ChatSignals::ending());  // ends the process as without a handler
+    std::raise(ChatSignals::ending());  // ends the process as if there were no handler
   finish_output();
   if (!good) throw ExitStatus{1};
 }

@@ -79,7 +79,7 @@ class LineEditor::Input {
   int wake_fd_;
   TextDecoder decoder_{"standard input"};
   std::string text_;
-  size_t at_ = 0, size_ = 0;  // of the buffer: bytes used, and bytes read
+  size_t at_ = 0, size_ = 0;  // number of bytes used, and number read into buffer_
   char buffer_[4096];
 };
 

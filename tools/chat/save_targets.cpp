@@ -46,8 +46,8 @@ class SaveTargets::Hold {
   Hold(const Hold&) = delete;
   Hold& operator=(const Hold&) = delete;
 
-  // Returns false if the file is not as it was known. A file that cannot be opened or made is left
-  // to the later write, whose error gives the reason.
+  // Returns false if the file is not in the state `known`. A file that cannot be opened or made is
+  // left to the later write, whose error gives the reason.
   bool take(const std::string& path, const std::optional<Stamp>& known, unsigned mode) {
     lock(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
     if (const auto there = stamp_of(path)) return there == known;
@@ -114,7 +114,7 @@ void SaveTargets::check(const std::string& path, const std::string& option,
 std::string SaveTargets::save(const std::string& path, unsigned mode,
                               const std::function<void(const std::string&)>& write) {
   if (is_in_store(path)) {
-    write(path);  // the history of a name keeps its former states
+    write(path);  // a store keeps the earlier states of a name
     return path;
   }
   const auto known = known_.find(canonical_path(path));

@@ -23,7 +23,7 @@ class SaveTargets {
                    const std::function<void(const std::string& path)>& write);
 
  private:
-  // Tells whether a file is unchanged. An empty file has none.
+  // The properties of a file by which changes are recognized. An empty file counts as no file.
   struct Stamp {
     uint64_t device = 0, inode = 0;
     int64_t size = 0, modified = 0;
@@ -32,7 +32,7 @@ class SaveTargets {
   class Hold;
   static std::optional<Stamp> stamp_of(const std::string& path);
 
-  std::map<std::string, std::optional<Stamp>> known_;  // by canonical path; null if there was none
+  std::map<std::string, std::optional<Stamp>> known_;  // key: canonical path; null: no file
 };
 
 }  // namespace stet::tool

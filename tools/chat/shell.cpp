@@ -332,7 +332,7 @@ void ChatShell::edit(const std::string& rest) {
                              : static_cast<int64_t>(users.size());
   const std::string text = need(numbered ? tail : rest, "/edit", "the new text");
   const size_t at = users[static_cast<size_t>(n - 1)];
-  // Cut only the messages, not the session: the tokens to keep are known once the new text is
+  // Only the messages are cut, not the session: the tokens to keep are known once the new text is
   // compared.
   std::vector<Message> messages(current().messages().begin(),
                                 current().messages().begin() + static_cast<std::ptrdiff_t>(at));

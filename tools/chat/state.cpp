@@ -11,7 +11,7 @@ namespace stet::tool {
 
 namespace {
 
-// "2 kv heads of 16"; of layers that differ "1 .. 2 kv heads of 16 .. 32 in 4 of 6 layers".
+// Returns "2 kv heads of 16", or "1 .. 2 kv heads of 16 .. 32 in 4 of 6 layers" if layers differ.
 std::string kv_heads_text(const KvShape& kv) {
   if (kv.is_uniform()) return fmt::format("{} kv heads of {}", kv.kv_heads, kv.head_dim);
   std::vector<int64_t> heads, dims;

@@ -17,12 +17,11 @@ bool animations_on();
 
 // Writes a line to stderr. Does nothing if stderr is closed or full.
 void note(const std::string& text);
-// Writes an error the same way, in another colour.
+// Writes an error to stderr as note() does, in another colour.
 void complain(const std::string& text);
 
-// Shows a line with a turning mark and a count while tokens are processed. It appears after a
-// moment, or at once for a long prompt with progress. Does nothing without animations_on(). Must
-// not be moved.
+// Shows a line with a spinner and a count while tokens are processed. It appears after a moment, or
+// at once for a long prompt with progress. Does nothing without animations_on(). Must not be moved.
 class ProgressLine {
  public:
   // Shows "WHAT done / TOTAL tokens", such as "reading 512 / 4096 tokens".

@@ -20,7 +20,7 @@ struct Shape {
   int context;         // max_position_embeddings
   int window;          // sliding_window, or 0
   int query_scalar;    // query_pre_attn_scalar of a Gemma
-  double rope_factor;  // of rope_scaling, or 0
+  double rope_factor;  // "factor" in rope_scaling, or 0
   bool tied;
   Json (*config)(const Shape& shape);  // returns the family's fields other than the sizes
 };
@@ -124,7 +124,8 @@ Json gemma3_config(const Shape& shape) {
   };
   if (shape.rope_factor > 0)
     config["rope_scaling"] = {{"factor", shape.rope_factor}, {"rope_type", "linear"}};
-  // The 270m has a later version of the format than the others.
+  // The config of the 270m, which has 18 layers, is in a later version of the format than the
+  // others.
   if (shape.layers == 18) {
     config["_sliding_window_pattern"] = 6;
     for (int i = 1; i <= shape.layers; ++i) {
@@ -272,7 +273,7 @@ Json gpt_oss_config(const Shape& shape) {
 // configs.
 struct Family {
   const char* model_type;
-  const char* prefix;  // of every tensor's name
+  const char* prefix;  // prefix of every tensor's name
   bool four_norms;     // norms after attention and MLP as well, as in Gemma 2 and 3
   bool qk_norm;
   bool qkv_bias;     // regardless of attention_bias
@@ -348,8 +349,8 @@ class WeightList {
   }
 
   void numbers(const std::string& name, int64_t size) { add(name, {size}, {0, 1}); }
-  // [experts, outputs, inputs] in MXFP4, codes and exponents, with [experts, outputs] of biases. The
-  // root mean square of the codes' values is 2.93.
+  // Adds matrices [experts, outputs, inputs] in MXFP4, as codes and exponents, and biases [experts,
+  // outputs]. The root mean square of the codes' values is 2.93.
   void mxfp4(const std::string& name, int64_t experts, int64_t outputs, int64_t inputs) {
     const double scale = 1 / (2.93 * std::sqrt(static_cast<double>(inputs)));
     const auto exponent = static_cast<unsigned>(std::lround(127 + std::log2(scale)));

@@ -33,7 +33,7 @@ struct Weight {
   std::string name;
   std::vector<int64_t> shape;
   Distribution distribution;  // keeps the scale of activations from layer to layer
-  Bytes bytes = {};           // other than 0 values: a tensor of bytes, whatever the model's type
+  Bytes bytes = {};           // if values != 0: a tensor of bytes, whatever the model's type
 };
 
 // Returns all weights of the language model that `config` describes, in the order of its layers.

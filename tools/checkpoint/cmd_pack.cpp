@@ -25,8 +25,8 @@ struct PackCommand {
 };
 
 // Returns the importance of inputs on the text of `file`, or null without a file. It is measured
-// with the original weights, on separate pieces of the text. Each piece begins with the tokenizer's
-// marks.
+// with the original weights, on separate pieces of the text. Each piece begins with the special
+// tokens that the tokenizer puts before a text.
 std::unique_ptr<const Importance> measured(const CheckpointOption& checkpoint,
                                            const std::string& file,
                                            const std::shared_ptr<const FileSource>& source,

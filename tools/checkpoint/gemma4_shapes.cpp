@@ -14,8 +14,8 @@ using Json = nlohmann::json;
 struct Gemma4Shape {
   const char* name;
   int hidden, intermediate, layers, heads, kv_heads;
-  int global_kv_heads;  // 0: as kv_heads, with values of their own
-  int period;           // every period-th layer sees everything
+  int global_kv_heads;  // 0: kv_heads, and values have weights of their own
+  int period;           // every period-th layer has full attention
   int window, context;
   int layer_inputs, shared;  // hidden_size_per_layer_input, num_kv_shared_layers
   bool double_wide;

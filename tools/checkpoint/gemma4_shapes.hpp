@@ -14,8 +14,8 @@ namespace stet_tools {
 std::vector<std::string> gemma4_names();
 // Returns the config.json of a shape, or null for an unknown name.
 nlohmann::json gemma4_named_config(const std::string& name);
-// Keeps a config one of Gemma 4 after its number of layers was changed from `before`. The last layer
-// sees everything, and the part of layers that share keys and values stays in proportion.
+// Adapts a config of Gemma 4 after its number of layers was changed from `before`. The last layer
+// gets full attention, and the proportion of layers that share keys and values stays.
 void fit_gemma4_layers(nlohmann::json* text, int64_t before);
 // Returns all weights that the config describes, in the order of its layers. Errors name `file`.
 std::vector<Weight> gemma4_weights(const nlohmann::json& config, const std::string& file);

@@ -129,7 +129,7 @@ void prepare_directory(const Options& options, uint64_t bytes) {
     if (belongs_to_a_checkpoint(name)) old.push_back(it->path());
   }
   check("a directory to write to");
-  // Remove config.json first, so that the rest of an old checkpoint never looks complete.
+  // config.json is removed first, so that the rest of an old checkpoint never looks complete.
   std::sort(old.begin(), old.end());
   for (const fs::path& path : old) {
     fs::remove(path, error);

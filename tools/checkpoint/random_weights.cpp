@@ -9,8 +9,8 @@
 namespace stet_tools {
 namespace {
 
-// Finalizer of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
-// 2014).
+// Mixes bits by the finalizer of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom
+// number generators", 2014).
 uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
   x = (x ^ (x >> 27)) * 0x94d049bb133111eb;

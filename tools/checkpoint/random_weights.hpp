@@ -16,7 +16,7 @@ struct Distribution {
   float deviation = 0;  // no value differs from the mean by more than 3.47 times this
 };
 
-// Bytes least .. least + values - 1, each as often.
+// Random bytes from `least` to `least + values - 1`, all equally likely.
 struct Bytes {
   unsigned least = 0, values = 0;
 };

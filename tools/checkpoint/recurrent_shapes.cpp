@@ -14,7 +14,7 @@ using Json = nlohmann::json;
 struct QwenShape {
   const char* name;
   int hidden, intermediate, layers, heads, kv_heads;
-  int value_heads;                    // of DeltaNets; 16 heads of keys
+  int value_heads;                    // value heads of DeltaNet layers; key heads: 16
   int experts, chosen, expert_width;  // 0: none
   int vocab, context;
   bool tied, next;  // next: Qwen3-Next
@@ -44,7 +44,7 @@ const Lfm2Shape kLfm2Shapes[] = {
 struct GraniteShape {
   const char* name;
   int hidden, layers, heads, kv_heads;
-  int mamba_heads;  // of 64 columns, with states of 128 rows; 0: no Mamba layers
+  int mamba_heads;  // heads of Mamba layers (64 columns, 128 state rows); 0: none
   int shared_width;
   int experts, chosen, expert_width;  // 0: none
 };

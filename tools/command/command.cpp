@@ -44,7 +44,7 @@ std::atomic<int> noted{0};  // the signal that came; a handler writes it, any th
 static_assert(std::atomic<int>::is_always_lock_free);
 
 void remember_signal(int signal) { noted = signal; }
-std::atomic<bool> hangup_is_ignored{false};  // as under nohup
+std::atomic<bool> hangup_is_ignored{false};  // true under nohup
 
 // Records the first signal. A second one, of any kind, ends the process.
 void remember_signal_once(int signal) {
@@ -148,7 +148,7 @@ std::vector<std::string> kernels_here() {
 
 }  // namespace
 
-// Adds options whose values hold for the whole process, loading and checking included.
+// Adds options that apply to the whole process, including loading and checking.
 void add_threads(Command& app, int& threads, const std::string& group) {
   app.add_option("--threads", threads,
                  "number of threads (default: all processors, or OMP_NUM_THREADS)")
@@ -272,7 +272,7 @@ bool computes(const Model& model, Contract contract) {
   }
 }
 
-// Returns true if the chosen kernels read prompts by an instruction for products of bfloat16.
+// Returns true if the chosen kernels process prompts with a dot-product instruction for bfloat16.
 bool has_bf16_products(const std::string& isa) {
   const Kernels* const k = isa.empty() ? &best_kernels() : find_kernels(isa.c_str());
   return k != nullptr && k->name == std::string_view("avx512bf16") && k->tile_flushed == nullptr;

@@ -63,7 +63,7 @@ struct ExitStatus {
 // -m: the checkpoint's directory, or its GGUF file.
 struct CheckpointOption {
   std::string directory;
-  bool named = false;  // by the user
+  bool named = false;  // the user named it
   CheckpointOverrides overrides = {};
 
   void add_to(Command& app);
@@ -90,7 +90,7 @@ struct ModelOptions {
   bool follows_snapshot = false;  // `session` has the snapshot's contract
 
   void add_to(Command& app);
-  std::shared_ptr<const FileSource> source() const;  // of the weights
+  std::shared_ptr<const FileSource> source() const;  // files of the weights
   // Loads the model. Prints a line on stderr if that takes long and stderr is a terminal.
   std::shared_ptr<const Model> load_model();
   // Returns the session options. Throws an argument Error if they exclude each other.
@@ -253,12 +253,12 @@ void follow(ModelOptions& model, const Snapshot& snapshot, bool replay);
 Session restore_session(const Snapshot& snapshot, const std::shared_ptr<const Model>& loaded,
                         const ModelOptions& model, RestoreOptions how, const Tokenizer* tokenizer,
                         RestoreReport* report = nullptr);
-// Loads the model first, then restores as above.
+// Loads the model first, then restores as the function above does.
 Session restore_session(const Snapshot& snapshot, ModelOptions& model, const RestoreOptions& how,
                         const Tokenizer* tokenizer, RestoreReport* report = nullptr);
 
 // While an object of this class lives, the first SIGINT, SIGTERM or SIGHUP is only recorded, so
-// that work can end in good order. An ignored SIGHUP stays ignored. The second signal has its usual
+// that work can end cleanly. An ignored SIGHUP stays ignored. The second signal has its usual
 // effect, unless `patient` is set.
 class Interrupts {
  public:
@@ -289,7 +289,7 @@ void add_threads(Command& app, int& threads, const std::string& group = "Options
 // Parses "1,2,3" or a JSON array of token ids. `where` names the source in errors.
 std::vector<int32_t> parse_ids(const std::string& text, const std::string& where);
 std::string read_prompt(const std::string& path);  // - for standard input
-double seconds();                                  // of a monotonic clock
+double seconds();                                  // time of a monotonic clock
 bool watched();                                    // stderr is a terminal
 
 // Throws an io Error if `path` cannot be written. Call it before a long computation.

@@ -48,13 +48,13 @@ void flush_output() {
 void finish_output() {
   flush_output();
   if (output_error == 0) return;
-  if (output_error == EPIPE) throw ExitStatus{1};  // as after `| head`, which is no error to report
+  if (output_error == EPIPE) throw ExitStatus{1};  // no error to report, as in `| head`
   throw std::runtime_error("cannot write to standard output: " +
                            std::generic_category().message(output_error));
 }
 
-// Also escapes control characters above ASCII, which could drive a terminal. They occur only in
-// strings, whose value stays the same.
+// Writes JSON. Also escapes control characters above ASCII, which could drive a terminal. They
+// occur only in strings, whose value stays the same.
 std::string dump(const Json& json, int indent) {
   const std::string text = json.dump(indent, ' ', false, Json::error_handler_t::replace);
   std::string escaped;

@@ -75,7 +75,7 @@ void add_store_options_to(Command& app) {
   for (Command* sub : app.subcommands()) {
     const Subcommand* const known = find_subcommand(sub->name());
     if (known != nullptr && known->uses_store) add_store_options(*sub);
-    add_store_options_to(*sub);  // of stet lab
+    add_store_options_to(*sub);  // those of `stet lab`
   }
 }
 

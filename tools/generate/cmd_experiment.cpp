@@ -18,7 +18,7 @@ namespace {
 struct Axis {
   const char* option;
   const char* help;
-  bool draws;  // a value makes a greedy state draw
+  bool draws;  // setting a value makes a greedy state sample
   double (*get)(const SamplingSettings&);
   void (*set)(SamplingSettings&, double);
   std::vector<double> values;
@@ -84,8 +84,8 @@ struct Run {
   uint64_t seed;
   std::vector<double> values;  // one for each axis
   Reply reply;
-  double log_probability;  // sum over its tokens, each by log_probability() before it
-  StateDigests digests;    // of the state from which a stopped reply can be continued
+  double log_probability;  // sum over the reply's tokens, from the logits before each
+  StateDigests digests;    // identity of the state after the reply
   double seconds;
   std::string file;  // path of the snapshot of that state, or ""
   size_t same_as;    // index of the first run with these tokens, which may be this one
@@ -137,7 +137,7 @@ std::vector<std::pair<SamplingSettings, std::vector<double>>> combinations(
     const ExperimentCommand& o, const SamplingSettings& base) {
   std::vector<SamplingSettings> all{base};
   for (const Axis& axis : o.axes) {
-    if (axis.draws && !axis.values.empty()) all[0].greedy = false;  // as in `stet generate`
+    if (axis.draws && !axis.values.empty()) all[0].greedy = false;  // `stet generate` does the same
   }
   for (const Axis& axis : o.axes) {
     if (axis.values.empty()) continue;

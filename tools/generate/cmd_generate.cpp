@@ -50,7 +50,7 @@ struct GenerateCommand {
 
 struct Timing {
   double load = 0, restore = 0, prefill = 0, decode = 0;
-  std::optional<RestoreReport> report;  // for a resumed session
+  std::optional<RestoreReport> report;  // set for a resumed session
 };
 
 // Processes a prompt, with a progress line if it takes over a second on a terminal.

@@ -24,7 +24,7 @@ void list_points(const ModelConfig& c) {
   for (int i = 0; i < kPoints; ++i) {
     const auto p = static_cast<Point>(i);
     if (!has_point(c, p)) continue;
-    const PointAt at{p, 0};  // of layers that differ, the first
+    const PointAt at{p, 0};  // if layers differ, the first one
     const int64_t heads = point_heads(c, at);
     out(fmt::format("{}{}  [{}]{}\n", point_info(p).of_layer ? "blocks.N." : "", point_info(p).name,
                     p == Point::scores || p == Point::pattern ? fmt::format("{}, positions", heads)
@@ -37,7 +37,7 @@ void list_points(const ModelConfig& c) {
 // The rows and columns to write.
 struct Selection {
   std::vector<PointAt> points;
-  std::vector<int64_t> positions, heads;  // without heads: all columns
+  std::vector<int64_t> positions, heads;  // no heads: all columns
 };
 
 Selection selection_of(const CaptureCommand& o, const ModelConfig& c, int64_t first, int64_t end) {
@@ -126,7 +126,7 @@ class Capture {
   std::vector<float> buffer_;
 };
 
-// Processes the prompt and draws tokens. Watches nothing before the first position to write.
+// Processes the prompt and draws tokens. Captures nothing before position `first_kept`.
 void process(const CaptureCommand& o, LabWork& work, int64_t first_kept, const Watch& watch) {
   Session& session = work.session;
   const std::span<const int32_t> ids(work.ids);

@@ -45,7 +45,7 @@ std::vector<float> layer_of(const State& state, int64_t layer, bool key) {
   return all;
 }
 
-// The tensor of a layer's keys or values; layers that read another's have none.
+// Returns name and shape of a layer's keys or values. Layers that read another's have none.
 NamedShape shape_of_layer(const State& state, int64_t layer, bool key) {
   const KvLayer l = state.kv.shape().layer(layer);
   return {tensor_name(layer, key),

@@ -14,7 +14,7 @@ namespace stet::tool {
 namespace {
 
 struct PatchCommand {
-  LabOptions lab;  // its prompt is not used
+  LabOptions lab;  // its options for a prompt are not used
   std::string clean, corrupt, clean_ids, corrupt_ids, answer, wrong, point, positions;
   PictureOptions pictures;
   bool chat = false, heads = false, json = false, jsonl = false;
@@ -23,7 +23,7 @@ struct PatchCommand {
 // The prompts to compare, from options or from a line of standard input.
 struct Question {
   std::string clean, corrupt, clean_ids, corrupt_ids, answer, wrong;
-  std::string where;  // "" for options
+  std::string where;  // the line of standard input; "" if the question was given by options
   Json id;            // null if absent
 
   // Throws an Error for a line, a UsageError for the command line.

@@ -13,7 +13,7 @@
 namespace stet::tool {
 namespace {
 
-constexpr size_t kLinesAtOnce = 1024;  // lines that can share common beginnings
+constexpr size_t kLinesAtOnce = 1024;  // lines scored together, which can share beginnings
 
 struct ScoreCommand {
   LabOptions lab;
@@ -85,7 +85,7 @@ class Scoring {
   }
 
  private:
-  // Returns the index of the first token that has a predecessor.
+  // Returns the index of the first token to score, which needs a token before it.
   size_t first() const { return work_.session.size() == 0 ? 1 : 0; }
   Tokenizer::Bos bos() const {
     const Tokenizer::Bos asked = bos_of(o_.lab.prompt.bos);

@@ -71,7 +71,7 @@ std::vector<HeatMap> measure_norms(const State& state, const Tokenizer* tokenize
               "norm"};
     for (const int32_t id : state.tokens) m.columns.push_back(token_text(tokenizer, id));
     for (int64_t l = 0; l < shape.layers; ++l) {
-      const int64_t owner = shape.owner(l);  // whose keys and values the layer reads
+      const int64_t owner = shape.owner(l);  // the layer whose keys and values this one reads
       m.rows.push_back(owner == l ? std::to_string(l) : fmt::format("{} ({})", l, owner));
       std::vector<double> row;
       for (int64_t p = 0; p < state.size(); ++p) {

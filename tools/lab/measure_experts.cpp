@@ -9,7 +9,7 @@ namespace stet::tool {
 
 namespace {
 
-// The layers with experts, or the one that is asked for.
+// Returns the points of the layers with experts, or of the requested layer alone (-1: all).
 std::vector<PointAt> weights_of_experts(const ModelConfig& c, int64_t layer) {
   std::vector<PointAt> points;
   for (int64_t l = 0; l < c.layers; ++l) {
@@ -20,7 +20,7 @@ std::vector<PointAt> weights_of_experts(const ModelConfig& c, int64_t layer) {
   return points;
 }
 
-// {"position", "text", "layer", "experts", "weights"} of one row of weights.
+// Returns {"position", "text", "layer", "experts", "weights"} for one row of weights.
 Json row_of_experts(std::span<const float> weights) {
   Json j = {{"experts", Json::array()}, {"weights", Json::array()}};
   for (size_t e = 0; e < weights.size(); ++e) {

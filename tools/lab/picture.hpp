@@ -15,7 +15,7 @@ struct HeatMap {
   std::vector<std::vector<double>> values;       // [rows][columns]
   std::vector<std::vector<std::string>> labels;  // shown in the cells; empty for none
   double low = 0, high = 1;
-  std::string unit = {};  // of the values, shown at the scale
+  std::string unit = {};  // unit of the values, shown at the colour scale
 };
 
 // Return all maps below one another, as one page or one drawing. Text stays text.

@@ -40,8 +40,8 @@ std::string shortened(const std::string& text, size_t most) {
   return text.substr(0, end) + "…";
 }
 
-// Returns the strength of a value's colour, from -1 (blue) over 0 (white) to 1: red if zero is
-// inside the scale, else blue.
+// Returns the strength of a value's colour: -1 is blue, 0 white and 1 red. If the map has no
+// negative values, colours run from white to blue only.
 double strength(double v, const HeatMap& m) {
   if (m.low < 0) return std::clamp(v / std::max(-m.low, m.high), -1.0, 1.0);
   return -std::clamp((v - m.low) / (m.high > m.low ? m.high - m.low : 1), 0.0, 1.0);

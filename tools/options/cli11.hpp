@@ -137,7 +137,7 @@ using stringstream = ostream;
 using ostringstream = ostream;
 using istringstream = ostream;
 
-// Files and standard streams that CLI11 would use if it were asked to.
+// Stand-ins for files and standard streams, which CLI11 names but stet never makes it use.
 struct ifstream : ostream {
   explicit ifstream(const string&) { failed_ = true; }
 };

@@ -98,7 +98,7 @@ std::string troff_subcommand(const CLI::App& sub) {
   return text;
 }
 
-// Returns the lines unfilled.
+// Returns the lines as troff text whose line breaks are kept.
 std::string troff_example(const std::string& text) {
   std::string lines;
   for (const std::string& line : CLI::detail::split(text, '\n')) lines += troff_text(line) + "\n";

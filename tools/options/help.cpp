@@ -70,7 +70,7 @@ std::vector<std::string> names_of(const CLI::Option& option) {
   return names;
 }
 
-// CLI11 appends a validator's description after a colon.
+// Returns the type without the validator's description, which CLI11 appends after a colon.
 std::string type_of(const CLI::Option& option) {
   const std::string type = option.get_type_name();
   return type.substr(0, type.find(':'));

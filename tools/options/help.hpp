@@ -23,7 +23,7 @@ std::vector<const CLI::Option*> options_of(const CLI::App& app);
 std::vector<const CLI::Option*> positionals_of(const CLI::App& app);
 std::vector<std::string> names_of(const CLI::Option& option);   // "-p", "--prompt"
 std::string type_of(const CLI::Option& option);                 // "FILE"; "" for a flag
-std::vector<std::string> values_of(const CLI::Option& option);  // those of one_of(), or none
+std::vector<std::string> values_of(const CLI::Option& option);  // the words of one_of(), or none
 
 // Returns one line that says what is wrong with a command line that was refused for `reason`. An
 // unknown word takes precedence.

@@ -30,7 +30,7 @@ class UsageError : public std::runtime_error {
                               const std::string& found);
 // Throws a UsageError: "NAMES is required".
 [[noreturn]] void required_error(const std::string& names);
-// Throws a UsageError of this text, a sentence without a point.
+// Throws a UsageError with this text, a sentence without its full stop.
 [[noreturn]] void usage_error(const std::string& text);
 
 // A test of an option's value.
@@ -54,7 +54,7 @@ class Option {
   Option(const Option&) = delete;
   Option& operator=(const Option&) = delete;
 
-  Option* type_name(const std::string& name);  // as help shows it: "FILE"
+  Option* type_name(const std::string& name);  // the form that help shows: "FILE"
   Option* group(const std::string& name);      // its heading in the help
   Option* description(const std::string& text);
   Option* check(Check check);
@@ -99,7 +99,8 @@ class Command {
   // Adds -o, --output and --save for a subcommand that always writes a snapshot. The caller tests
   // the path with check_writable() before it computes.
   Option* add_output(std::string& path, const std::string& help);
-  // Adds them for a subcommand that may write one. Help and errors call the option --save.
+  // Adds the same options for a subcommand that writes a snapshot only on request. Help and errors
+  // call the option --save.
   Option* add_save_output(std::string& path, const std::string& help);
 
   bool has_option(const std::string& name) const;
@@ -116,7 +117,7 @@ class Command {
 
   std::string name() const;
   std::string help() const;
-  std::vector<Command*> subcommands();  // in the order of their addition
+  std::vector<Command*> subcommands();  // in the order in which they were added
   bool subcommand_given() const;
 
   // Parses a command line, whose first word is the program's name, and runs its subcommand. Returns
@@ -124,7 +125,7 @@ class Command {
   // subcommand.
   std::optional<std::string> run(int argc, char** argv);
 
-  const CLI::App& library() const { return *app_; }  // for the functions of help.hpp
+  const CLI::App& library() const { return *app_; }  // the functions of help.hpp use it
 
  private:
   explicit Command(CLI::App* app);

@@ -57,7 +57,7 @@ Check seed_range() {
 uint64_t random_seed() {
   constexpr uint64_t kSeeds = (uint64_t{1} << 53) - 1'000'000;
   uint64_t bits = kSeeds;
-  while (bits >= kSeeds) {  // all are equally likely
+  while (bits >= kSeeds) {  // drawn again, so that all seeds are equally likely
     if (::getrandom(&bits, sizeof bits, 0) != static_cast<ssize_t>(sizeof bits))
       throw Error(ErrorKind::io, "", "random bytes", "8 of the system", "fewer");
     bits >>= 11;

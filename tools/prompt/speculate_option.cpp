@@ -5,7 +5,8 @@
 namespace stet::tool {
 namespace {
 
-// Loads the draft model, which computes as `compute` says but for the contract.
+// Loads the draft model, which uses the threads and instruction set of `compute` but a contract of
+// its own.
 std::function<std::shared_ptr<Drafter>()> model_drafters(const std::string& directory,
                                                          const Model& drafted,
                                                          const ComputeOptions& compute,

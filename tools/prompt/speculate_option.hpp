@@ -1,4 +1,4 @@
-// The option --speculate: drafts by which replies come sooner.
+// The option --speculate: speculative decoding, which makes replies faster.
 #pragma once
 
 #include <functional>
@@ -21,7 +21,7 @@ class SpeculateOption {
                                                      int64_t capacity) const;
   // Sets GenerateOptions::speculator, which lives as long as this.
   void apply(const Session& session, GenerateOptions& options);
-  // Gives the drafter a reply to the same prompt, to search.
+  // Passes the drafter another reply to the same prompt, in which it may find drafts.
   void add(std::span<const int32_t> tokens);
 
  private:

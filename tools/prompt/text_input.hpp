@@ -14,7 +14,7 @@ class TextDecoder {
 
   // Appends to `text`. Throws a format Error that names the input for broken UTF-16 and for UTF-32.
   void add(char byte, std::string* text);
-  // Appends the bytes held back at the end of the input, in case they were no byte order mark.
+  // Appends the bytes that were held back as a possible byte order mark.
   void end(std::string* text);
 
  private:

@@ -19,9 +19,9 @@ struct AdmissionRules {
 
 bool is_loopback(const std::string& host);
 
-// Returns who answers the request. Throws a RequestError: 403 for another host or origin, 401 for a
-// wrong key, 404 or 405 for an unknown address. A wrong query parameter gives 400, and a wrong type
-// of body 415.
+// Returns how to answer the request: in which thread, with how large a body, and by which function.
+// Throws a RequestError: 403 for another host or origin, 401 for a wrong key, 404 or 405 for an
+// unknown address. A wrong query parameter gives 400, and a wrong type of body 415.
 Admission admit(Service& service, Request& request, const AdmissionRules& rules);
 
 }  // namespace stet::serve

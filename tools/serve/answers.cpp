@@ -29,7 +29,7 @@ RequestError current_error() {
     throw;
   } catch (const RequestError& e) {
     return e;
-  } catch (const KvOverflow& e) {  // of the kv type that the server was started with
+  } catch (const KvOverflow& e) {  // the type is that of the server's --kv
     return {500, "kv_overflow", e.what()};
   } catch (const Error& e) {
     const bool theirs = e.kind == ErrorKind::argument || e.kind == ErrorKind::capacity ||

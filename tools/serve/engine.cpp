@@ -218,7 +218,8 @@ bool Engine::wait_for_jobs() {
   return !jobs_.empty();
 }
 
-// The engine's thread. An error that no single job has caused ends all of them, but not the thread.
+// Runs in the engine's thread. An error that no single job has caused ends all of them, but not the
+// thread.
 void Engine::run() {
   while (wait_for_jobs()) {
     beat();

@@ -29,14 +29,14 @@ struct EngineOptions {
   int64_t streams = 16;   // running requests
   int64_t queue = 64;     // waiting requests; more are refused
   int64_t chunk = 512;    // maximum prompt tokens in one pass
-  double slowdown = 2.3;  // of a pass of replies, by the prompt tokens added to it
+  double slowdown = 2.3;  // factor by which a prompt's tokens may prolong a pass of replies
   // Called after each pass of a single prompt with its first position, its tokens and the time.
   std::function<void(int64_t first, int64_t tokens, double seconds)> prompt_took = nullptr;
   // Makes a drafter for a reply; null: no speculation.
   std::function<std::shared_ptr<Drafter>()> drafter = nullptr;
   // Limit on the slowdown of a pass of several replies by drafted tokens.
   double draft_slowdown = 1.25;
-  bool always_draft = false;  // whatever drafts cost, so that tests do not depend on clocks
+  bool always_draft = false;  // even if it does not pay off, so that tests do not depend on clocks
 };
 
 // A small part of some work. Returns false when the work is done.
@@ -180,7 +180,7 @@ class Engine {
   bool closing_ = false, stopping_ = false;
   EngineCounters counters_;
   Histogram token_seconds_;
-  double reply_seconds_ = 0;     // of a pass with replies only
+  double reply_seconds_ = 0;     // time of a pass with replies only
   double budget_ = 16;           // prompt tokens per pass with replies
   size_t turn_ = 0;              // index of the prompt or step that comes first
   std::atomic<double> beat_{0};  // time of the thread's last report, or 0 while it is idle

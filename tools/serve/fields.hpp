@@ -71,7 +71,7 @@ class Fields {
   // `object` must outlive this object.
   Fields(const Json& object, std::string pointer);
 
-  std::vector<std::string> names() const;  // of all members
+  std::vector<std::string> names() const;  // names of all members
   Field operator[](const std::string& name);
   // Ignores fields that cannot affect a reply by their definition.
   void unused(std::initializer_list<const char*> names);

@@ -52,7 +52,8 @@ struct HttpServer::Impl final : HttpContext {
   error_code broken;
 };
 
-// SO_REUSEADDR lets a server start right after another has ended, but not two at once.
+// Binds the address. SO_REUSEADDR lets a server start right after another has ended, but not two at
+// once.
 void HttpServer::Impl::bind(const std::string& host, int port) {
   tcp::resolver resolver(io);
   for (const auto& found : resolver.resolve(host, std::to_string(port))) {

@@ -63,7 +63,7 @@ struct Request {
   bool has_body = false;
   ClientConnection connection;
   std::string client;        // the owner of the API key, once known
-  HeaderList reply_headers;  // for any answer
+  HeaderList reply_headers;  // sent with any answer
 
   std::string query_or(const std::string& name, const std::string& fallback) const;
 };
@@ -92,12 +92,12 @@ Response error_response(const RequestError& error);
 Response event_stream(std::function<void(Writer&)> stream);
 
 struct HttpLimits {
-  size_t head_bytes = 16384;                // of a request line and its fields
-  size_t bodies_bytes = size_t{512} << 20;  // of all request bodies in memory
+  size_t head_bytes = 16384;                // maximum for a request line and its fields
+  size_t bodies_bytes = size_t{512} << 20;  // maximum for all request bodies in memory
   double idle_seconds = 75;                 // between two requests of a connection
-  double request_seconds = 30;              // for reading a head, and then a body
+  double request_seconds = 30;              // limit for reading a head, and again for a body
   double body_bytes_per_second = 1 << 20;   // a body of this size gets another second
-  double write_seconds = 30;                // for the client to take a part of its answer
+  double write_seconds = 30;                // limit for the client to take a part of its answer
   size_t connections = 1024;                // open ones
   size_t per_address = 256;                 // open ones of one address
   size_t threads = 128;                     // requests being answered; more wait

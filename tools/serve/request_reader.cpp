@@ -112,7 +112,8 @@ void RequestReader::check_bytes(std::string_view in) {
 
 namespace {
 
-// Some programs accept a bare LF as the end of a chunk's line, others wait for CR LF.
+// Returns true if a LF has no CR before it. Some programs accept that as the end of a chunk's line,
+// others wait for CR LF.
 bool has_bare_line_end(std::string_view text) {
   for (size_t i = 0; i < text.size(); ++i) {
     if (text[i] == '\n' && (i == 0 || text[i - 1] != '\r')) return true;

@@ -121,8 +121,8 @@ Response patch_states(Service&, const Request&, const Parts&);
 // Returns the log-probability of each token but the first, given those before it.
 std::vector<double> token_logprobs(Service& service, const Caller& caller,
                                    std::span<const int32_t> ids);
-// Appends tokens to a session. Returns the log-probability of each, with the `top` likeliest ones
-// at its place. The first token of a session has none.
+// Appends tokens to a session. Returns the log-probability of each, and the `top` most likely
+// tokens at its position. The first token of a session has none.
 std::vector<std::optional<TokenLogprob>> process_scored(Service& service, const Caller& caller,
                                                         Session& session,
                                                         std::span<const int32_t> ids, size_t top);

@@ -60,9 +60,9 @@ struct Service {
   SessionOptions session;
   States states;
   Engine engine;
-  std::string name;                  // of the model
+  std::string name;                  // name of the model
   std::vector<std::string> aliases;  // other names of the model
-  std::string fingerprint;           // of model and contract
+  std::string fingerprint;           // identifies model and contract
   double deadline;                   // seconds per request, or 0
   int64_t started;
   std::atomic<int64_t> verified_tokens{0};
@@ -170,7 +170,8 @@ void check_room(const Session& session, std::span<const int32_t> ids, int64_t ro
 // one at a time, because that takes many times their memory.
 std::vector<int32_t> encode_text(Service& service, const Caller& caller, const std::string& text,
                                  Tokenizer::Bos bos);
-// Holds the turn for a text of so many bytes that the caller tokenizes itself.
+// Waits for the turn to tokenize a text of `bytes` bytes, and holds it while this object lives. For
+// callers that tokenize the text themselves.
 class TokenizeTurn {
  public:
   TokenizeTurn(Service& service, const Caller& caller, size_t bytes);

@@ -73,9 +73,10 @@ std::string States::response_id(const std::string& client, const std::string& na
   return handle("st_", client, "response " + name);
 }
 
-// Returns the id: made from the state, or for a response from the name that was given before.
-// States that differ in the text sent for the last reply get two ids. They may differ by held-back
-// text, or by a beginning that came with the request. `number` distinguishes equal states.
+// Returns the id of a node. It is made from the state, or for a response from the name that was
+// reserved before. States that differ in the text sent for the last reply get two ids. They may
+// differ by held-back text, or by a beginning that came with the request. `number` distinguishes
+// equal states.
 std::string States::id_of(const std::string& client, const Sha256& digest, const Json& operation,
                           int number) const {
   if (operation.contains("response"))

@@ -43,10 +43,10 @@ struct StatesOptions {
   std::optional<size_t> max_states;
   int64_t ttl = 0;              // seconds after its last use until a state is deleted; 0: never
   std::string directory;        // that keeps the states, or ""
-  double lock_seconds = 25;     // to wait for another server's lock on it
+  double lock_seconds = 25;     // longest wait for another server's lock on it
   bool durable = false;         // write a state before a reply names it
   bool share_prefixes = false;  // between clients
-  std::shared_ptr<SharedStates> shared;  // with other servers, or null
+  std::shared_ptr<SharedStates> shared;  // shared with other servers, or null
 };
 
 // The source of a state. The blocks of an uploaded one are used for no other state until the server
@@ -90,12 +90,12 @@ class Node {
     std::string parent;
     std::optional<std::string> name;
     bool pinned = false;
-    bool removed = false;  // from the tree; the node exists as long as its files
+    bool removed = false;  // no longer in the tree; the node exists as long as its files
     Origin origin = Origin::computed;
-    bool put = false;                     // into the store, which did not have it
+    bool put = false;                     // this server put it into the store
     int64_t claims = 1;                   // add() calls that returned it, less release() calls
-    std::optional<Session> session;       // while its keys and values are in memory
-    std::shared_ptr<const State> recipe;  // while its tokens are in memory
+    std::optional<Session> session;       // set while keys and values are in memory
+    std::shared_ptr<const State> recipe;  // set while tokens are in memory
     Files files;
     std::string lost;  // the reason if no file holds it
     uint64_t used = 0, serial = 0;
@@ -128,7 +128,7 @@ class States {
   // Throws a RequestError (404) if this client has no such state, here or in the store. Its code is
   // state_expired if a limit has deleted the state.
   NodePtr find(const std::string& client, const std::string& id, const std::string& pointer);
-  std::vector<NodePtr> list(const std::string& client);  // in the order of their creation
+  std::vector<NodePtr> list(const std::string& client);  // in the order in which they were made
   // Returns the states, each with its parent in the tree of conversations (tree.hpp). The parent is
   // found by the tokens, or by the operation if these are not in memory. It may be null.
   struct InTree {
@@ -166,7 +166,7 @@ class States {
   size_t save_all(double until);
   uint64_t memory_used() const;
   uint64_t memory_budget() const { return options_.memory; }
-  Json totals() const;  // for the metrics
+  Json totals() const;  // numbers for the metrics
   void count(const Usage& usage);
   // Returns a name that reveals nothing about the content.
   std::string handle(const std::string& prefix, const std::string& client,
@@ -183,7 +183,7 @@ class States {
     bool tokens = false;
   };
   struct Client {
-    std::unordered_set<Node*> states;  // without removed ones
+    std::unordered_set<Node*> states;  // all but removed ones
     size_t in_memory = 0;              // states with tokens in memory
   };
 
@@ -284,7 +284,7 @@ class States {
   std::unordered_map<std::string, NodePtr> nodes_ STET_GUARDED_BY(mutex_);
   std::unordered_map<std::string, std::unordered_set<Node*>> children_ STET_GUARDED_BY(mutex_);
   std::map<std::string, Client> clients_ STET_GUARDED_BY(mutex_);
-  std::unordered_set<Node*> resident_ STET_GUARDED_BY(mutex_);  // with keys and values in memory
+  std::unordered_set<Node*> resident_ STET_GUARDED_BY(mutex_);  // keys and values are in memory
   // The number of states in memory that use each block.
   std::unordered_map<const KvBlock*, int64_t> blocks_ STET_GUARDED_BY(mutex_);
   // Recurrent arrays of states and anchors in memory, and how many hold them.

@@ -12,7 +12,7 @@
 namespace stet::serve {
 namespace {
 
-constexpr size_t kMostForgotten = 50000;  // ids per generation of expired states
+constexpr size_t kMostForgotten = 50000;  // expired ids in each of two generations
 
 }  // namespace
 

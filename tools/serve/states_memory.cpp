@@ -316,7 +316,7 @@ std::optional<Session> States::from_memory_or_file(const NodePtr& node, const Ap
 States::Longest States::longest(const std::string& client, std::span<const int32_t> ids,
                                 const std::set<NodePtr>& lost) const {
   Longest best;
-  std::pair<bool, uint64_t> rank;  // for ties: in memory first, then the older one
+  std::pair<bool, uint64_t> rank;  // decides ties: states in memory first, then the older one
   const auto alike = [&](const std::vector<int32_t>& tokens) {
     return std::min(common_prefix(tokens, ids), ids.size() - 1);
   };

@@ -113,7 +113,7 @@ std::vector<States::InTree> States::conversations(const std::string& client) {
 // children of its parent; `children` gets those whose files name another one. Returns false if it
 // is out already or a request has a claim.
 bool States::withdraw(Node& node, bool unless_claimed, std::vector<NodePtr>& children) {
-  constexpr size_t kMostParents = 100000;  // of removed states
+  constexpr size_t kMostParents = 100000;  // parents of removed states that are remembered
   std::optional<Session> session;          // freed after the lock
   const MutexLock lock(mutex_);
   Node::Changing& c = at(node);

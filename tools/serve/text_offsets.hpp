@@ -21,7 +21,8 @@ class TextOffsets {
 
   // Adds the next token. Returns the offsets that have become certain, in the order of the tokens.
   std::vector<size_t> push(int32_t id);
-  // Returns all others. The next token begins a new text after `at` characters.
+  // Returns the offsets of all waiting tokens. The next token begins a new text after `at`
+  // characters.
   std::vector<size_t> finish(size_t at = 0);
 
  private:
@@ -30,7 +31,7 @@ class TextOffsets {
   const Tokenizer* tokenizer_;
   std::optional<TextStream> stream_;
   size_t at_ = 0;                     // characters before the waiting tokens
-  std::string text_;                  // of the waiting tokens
+  std::string text_;                  // text of the waiting tokens
   std::vector<std::string> waiting_;  // the bytes of each
 };
 

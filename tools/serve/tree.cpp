@@ -102,7 +102,7 @@ std::vector<size_t> conversation_tree(std::span<const TreeItem> items) {
   for (size_t i = 0; i < items.size(); ++i) {
     if (count[ends[i]]++ == 0) first[ends[i]] = i;
   }
-  // The nearest ancestor of each branch at which an item ends; 0 if none or only empty ones.
+  // under[b]: the nearest ancestor of branch b at which an item ends; 0 if none or only empty ones.
   std::vector<size_t> under(branches.size(), 0);
   for (const size_t b : branches.downwards()) {
     const size_t above = branches.above(b);

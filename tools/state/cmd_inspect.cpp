@@ -19,13 +19,13 @@
 namespace stet::tool {
 namespace {
 
-constexpr size_t kNotesLimit = size_t{64} << 20;  // bytes of a file that may hold notes
+constexpr size_t kNotesLimit = size_t{64} << 20;  // limit in bytes of a JSON file with notes
 
 struct InspectCommand {
   std::string path, model;
   CheckpointOption checkpoint;  // `path`, if it is a checkpoint
   bool json = false, check = false;
-  int64_t memory = 0;  // positions of --kv-memory
+  int64_t memory = 0;  // number of positions given by --kv-memory
 };
 
 // Returns a value as text. Escapes control characters, since names come from the file.
@@ -147,7 +147,8 @@ void print_json(Json j, const Snapshot* s) {
 // Fingerprints of the model given by -m, by element; empty without one.
 using Present = std::map<std::string, std::string>;
 
-// Returns the limit of replay. Copies nothing if the tokens give the whole state.
+// Returns where and why the tokens stop reproducing the state, or nothing if they reproduce all of
+// it. Copies nothing in that case.
 std::optional<ReplayLimit> limit_of(const Snapshot& s) {
   if (s.meta().edits.empty() && is_replayable(s.meta().contract)) return std::nullopt;
   return replay_limit(s.recipe());

@@ -140,7 +140,7 @@ Snapshot open_stored(const std::string& path) {
   StoreSnapshot& s = use().opened.emplace_back(open_snapshot(store, place));
   const Snapshot named = Snapshot::parse(s.record.snapshot, path);
   know(place, named.recipe().transcript());
-  use().names[reference] = place;  // no effect for an id
+  use().names[reference] = place;  // harmless if the reference is an id
   return named;
 }
 

@@ -66,7 +66,7 @@ class Timeline {
       uint32_t which = 0;
       Edit what = {};
       KvType type = KvType::f32;
-      bool moved = false;  // by a rewind to before it
+      bool moved = false;  // a rewind to before it has moved it
     };
     std::vector<Change> changes;
   };
@@ -102,7 +102,7 @@ Truth truth_of(Session& session);
 // Maps every name met so far to its meaning, across models, contracts and types of keys and values.
 class Names {
  public:
-  // Returns true if this name has no other meaning.
+  // Records the meaning of a name. Returns false if the name already has another meaning.
   bool is_of(const Sha256& name, const Digest& meaning) {
     return known_.try_emplace(name, meaning).first->second == meaning;
   }

@@ -17,8 +17,8 @@ function storage() {
 export const kept = storage();
 
 export const page = {
-  all: [], // as the server lists them
-  states: [], // without those deleted here
+  all: [], // the server's list, in its order
+  states: [], // `all` without those deleted here
   rows: [], // their tree
   current: null, // an id; "new": a new conversation
   whole: null, // the current state, as the server describes it

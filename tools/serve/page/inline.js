@@ -30,7 +30,7 @@ class Inline {
     this.openers = []; // runs of * _ ~ that may open, with their index in `items`
     this.brackets = []; // index in `items` of each open [
     this.bottom = { "*": 0, "_": 0, "~": 0 }; // below this place no opener of that sign is left
-    this.runs = null; // of backticks: by their length, where they begin
+    this.runs = null; // runs of backticks: length -> where they begin
   }
 
   push(text) {

@@ -1,4 +1,5 @@
-// Views of a state: next token, tokens, elements, keys and values, inside, and the comparison with another.
+// Views of a state: next token, tokens, elements, keys and values, the inside of the model, and the comparison with
+// another state.
 import { get } from "./api.js";
 import { $, make, percent, visible } from "./dom.js";
 import { inside, patching } from "./inside.js";

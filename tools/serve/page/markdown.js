@@ -140,7 +140,8 @@ class Blocks {
     return { type: "list", ordered: first.ordered, start: first.start, items };
   }
 
-  // An item continues with lines that are indented further than its marker, and with lazy lines of a paragraph.
+  // Reads a list item. It continues with lines that are indented further than its marker, and with lazy lines of a
+  // paragraph.
   item(m) {
     const inner = [this.line.slice(m.width)];
     for (++this.at; this.at < this.lines.length; ++this.at) {

@@ -148,7 +148,7 @@ export function begin() {
   return showCurrent().then(() => { relist(); say("write a message to begin a new conversation"); });
 }
 
-// Uploads a file. A delta names its parent's digest, by which the state to upload it over is found.
+// Uploads a file. A delta states its parent's digest, which identifies the state to upload it over.
 export async function load(file) {
   if (!file) return;
   const { id } = await uploadFile(file).catch((error) => {

@@ -46,7 +46,7 @@ export async function reply(body, said) {
   else if (error) say("stopped: Continue resumes the reply");
 }
 
-// Used if the user has switched to another state while the reply was drawn, and stays there.
+// Reports a reply whose state the user left while it was drawn.
 async function leftBehind(id) {
   await refresh();
   drawButtons();

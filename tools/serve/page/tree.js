@@ -128,7 +128,8 @@ export const bringIntoView = (element) => element?.scrollIntoView({ block: "near
 const nodes = () => [...$("tree").querySelectorAll(".node")];
 const nodeAt = (e) => e.target.closest?.(".node");
 
-// Arrow keys: up and down the rows, left to the parent, right to the first child.
+// Moves the focus by arrow keys (up and down the rows, left to the parent, right to the first child). Enter opens a
+// row.
 function walk(e) {
   const all = nodes(), at = all.indexOf(document.activeElement);
   if (at < 0) return;

@@ -94,7 +94,7 @@ export async function meters() {
       `${bytesText(s.memory.used)} of ${bytesText(s.memory.budget)} · ` +
       `${all ? Math.round(100 * s.reuse.reused / all) : 0} % reused · ${s.running} running`);
     if (page.running) return;
-    if (changes !== null && changes !== s.changes) await followUp(); // by this page or another client
+    if (changes !== null && changes !== s.changes) await followUp(); // this page or another client changed the list
     changes = s.changes;
   } catch (error) {
     if (error.status === 401) $("key").hidden = false;
