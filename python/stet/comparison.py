@@ -94,7 +94,7 @@ class VerifyReport:
         if self.difference is not None:
             return "different: " + self.difference.text
         rest = "" if self.position is None else "; not proved, from position %d on: %s" % (self.position, self.reason)
-        return "%d of %d blocks%s are what the tokens give, and equal%s" % (
+        return "%d of %d blocks%s were recomputed from the tokens and are equal%s" % (
             self.blocks,
             self.of,
             " and the logits" if self.logits else "",

@@ -307,7 +307,7 @@ bool make_empty_directory(const std::string& directory) {
   const bool empty = !error && fs::is_empty(directory, error);
   if (empty && !error) return made;
   throw Error(ErrorKind::io, directory, "", "",
-              is_file ? "a file stands where a new directory is to be made"
+              is_file ? "a file has this name; name a new or an empty directory"
               : error ? "the directory cannot be made: " + error.message()
                       : "the directory is not empty; name a new one");
 }

@@ -302,7 +302,7 @@ void AtomicFile::commit() {
   if (directory.get() < 0 && errno != EACCES) fail("its directory cannot be opened");
   if (retried([&] { return ::fsync(fd_); }) != 0) fail("its bytes did not reach the disk");
   if (retried([&] { return ::rename(temporary_.c_str(), target_.c_str()); }) != 0)
-    fail("the finished file cannot be renamed to it");
+    fail("the temporary file cannot be renamed to this name");
   temporary_.clear();
   int synced = directory.get() >= 0 ? retried([&] { return ::fsync(directory.get()); }) : -1;
   if (directory.get() < 0 || (synced != 0 && errno == EINVAL))

@@ -334,8 +334,7 @@ void check(const Session& before, std::span<const ScoreRequest> requests,
       fail(ErrorKind::argument, "begin", "at most the " + std::to_string(r.ids.size()) + " ids",
            std::to_string(r.begin));
     if (r.begin == 0 && before.size() == 0 && !r.ids.empty())
-      fail(ErrorKind::argument, "begin", "at least 1, as nothing stands before the first token",
-           "0");
+      fail(ErrorKind::argument, "begin", "at least 1, because no token precedes the first", "0");
     const int64_t size = before.size() + static_cast<int64_t>(r.ids.size()) - 1;
     if (size > before.capacity())
       fail(ErrorKind::capacity, "ids",

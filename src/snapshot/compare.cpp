@@ -358,9 +358,9 @@ std::string digest_or(const Digest& d) { return "digest " + digest_text(d); }
 // snapshots hold different positions of it.
 Part kv_by_digests(const Snapshot& a, const Snapshot& b, int64_t* equal_positions) {
   Part part{"keys and values", std::nullopt, true,
-            "by digests, which do not tell how far they are apart"};
+            "compared by digest alone; the size of the difference is unknown"};
   if (!(a.meta().kv == b.meta().kv))
-    return {part.name, std::nullopt, false, "digests of different types tell nothing"};
+    return {part.name, std::nullopt, false, "not compared: the kv types differ"};
   const int64_t both = std::min(a.meta().positions, b.meta().positions);
   std::vector<int64_t> skipped;
   for (int64_t block = 0; block < blocks_of(both); ++block) {

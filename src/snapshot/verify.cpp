@@ -313,9 +313,10 @@ std::string VerifyReport::text() const {
       limit ? fmt::format("; not proved, from position {} on: {}", limit->position, limit->reason)
             : "";
   if (blocks == 0)
-    return fmt::format("nothing is proved: none of {} blocks is what the tokens give{}", of, rest);
-  return fmt::format("{} of {} blocks{} are what the tokens give, and equal, {}{}", blocks, of,
-                     logits ? " and the logits" : "", how(), rest);
+    return fmt::format(
+        "nothing is proved: none of the {} blocks can be recomputed from the tokens{}", of, rest);
+  return fmt::format("{} of {} blocks{} were recomputed from the tokens and are equal, {}{}",
+                     blocks, of, logits ? " and the logits" : "", how(), rest);
 }
 
 std::vector<bool> replayable_blocks(const Snapshot& snapshot) {

@@ -317,7 +317,8 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, Bos bos,
     ids = impl_->before;
     if (bos == Bos::on) {
       if (!impl_->bos)
-        throw Error(ErrorKind::argument, "", "bos", "", "the tokenizer has no bos token");
+        throw Error(ErrorKind::argument, "", "bos", "",
+                    "the tokenizer has no bos token; leave it out");
       if (ids.empty() || ids.front() != *impl_->bos) ids.insert(ids.begin(), *impl_->bos);
     }
   }

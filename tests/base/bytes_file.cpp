@@ -334,7 +334,8 @@ TEST(AtomicFile, ErrorsNameTheReason) {
   expect({.space = 0}, "cannot write 3 bytes: No space left on device");
   expect({.space = 2, .write_error = EIO}, "cannot write 3 bytes: Input/output error");
   expect({.fsync_error = EIO}, "its bytes did not reach the disk: Input/output error");
-  expect({.rename_error = EACCES}, "the finished file cannot be renamed to it: Permission denied");
+  expect({.rename_error = EACCES},
+         "the temporary file cannot be renamed to this name: Permission denied");
 
   with({.fsync_error = EIO, .fsyncs_before = 1}, [&] {  // the directory's fsync
     EXPECT_EQ(error_of(save),

@@ -79,9 +79,8 @@ static void wrong_requests_are_refused(void) {
   FAILS(stet_session_score(empty, requests, 2, NULL, see, &seen, &error), STET_ERROR_ARGUMENT,
         "requests[1]: begin: expected at most the 5 ids, found 6");
   requests[1].begin = 0;
-  FAILS(
-      stet_session_score(empty, requests, 2, NULL, see, &seen, &error), STET_ERROR_ARGUMENT,
-      "requests[1]: begin: expected at least 1, as nothing stands before the first token, found 0");
+  FAILS(stet_session_score(empty, requests, 2, NULL, see, &seen, &error), STET_ERROR_ARGUMENT,
+        "requests[1]: begin: expected at least 1, because no token precedes the first, found 0");
   const int32_t wrong[] = {1, kVocab};
   requests[1] = (stet_score_request){wrong, 2, 1};
   FAILS(stet_session_score(empty, requests, 2, NULL, see, &seen, &error), STET_ERROR_ARGUMENT,

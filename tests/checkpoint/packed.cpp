@@ -615,7 +615,7 @@ TEST_F(PackingFails, IntoANonemptyDirectory) {
   EXPECT_EQ(error_of([&] { pack(llama, Contract::q8, used); }),
             "io: " + used + ": the directory is not empty; name a new one");
   EXPECT_EQ(error_of([&] { pack(llama, Contract::q8, used + "/notes"); }),
-            "io: " + used + "/notes: a file stands where a new directory is to be made");
+            "io: " + used + "/notes: a file has this name; name a new or an empty directory");
   EXPECT_EQ(
       error_of([&] { pack(llama, Contract::q8, scratch / "no/where"); }),
       "io: " + scratch / "no/where" + ": the directory cannot be made: No such file or directory");

@@ -329,7 +329,7 @@ TEST_F(ChatCommand, RawTextIsNoConversation) {
       0);
   const size_t tokens = Snapshot::open(snapshot).tokens().size();
   const std::string expected = snapshot + ": messages: expected a conversation (stet resume " +
-                               snapshot + " -p TEXT goes on with raw text), found " +
+                               snapshot + " -p TEXT continues raw text), found " +
                                std::to_string(tokens) + " tokens of raw text, and no messages\n";
   for (const Args& args : {Args{"chat", "--resume", snapshot, "--script", lines({"Hello"})},
                            Args{"chat", "--script", lines({"/load " + snapshot})}}) {
@@ -375,7 +375,8 @@ TEST_F(ChatCommand, ErrorsOfSettingsQuoteTheInput) {
                          "/set", "/set temperature 0", "/set"});
   EXPECT_EQ(o.status, 0) << o.err;
   EXPECT_EQ(o.err,
-            "(top-k has no effect while greedy: /set temperature T draws)\n(not greedy: tokens are "
+            "(top-k has no effect on greedy replies: /set temperature T samples)\n(not greedy: "
+            "tokens are "
             "drawn at temperature 0.7)\n"
             "(greedy: always the best token)\n");
   EXPECT_NE(o.out.find("temperature 0.7\ntop-k 7\n"), std::string::npos) << o.out;

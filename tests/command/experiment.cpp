@@ -154,10 +154,10 @@ TEST_F(ExperimentCommand, AnObserverChangesNoDraw) {
 TEST_F(ExperimentCommand, SeedsWithoutSamplingAreReported) {
   EXPECT_EQ(
       succeed(base + Args{"--seeds", "1..2"}).err,
-      "no effect while greedy, where the best token is taken: --seeds (--temperature T draws)\n");
+      "no effect while greedy, where the best token is taken: --seeds (--temperature T samples)\n");
   EXPECT_EQ(
       succeed(base + Args{"--seeds", "1..2", "--temperature", "0"}).err,
-      "no effect while greedy, where the best token is taken: --seeds (--temperature T draws)\n");
+      "no effect while greedy, where the best token is taken: --seeds (--temperature T samples)\n");
   EXPECT_EQ(succeed(base).err, "");
   const Outcome drawn = succeed(base + Args{"--seeds", "1..2", "--top-k", "500"});
   EXPECT_EQ(drawn.err, "");

@@ -124,7 +124,7 @@ TEST_F(GenerateCommand, RawTextAndConversationsAreNotMixed) {
   for (const char* command : {"resume", "experiment"}) {
     EXPECT_EQ(refused({command, s, "--say", "hi"}),
               "stet: " + s +
-                  ": messages: expected a conversation for --say (-p TEXT goes on with raw text), "
+                  ": messages: expected a conversation for --say (-p TEXT continues raw text), "
                   "found " +
                   tokens + " tokens of raw text, and no messages\n");
     EXPECT_EQ(
@@ -213,13 +213,13 @@ TEST_F(GenerateCommand, OptionsWithoutEffectAreReported) {
       {{"--sample", "--seed", "3"}, ""},
       {{"--temperature", "0.7", "--seed", "3"}, ""}};
   for (const auto& [options, names] : cases) {
-    const std::string expected = names.empty() ? "" : told + names + " (--temperature T draws)\n";
+    const std::string expected = names.empty() ? "" : told + names + " (--temperature T samples)\n";
     EXPECT_EQ(succeed(Args{"generate", "-p", "Once", "-n", "2"} + options).err, expected);
   }
   EXPECT_EQ(succeed({"save", "-p", "Once", "--seed", "5", "-o", s, "--json"}).err,
-            told + "--seed (--temperature T draws)\n");
+            told + "--seed (--temperature T samples)\n");
   EXPECT_EQ(succeed({"resume", s, "--seed", "5", "-n", "1", "--json"}).err,
-            told + "--seed (--temperature T draws)\n");
+            told + "--seed (--temperature T samples)\n");
 }
 
 TEST_F(GenerateCommand, PenaltiesAndBiasesArePartOfTheState) {

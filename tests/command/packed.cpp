@@ -107,7 +107,7 @@ TEST_F(PackedCommand, BadInputIsStatus1AndNothingIsWritten) {
     EXPECT_EQ(failure(command + Args{"-o", used}),
               used + ": the directory is not empty; name a new one");
     EXPECT_EQ(failure(command + Args{"-o", used + "/notes"}),
-              used + "/notes: a file stands where a new directory is to be made");
+              used + "/notes: a file has this name; name a new or an empty directory");
     EXPECT_EQ(failure(command + Args{"-o", none + "/d"}),
               none + "/d: the directory cannot be made: No such file or directory");
     EXPECT_EQ(

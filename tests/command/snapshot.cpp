@@ -134,9 +134,10 @@ TEST_F(SnapshotCommand, VerifyProvesTheReplayablePartOfAnEditedState) {
   Snapshot::save(s, file);
   const Outcome verified = run_stet({"verify", file, "-m", kGemma});
   EXPECT_EQ(verified.status, 0) << verified.err;
-  EXPECT_NE(verified.out.find("3 of 4 blocks and the logits are what the tokens give, and equal, "
-                              "byte for byte; not proved, from position 70 on: the key of position "
-                              "70, layer 1, head 0 was set; state sha256:"),
+  EXPECT_NE(verified.out.find(
+                "3 of 4 blocks and the logits were recomputed from the tokens and are equal, "
+                "byte for byte; not proved, from position 70 on: the key of position "
+                "70, layer 1, head 0 was set; state sha256:"),
             std::string::npos)
       << verified.out;
   const Json j = Json::parse(run_stet({"verify", file, "-m", kGemma, "--json"}).out);
@@ -185,10 +186,10 @@ TEST_F(SnapshotCommand, AnotherKvTypeIsAnEdit) {
   EXPECT_NE(run_stet({"inspect", rounded}).out.find("what kv type"), std::string::npos);
   const Outcome verified = run_stet({"verify", rounded, "-m", kGemma});
   EXPECT_EQ(verified.status, 1);
-  EXPECT_EQ(verified.err,
-            "stet: " + rounded +
-                ": edits: expected a block that the tokens give (stet check proves the bytes of "
-                "all), found none: keys and values were rounded to another type\n");
+  EXPECT_EQ(verified.err, "stet: " + rounded +
+                              ": edits: expected a block that can be recomputed from the tokens "
+                              "(stet check proves the bytes of "
+                              "all), found none: keys and values were rounded to another type\n");
   EXPECT_EQ(run_stet({"check", rounded}).status, 0);
   EXPECT_EQ(run_stet({"convert", rounded, "--form", "recipe", "-o", scratch / "r.stet"}).status, 1);
 }

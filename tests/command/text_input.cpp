@@ -39,7 +39,7 @@ TEST(TextInput, OtherEncodingsBecomeUtf8) {
     EXPECT_EQ(text(utf16(u"Aé€\U0001F600\r\n", little)), "Aé€\U0001F600\n");
     EXPECT_EQ(text(utf16(u"", little)), "");
     EXPECT_EQ(error_of([&] { text(utf16(u"a", little) + "x"); }),
-              "format: f: expected text in UTF-8 or UTF-16, found an end in the middle of a "
+              "format: f: expected text in UTF-8 or UTF-16, found text that ends within a "
               "character");
     for (const std::u16string& half :
          {std::u16string(1, 0xd83d) + u"a", std::u16string(1, 0xde00), std::u16string(2, 0xd83d)})

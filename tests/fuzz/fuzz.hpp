@@ -16,11 +16,11 @@ namespace stet::fuzz {
 
 // Counts accepted inputs and prints the count at the end. A target that accepts nothing tests too
 // little.
-struct TeamProgress {
+struct Tally {
   size_t accepted = 0;
-  ~TeamProgress() { std::fprintf(stderr, "accepted %zu inputs\n", accepted); }
+  ~Tally() { std::fprintf(stderr, "accepted %zu inputs\n", accepted); }
 };
-inline TeamProgress tally;
+inline Tally tally;
 
 // Aborts unless the condition holds, so that libFuzzer keeps the input.
 inline void must(bool holds, const char* what) {

@@ -309,7 +309,7 @@ class Package(unittest.TestCase):
                         (bool(report), report.whole, report.blocks, report.of, report.logits, report.position),
                         (False, False, 2, 3, True, 70))
                     self.assertIn("were scaled", report.reason)
-                    self.assertIn("2 of 3 blocks and the logits are what the tokens give", str(report))
+                    self.assertIn("2 of 3 blocks and the logits were recomputed from the tokens", str(report))
 
     def test_everything_public_says_what_it_is_and_takes(self):
         for name in stet.__all__:

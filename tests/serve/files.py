@@ -148,7 +148,7 @@ class Ownership(Directory):
             server.call("DELETE", "/v1/states/" + state)
         said = server.stop()
         self.assertEqual(said.count("adopted"), 1, said)
-        self.assertIn("left alone, since no state describes them: mine.stet, " + DOWNLOAD, said)
+        self.assertIn("ignored, because no state of this server describes them: mine.stet, " + DOWNLOAD, said)
         self.assertNotIn("adopted", self.server().stop())
         for name, data in strangers.items():
             self.assertEqual(read(self.path(name)), data)

@@ -133,7 +133,7 @@ TEST(Tokenizer, PutsBosAsAskedFor) {
   const std::string json = small_json().dump();
   const auto plain = Tokenizer::load_from_files({{"tokenizer.json", json}});
   EXPECT_EQ(message_of([&] { plain->encode("a", Bos::on); }),
-            "bos: the tokenizer has no bos token");
+            "bos: the tokenizer has no bos token; leave it out");
   const auto with_bos = from_json(small_json(), R"({"bos_token": "c"})");
   EXPECT_EQ(with_bos->encode("a", Bos::automatic), (Ids{1}));
   EXPECT_EQ(with_bos->encode("a", Bos::on), (Ids{3, 1}));

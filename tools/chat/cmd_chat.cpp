@@ -89,10 +89,10 @@ void run_chat(ChatOptions& o) {
 void require_conversation(const Snapshot& snapshot) {
   const size_t tokens = snapshot.tokens().size();
   if (tokens == 0 || !snapshot.meta().chat.messages.empty()) return;
-  throw Error(ErrorKind::argument, snapshot.path(), "messages",
-              "a conversation (stet resume " + printable(snapshot.path()) +
-                  " -p TEXT goes on with raw text)",
-              fmt::format("{} tokens of raw text, and no messages", tokens));
+  throw Error(
+      ErrorKind::argument, snapshot.path(), "messages",
+      "a conversation (stet resume " + printable(snapshot.path()) + " -p TEXT continues raw text)",
+      fmt::format("{} tokens of raw text, and no messages", tokens));
 }
 
 }  // namespace

@@ -134,7 +134,8 @@ std::string consequence(const Setting& setting, const SamplingSettings& before,
   }
   if (!setting.for_draws || !after.greedy || std::string_view(setting.name) == "temperature")
     return "";
-  return fmt::format("{} has no effect while greedy: /set temperature T draws", setting.name);
+  return fmt::format("{} has no effect on greedy replies: /set temperature T samples",
+                     setting.name);
 }
 
 }  // namespace

@@ -355,7 +355,7 @@ void report_idle(const Session& session, const ExperimentCommand& o) {
   const bool all_greedy =
       std::all_of(grid.begin(), grid.end(), [](const auto& run) { return run.first.greedy; });
   if (!all_greedy || o.seeds.empty()) return;
-  say("no effect while greedy, where the best token is taken: --seeds (--temperature T draws)\n");
+  say("no effect while greedy, where the best token is taken: --seeds (--temperature T samples)\n");
 }
 
 void run_experiment(ExperimentCommand& o) {

@@ -30,7 +30,7 @@ void list_points(const ModelConfig& c) {
                     p == Point::scores || p == Point::pattern ? fmt::format("{}, positions", heads)
                     : heads > 0 ? fmt::format("{}, {}", heads, point_width(c, at, 0) / heads)
                                 : std::to_string(point_width(c, at, 0)),
-                    point_info(p).changes ? "" : "  to look at alone"));
+                    point_info(p).changes ? "" : "  read only"));
   }
 }
 

@@ -143,7 +143,7 @@ void PromptOptions::require_fit(const Snapshot& snapshot) const {
     return;
   if (conversation()) {
     throw Error(ErrorKind::argument, snapshot.path(), "messages",
-                "a conversation for --say (-p TEXT goes on with raw text)",
+                "a conversation for --say (-p TEXT continues raw text)",
                 fmt::format("{} tokens of raw text, and no messages", tokens));
   }
   throw Error(ErrorKind::argument, snapshot.path(), "tokens",

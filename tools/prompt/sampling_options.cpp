@@ -218,7 +218,7 @@ void SamplingOptions::report_idle(const GenerationState& state) const {
       names += (names.empty() ? "" : ", ") + option->get_name();
   }
   if (!names.empty())
-    say("no effect while greedy, where the best token is taken: {} (--temperature T draws)\n",
+    say("no effect while greedy, where the best token is taken: {} (--temperature T samples)\n",
         names);
 }
 

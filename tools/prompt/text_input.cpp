@@ -75,7 +75,7 @@ void TextDecoder::add_unit(uint16_t unit, std::string* text) {
 void TextDecoder::end(std::string* text) {
   if (encoding_ == Encoding::unknown) *text += held_;
   if (high_ != 0 || (encoding_ != Encoding::unknown && !held_.empty()))
-    fail("an end in the middle of a character");
+    fail("text that ends within a character");
   held_.clear();
 }
 

@@ -49,8 +49,8 @@ void States::load() {
   directory_->sweep();
   const StateDirectory::Content content = directory_->content();
   if (!content.strange.empty())
-    tool::say("{}: left alone, since no state describes them: {}\n", printable(directory_->path()),
-              listed(content.strange));
+    tool::say("{}: ignored, because no state of this server describes them: {}\n",
+              printable(directory_->path()), listed(content.strange));
   Loading loading;
   loading.gone = content.gone;
   std::vector<StateDirectory::Described> described = content.described;

@@ -26,9 +26,10 @@ std::string unproved(const Snapshot& s) {
   if (s.meta().form == SnapshotForm::recipe)
     return "keys, values and logits, of which a recipe has digests alone (stet verify)";
   if (!s.meta().edits.empty())
-    return "that keys and values before the first edit are what its tokens give (stet verify); of "
-           "the rest nothing can tell";
-  return "that keys, values and logits are what its tokens give (stet verify)";
+    return "that keys and values before the first edit equal those recomputed from its tokens "
+           "(stet "
+           "verify); the rest cannot be proved";
+  return "that keys, values and logits equal those recomputed from its tokens (stet verify)";
 }
 
 Json check_snapshot(const std::string& path, const CheckCommand& o) {

@@ -268,10 +268,10 @@ Json elements_json(const Snapshot& s, const Present& present) {
   add("prunes", fmt::format("{}", m.prunes.size()), 0, "");
   const auto limit = limit_of(s);
   add("edits",
-      fmt::format(
-          "{}{}", m.edits.size(),
-          limit ? fmt::format(": not what the tokens give, from position {} on", limit->position)
-                : ""),
+      fmt::format("{}{}", m.edits.size(),
+                  limit ? fmt::format(": cannot be recomputed from the tokens, from position {} on",
+                                      limit->position)
+                        : ""),
       0, "");
   if (!m.interventions.empty()) {
     std::string points;

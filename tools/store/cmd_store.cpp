@@ -119,7 +119,7 @@ void advance_name(Store& from, Store& to, const std::string& name, const Sha256&
     const auto record = from.find_state(at);
     if (!record || record->parent == Sha256()) {
       throw Error(ErrorKind::mismatch, to.url(), "name " + name,
-                  "a state that " + hex(place, 16) + " goes on from", hex(*before, 16));
+                  "a state that " + hex(place, 16) + " continues", hex(*before, 16));
     }
     at = record->parent;
   }

@@ -135,7 +135,8 @@ inline int64_t Session::process_again(int64_t to) {
   if (state_.recurrent.empty() || to <= 0 || to > size()) return to;
   const std::optional<StartingPoint> from = starting_point(to - 1, to);
   if (!from)
-    throw Error(ErrorKind::argument, "", "position", "one whose recurrent arrays tokens give",
+    throw Error(ErrorKind::argument, "", "position",
+                "one whose recurrent arrays can be recomputed from tokens",
                 std::to_string(to) + " (" + replay_limit(state_)->reason + ")");
   *this = compute_from(*from, to);
   return from->position;

@@ -41,8 +41,8 @@ struct STET_API VerifyReport {
   bool whole() const { return !difference && blocks == of && logits && arrays; }
   // Returns the method: "byte for byte", "by digests of every layer of every block", ...
   std::string how() const;
-  // Returns, for example, "4 of 6 blocks are what the tokens give, byte for byte; not proved, from
-  // position 70 on: ...".
+  // Returns, for example, "4 of 6 blocks were recomputed from the tokens and are equal, byte for
+  // byte; not proved, from position 70 on: ...".
   std::string text() const;
 
   bool has_value() const { return difference.has_value(); }

@@ -53,13 +53,12 @@ std::string prompt_digests(Session& session, const std::vector<int32_t>& ids) {
   std::string lines =
       "logits " + digest_text(logits.result()) + "\nkv " + digest_text(kv.result()) + "\n";
   const std::span<const float> arrays = session.state().recurrent.numbers();
-  if (!arrays.empty())
-    lines += "recurrent " + digest_text(digest_of(std::as_bytes(arrays))) + "\n";
+  if (!arrays.empty()) lines += "recurrent " + digest_text(digest_of(std::as_bytes(arrays))) + "\n";
   return lines;
 }
 
-// Appends a session and its fork as a batch, uses all features of the sampler, prunes where the
-// model allows it, and returns the digest of the state.
+// Appends a session and its fork as a batch, and uses all features of the sampler. Prunes where the
+// model allows it. Returns the digests of both states.
 std::string edited_digest(Session& session) {
   SamplingSettings& sampling = session.generation().sampling;
   sampling = {.greedy = false,
