@@ -156,6 +156,10 @@ std::optional<size_t> find_not_finite(std::span<const float> x) {
 double inverse_square_root(double x) { return 1.0 / __builtin_sqrt(x); }
 float square_root(float x) { return __builtin_sqrtf(x); }
 
+int64_t multiplied(int64_t n, double factor) {
+  return static_cast<int64_t>(factor * static_cast<double>(n));
+}
+
 void limit(std::span<float> x, float least, float most) {
   for (float& v : x) {
     if (v < least) v = least;

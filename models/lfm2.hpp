@@ -58,8 +58,7 @@ inline int64_t read_width(const JsonReader& json) {
   if (!json.boolean_or("block_auto_adjust_ff_dim", true)) return width;
   const int64_t unit = json.integer_or("block_multiple_of", 256, 1, kMaxSize);
   width = 2 * width / 3;
-  width = static_cast<int64_t>(json.number_or("block_ffn_dim_multiplier", 1, 1e-3, 1e3) *
-                               static_cast<double>(width));
+  width = multiplied(width, json.number_or("block_ffn_dim_multiplier", 1, 1e-3, 1e3));
   width = (width + unit - 1) / unit * unit;
   if (width < 1 || width > kMaxSize) json.fail(name, "a width that stays above 0 when adjusted");
   return width;

@@ -206,8 +206,8 @@ inline void Qwen35::delta_net(const LayerPass& at) const {
   linear(at.t, p, d.qkvz, p.normed, mixed);
   linear(at.t, p, d.ba, p.normed, factors);
   convolve(at, d.conv, d.arrays, mixed.columns(0, 2 * keys + values), true);
-  l2_norm_heads(at, key_dim, static_cast<float>(inverse_square_root(static_cast<double>(key_dim))),
-                q);
+  l2_norm_heads(at, key_dim,
+                static_cast<float>(inverse_square_root(static_cast<double>(r.key_dim))), q);
   l2_norm_heads(at, key_dim, 1, key);
   detail::each_row(at.t, p.x.count, [&](size_t row) {
     k.sigmoid(beta.row(row), beta.row(row), heads);

@@ -25,6 +25,9 @@ STET_API std::optional<size_t> find_not_finite(std::span<const float> x);
 STET_API double inverse_square_root(double x);
 STET_API float square_root(float x);
 
+// Returns n * factor in float64, without its fraction. Used for widths that a config multiplies.
+STET_API int64_t multiplied(int64_t n, double factor);
+
 // Computes x[i] *= by[i]. Both have the same size.
 STET_API void multiply(std::span<float> x, std::span<const float> by);
 
