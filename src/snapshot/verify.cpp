@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <limits>
 
 #include "kernels/compare.hpp"
 #include "src/snapshot/recurrent.hpp"
@@ -249,6 +250,48 @@ void compare_stored_arrays(const Claim& claim, VerifyReport& report) {
                                  .found = "digest " + digest_text(*differ.in1)};
 }
 
+// Returns the first difference between the logits after an anchor's tokens and what the anchor holds
+// of them.
+std::optional<Difference> compare_last(const Anchor& stored, const Anchor& computed,
+                                       Session& again) {
+  if (stored.last == nullptr) return std::nullopt;
+  std::span<const float> expected = *computed.last;
+  if (stored.hidden != computed.hidden) {
+    again.rewind(stored.position);
+    expected = again.logits();
+  }
+  if (expected.size() == stored.last->size() &&
+      std::memcmp(expected.data(), stored.last->data(), expected.size_bytes()) == 0)
+    return std::nullopt;
+  return Difference{
+      .what = stored.hidden ? "hidden state of an anchor" : "logits of an anchor",
+      .position = stored.position - 1,
+      .expected = "digest " + digest_text(digest_of(std::as_bytes(expected))),
+      .found = "digest " + digest_text(digest_of(std::as_bytes(std::span(*stored.last))))};
+}
+
+// Compares the anchors that tokens determine with those that the replay made at their positions.
+void compare_anchors(const Claim& claim, const Session& again, VerifyReport& report) {
+  if (claim.stored == nullptr || report.difference) return;
+  const RecurrentShape& shape = again.recurrent().shape();
+  for (const auto& a : claim.stored->anchors.all()) {
+    const Anchor* const computed = again.anchors().find(a->position);
+    if (computed == nullptr || !detail::gives_arrays_again(*claim.stored, 0, a->position)) continue;
+    const std::span<const float> expected(computed->arrays->numbers(), shape.numbers),
+        found(a->arrays->numbers(), shape.numbers);
+    if (std::memcmp(expected.data(), found.data(), found.size_bytes()) != 0)
+      report.difference =
+          Difference{.what = "recurrent arrays of an anchor",
+                     .position = a->position - 1,
+                     .expected = "digest " + digest_text(digest_of(std::as_bytes(expected))),
+                     .found = "digest " + digest_text(digest_of(std::as_bytes(found)))};
+    Session there = again.fork();
+    if (!report.difference) report.difference = compare_last(*a, *computed, there);
+    if (report.difference) return;
+    ++report.anchors;
+  }
+}
+
 // Compares states that are only approximately equal.
 void compare_within_tolerance(const Claim& claim, Session& again, VerifyReport& report) {
   report.tolerance = kBlasTolerance;
@@ -266,7 +309,8 @@ VerifyReport prove(const Claim& claim, std::vector<bool> given,
   VerifyReport report;
   report.of = static_cast<int64_t>(given.size());
   if (!claim.recipe.edits.empty()) report.limit = replay_limit(claim.recipe);
-  const State needed = needed_recipe(claim.recipe, given);
+  State needed = needed_recipe(claim.recipe, given);
+  if (claim.stored != nullptr) needed.anchors = claim.stored->anchors;
   Session again = compute(needed);
   report.tokens = again.transcript_size();
   if (blas) {
@@ -278,6 +322,7 @@ VerifyReport prove(const Claim& claim, std::vector<bool> given,
   Proof(claim, again.kv(), std::move(given)).run(report);
   compare_arrays(claim, again, report);
   compare_stored_arrays(claim, report);
+  compare_anchors(claim, again, report);
   compare_logits(claim, again, report);
   return report;
 }
@@ -328,6 +373,7 @@ VerifyReport verify(const Snapshot& snapshot, std::shared_ptr<const Model> model
   SessionOptions o = options;
   o.kv_type = snapshot.meta().kv.type;
   o.capacity = std::min(snapshot.meta().capacity, model->config().max_positions);
+  o.anchor_bytes = std::numeric_limits<int64_t>::max();  // as many as the file has
   const ModelConfig& c = model->config();
   if (!(detail::kv_shape(c, o.kv_type) == snapshot.meta().kv)) {
     throw Error(ErrorKind::mismatch, snapshot.path(), "META: kv",
@@ -364,6 +410,7 @@ VerifyReport verify(Session& session, const Progress& progress, const Appender& 
                     digest_of(std::as_bytes(session.logits())),
                     array_digests(state.recurrent.shape(), state.recurrent.numbers())};
   SessionOptions o{session.capacity(), shape.type, session.compute()};
+  o.anchor_bytes = std::numeric_limits<int64_t>::max();  // as many as the session has
   for (int64_t b = 0; b < state.kv.blocks(); ++b)
     o.window.only = o.window.only || !state.kv.block_info(b).holds_all();
   return prove(

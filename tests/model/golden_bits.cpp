@@ -27,16 +27,16 @@ std::map<std::string, std::string> committed() {
   return digests;
 }
 
-// Calls check(instruction set, threads, chunk) so that each pair of values of two of these occurs,
-// or with all combinations, which takes three times as long.
-void for_each_way(const std::function<void(const char*, int, int64_t)>& check) {
+// Calls check(instruction set, threads, chunk) with all combinations, or with a sixth of them. Each
+// name then has every value of each, and two names of different `half` have every pair of values.
+void for_each_way(size_t half, const std::function<void(const char*, int, int64_t)>& check) {
   constexpr int kThreads[] = {1, 2, 3};
   constexpr int64_t kChunks[] = {1, 7, 64, 512};
   const char* const* const isas = kernel_names();
   for (size_t i = 0; isas[i] != nullptr; ++i) {
     for (size_t c = 0; c < std::size(kChunks); ++c) {
       for (size_t t = 0; t < std::size(kThreads); ++t) {
-        if (all_ways() || t == (i + c) % std::size(kThreads))
+        if (all_ways() || ((i + c) % 2 == half && t == (i + c) % std::size(kThreads)))
           check(isas[i], kThreads[t], kChunks[c]);
       }
     }
@@ -69,7 +69,7 @@ void reproduce(const Subject& subject, const std::string& name, KvType kv) {
     EXPECT_EQ(digest_text(digest_of(std::as_bytes(arrays))), expected.at(name + " recurrent"))
         << how;
   };
-  for_each_way(check);
+  for_each_way(std::hash<std::string>{}(name) % 2, check);
 }
 
 class GoldenBits : public testing::TestWithParam<Subject> {};

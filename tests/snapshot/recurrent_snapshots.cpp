@@ -181,6 +181,41 @@ TEST_F(RecurrentSnapshots, VerifyProvesTheArraysByReplay) {
   EXPECT_EQ(compared->what, "state");
 }
 
+TEST_F(RecurrentSnapshots, VerifyProvesAnchors) {
+  Session s = session(130);
+  s.append(part(130, 200));
+  s.keep_anchor();  // holds logits, where those of appends hold a row of hidden state
+  s.append(part(200, 210));
+  const VerifyReport proved = verify(s);
+  EXPECT_TRUE(proved.whole()) << proved.text();
+  EXPECT_EQ(proved.anchors, static_cast<int64_t>(s.anchors().size()));
+  const Session other = session(99);
+  for (const auto& real : s.anchors().all()) {
+    for (const bool last : {false, true}) {  // false: forges the arrays
+      if (last && real->last == nullptr) continue;
+      Anchor forged = *real;
+      if (last) {
+        forged.last = std::make_shared<std::vector<float>>(*real->last);
+        forged.last->back() += 1;
+      } else {
+        forged.arrays = other.recurrent().share();
+      }
+      State lying = s.state();
+      lying.anchors = {};
+      for (const auto& a : s.anchors().all()) lying.anchors.add(a == real ? forged : *a);
+      Session liar(m, lying, options(1));
+      Snapshot::save(liar, file);  // with the right digest of the wrong bytes
+      EXPECT_NO_THROW(Snapshot::open(file).check());
+      for (const VerifyReport& found :
+           {verify(liar), verify(Snapshot::open(file), m, options(1), false)}) {
+        ASSERT_TRUE(found) << real->position;
+        EXPECT_EQ(found->position, real->position - 1);
+        EXPECT_NE(found->what.find("of an anchor"), std::string::npos) << found->what;
+      }
+    }
+  }
+}
+
 TEST_F(RecurrentSnapshots, TheIdOfAnEditedStateCoversTheArrays) {
   const std::vector<float> x(static_cast<size_t>(m->config().head_dim), 0.5f);
   Session a = session(150);

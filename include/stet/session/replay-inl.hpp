@@ -22,6 +22,9 @@ inline Session replay(std::shared_ptr<const Model> model, const State& state,
   SessionOptions own = options;  // replaying is reprocessing, so before_recall must not refuse
   if (own.window.only) own.window.before_recall = [](int64_t) {};
   Session session(model, own);
+  std::vector<int64_t> anchors;
+  for (const auto& a : state.anchors.all()) anchors.push_back(a->position);
+  session.anchor_at(std::move(anchors));
   const auto append_to = [&](int64_t end) {
     const int64_t from = session.size();
     if (end < from || static_cast<size_t>(end - from) > rest.size()) {

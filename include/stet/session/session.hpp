@@ -328,8 +328,8 @@ struct BatchOptions {
 void append(std::span<const BatchEntry> batch, const BatchOptions& options = {});
 
 // Returns a session in which all tokens of a state were processed again, with its prunes at their
-// places. `state` needs no keys, values or logits; its generation state is copied. Windows that a
-// prune needs are recomputed without asking before_recall.
+// places. `state` needs no keys, values or logits; its generation state is copied. Anchors are kept
+// where the state has some. Windows that a prune needs are recomputed without asking before_recall.
 //
 // If `append` is given, `progress` is called once for each stretch between two changes. Throws an
 // argument Error for a state with edits.

@@ -32,6 +32,7 @@ struct STET_API VerifyReport {
   bool logits = false;     // the last token's logits equal the replayed ones
   bool arrays = true;      // the recurrent arrays, too; true if there are none
   bool recurrent = false;  // the state has recurrent arrays
+  int64_t anchors = 0;     // anchors that equal the replayed ones; others were not compared
   double tolerance = 0;    // tolerance of the comparison; 0: bit for bit
   // First position from which tokens do not determine the state, and the reason; empty if they
   // determine all of it. Beyond it, available bytes were only compared with the saved digests.
