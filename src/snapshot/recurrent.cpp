@@ -326,6 +326,13 @@ Found find_anchor(const SnapshotChain& chain, const SnapshotFile& file, const An
   return {};
 }
 
+[[noreturn]] void anchor_damaged(const SnapshotFile& file, const AnchorEntry& a) {
+  snapshot_damaged(
+      file.path, anchor_field(a), "",
+      std::string("its bytes are not those that were saved") +
+          (a.by_content ? ", and tokens do not give them" : "; --heal does without it"));
+}
+
 // Returns the anchor with its arrays in memory. Throws a format Error for damage.
 Anchor load_anchor(const Found& found, const AnchorEntry& as, const RecurrentShape& shape) {
   const SnapshotFile& from = *found.file;
@@ -333,7 +340,7 @@ Anchor load_anchor(const Found& found, const AnchorEntry& as, const RecurrentSha
   if (found.entry == nullptr) {
     auto arrays = buffer_of(live_bytes(from));
     if (!damaged_layers(from, shape, {arrays->numbers(), shape.numbers}).empty())
-      snapshot_damaged(from.path, anchor_field(as), "", "its bytes are not those that were saved");
+      anchor_damaged(from, as);
     a.arrays = std::move(arrays);
     a.last = from.logits;
     return a;
@@ -346,10 +353,8 @@ Anchor load_anchor(const Found& found, const AnchorEntry& as, const RecurrentSha
     a.last = std::make_shared<std::vector<float>>(e.numbers);
     std::memcpy(a.last->data(), section.data() + e.last_at, e.numbers * sizeof(float));
   }
-  const Digest digest = digest_of_anchor(bytes_of(a), std::as_bytes(numbers_of(a, shape)));
-  if (!(digest == e.digest))
-    snapshot_damaged(from.path, anchor_field(as), "digest " + digest_text(e.digest),
-                     digest_text(digest));
+  if (!(digest_of_anchor(bytes_of(a), std::as_bytes(numbers_of(a, shape))) == e.digest))
+    anchor_damaged(from, as);
   return a;
 }
 
