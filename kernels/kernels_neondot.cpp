@@ -20,9 +20,9 @@ namespace {
 Kernels kernels_neondot(const Kernels& neon) {
   Kernels table = neon;
   table.name = "neondot";
-  put_quants(table);
-  put_supers(table);
-  put_mxfp4(table);
+  put_quant_products(table);
+  put_super_products(table);
+  put_mxfp4_products(table);
   return table;
 }
 

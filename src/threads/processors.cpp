@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <fstream>
+#include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <string>
@@ -26,11 +27,18 @@ int count_processors(const std::function<int(size_t, cpu_set_t*)>& get_affinity)
 
 namespace {
 
-// Reads the first line of a small file; "" if there is none.
+// Reads the first line of a small file; "" if there is none. The file streams of the C++ library,
+// which bring all locales into a static program, are not used.
 std::string line_of(const std::string& path) {
-  std::ifstream file(path);
+  std::FILE* const file = std::fopen(path.c_str(), "re");
+  if (file == nullptr) return "";
+  char* text = nullptr;
+  size_t room = 0;
+  const ssize_t size = ::getline(&text, &room, file);
   std::string line;
-  std::getline(file, line);
+  if (size > 0) line.assign(text, static_cast<size_t>(size) - (text[size - 1] == '\n' ? 1 : 0));
+  std::free(text);
+  std::fclose(file);
   return line;
 }
 
