@@ -15,6 +15,7 @@ from .comparison import CDifference, Comparison, CVerifyReport, Difference, Veri
 from .digests import CDigests, Digests
 from .keys_values import KeysAndValues
 from .model import THREADS, Model
+from .recurrent import Recurrent
 from .replying import Replying
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def save_options(form: str, parent: Optional["Snapshot"], compress: int, with_we
                      compress=arguments.integer(compress, "compress", 0, 9)))
 
 
-class Session(KeysAndValues, Attaching, Replying):
+class Session(KeysAndValues, Recurrent, Attaching, Replying):
     """A conversation with a model: all state that changes while it runs. copy.copy() is a fork.
 
     Concurrent calls run one after another. A failed call leaves the session unchanged."""
@@ -178,7 +179,7 @@ class Session(KeysAndValues, Attaching, Replying):
 
     def rewind_cost(self, size: int) -> int:
         """Returns the number of tokens that rewind(size) would process again: 0 unless
-        window_only."""
+        window_only, or the model has recurrent layers."""
         tokens = c.c_int64()
         self._call("stet_session_rewind_cost", c.c_int64(arguments.integer(size, "size")), c.byref(tokens))
         return tokens.value

@@ -427,6 +427,13 @@ inline void Session::set_value(int64_t layer, int64_t head, int64_t position,
   change_kv("set_value", [&] { stet::set_value(state_, layer, head, position, x); });
 }
 
+inline void Session::set_array(int64_t layer, int64_t index, std::span<const float> x) {
+  enter("set_array");
+  logits();
+  logits_shared_.set();  // the anchor keeps a reference to them
+  stet::set_array(state_, layer, index, x);
+}
+
 template <class Change>
 void Session::change_kv(const char* call, Change change) {
   enter(call);

@@ -176,6 +176,7 @@ class Session {
   void prune_range(int64_t begin, int64_t end, bool shift);
   void set_key(int64_t layer, int64_t head, int64_t position, std::span<const float> x);
   void set_value(int64_t layer, int64_t head, int64_t position, std::span<const float> x);
+  void set_array(int64_t layer, int64_t index, std::span<const float> x);
   // See kv_range.hpp.
   void zero_kv(const KvRange& range);
   void scale_kv(const KvRange& range, float factor);
