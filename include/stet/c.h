@@ -423,6 +423,10 @@ typedef struct stet_watch { /* callbacks, each of which may be NULL */
   const char* const* points;
   size_t point_count;
   stet_point_callback on_point;
+  /* [state_position_count], each once: the positions at which to capture hook_state, which is
+   * refused without them */
+  const int64_t* state_positions;
+  size_t state_position_count;
 } stet_watch;
 
 /* Like stet_session_append(), with callbacks for every position. If one returns non-zero, the
@@ -510,7 +514,8 @@ typedef struct stet_point_info {
   int64_t heads;        /* heads in a row, one after the other; 0: none */
   int64_t width;        /* numbers in a row; for scores and patterns, per position */
   int32_t of_positions; /* 1: a row is [heads][positions] (scores and patterns) */
-  /* 1: callbacks can change it; 0 for scores and patterns, which only interventions change */
+  /* 1: callbacks can change it; 0 for scores, patterns and hook_state, which only interventions
+   * change */
   int32_t can_be_changed;
 } stet_point_info;
 /* Describes a point, named with its layer or, if all layers are alike, without. */
@@ -532,8 +537,10 @@ typedef struct stet_capture_options {
   int32_t logits;
   stet_progress_callback on_progress; /* may be NULL */
   void* context;
+  const int64_t* state_positions; /* [state_position_count], as in stet_watch */
+  size_t state_position_count;
 } stet_capture_options;
-/* Like stet_session_capture(), with progress reports. */
+/* Like stet_session_capture(), with progress reports, and positions of hook_state. */
 STET_API stet_status stet_session_capture_with(stet_session* session, const int32_t* ids,
                                                size_t count, const stet_capture_options* options,
                                                stet_capture** capture, stet_error** error);

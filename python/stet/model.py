@@ -51,7 +51,8 @@ class CFile(c.Structure):
 
 class Point(NamedTuple):
     """The shape of a row at a point: `width` numbers, consecutive for each of `heads` heads (0:
-    no heads). If `of_positions`, it is a score or pattern, [heads, positions]."""
+    no heads). If `of_positions`, it is a score or pattern, [heads, positions]. A head of hook_state is
+    the matrix of Session.recurrent, row by row."""
     heads: int
     width: int
     of_positions: bool
@@ -217,7 +218,9 @@ class Model(Shared):
             refuse("points", "a sequence of names", repr(patterns))
         names: List[str] = []
         for pattern in patterns:
-            found = self.points(arguments.word(pattern, "points").decode())
+            name = arguments.word(pattern, "points").decode()
+            found = [point for point in self.points(name)
+                     if name.endswith("hook_state") or not point.endswith(".hook_state")]
             if not found:
                 refuse("points", "names of points of family %s" % self.family, pattern)
             names += [name for name in found if name not in names]

@@ -39,6 +39,8 @@ Watch points_watch(const stet_watch& w) {
   if (w.on_point == nullptr) return watch;
   for (const char* name : items(w.points, w.point_count, "points"))
     watch.points.push_back(point_of(name, "points"));
+  const auto positions = items(w.state_positions, w.state_position_count, "state_positions");
+  watch.state_positions.assign(positions.begin(), positions.end());
   watch.sink = [&w, points = watch.points](const PointAt& at, int64_t first, Rows rows) {
     const auto index =
         static_cast<size_t>(std::find(points.begin(), points.end(), at) - points.begin());

@@ -153,6 +153,105 @@ static void anchors_are_listed_and_limited(void) {
   stet_session_free(session);
 }
 
+struct seen {
+  size_t rows;
+  int64_t at[4];
+  float state[1024];
+};
+
+static int32_t keep_state(void* context, size_t index, int64_t position, const float* row,
+                          size_t count) {
+  struct seen* seen = context;
+  if (index != 1) return 0;
+  CHECK(seen->rows < 4 && count == 1024);
+  seen->at[seen->rows++] = position;
+  memcpy(seen->state, row, sizeof seen->state);
+  return 0;
+}
+
+static void states_are_captured_where_asked(void) {
+  static const char* const kPoints[] = {"blocks.1.hook_decay", "blocks.1.hook_state"};
+  static const int64_t kAt[] = {99, 20, 500};
+  static float x[1024];
+  const stet_capture_options options = {.struct_size = sizeof options,
+                                        .points = kPoints,
+                                        .point_count = 2,
+                                        .state_positions = kAt,
+                                        .state_position_count = 3};
+  stet_session* session = session_of(QWEN35, NULL, 10);
+  stet_capture* capture = NULL;
+  FAILS(stet_session_capture(session, ids + 10, 90, kPoints, 2, 0, &capture, &error),
+        STET_ERROR_ARGUMENT,
+        "points[1]: expected state_positions: the positions at which to capture "
+        "blocks.1.hook_state, of 4096 bytes each, found none");
+  CHECK(capture == NULL && info_of(session).size == 10);
+  OK(stet_session_capture_with(session, ids + 10, 90, &options, &capture, &error));
+  const float* rows = NULL;
+  size_t count = 0, width = 0;
+  OK(stet_capture_rows(capture, 0, &rows, &count, &width, &error));
+  CHECK(count == 90 && width == 4);
+  OK(stet_capture_rows(capture, 1, &rows, &count, &width, &error));
+  CHECK(count == 2 && width == 1024);
+  OK(stet_session_get_recurrent(session, 2, x, 1024, &error));
+  CHECK_FLOATS(rows + 1024, x, 1024); /* after the last token */
+
+  static struct seen seen;
+  const stet_watch watch = {.struct_size = sizeof watch,
+                            .context = &seen,
+                            .points = kPoints,
+                            .point_count = 2,
+                            .on_point = keep_state,
+                            .state_positions = kAt,
+                            .state_position_count = 2};
+  stet_session* other = session_of(QWEN35, NULL, 10);
+  OK(stet_session_append_watched(other, ids + 10, 90, &watch, &error));
+  CHECK(seen.rows == 2 && seen.at[0] == 20 && seen.at[1] == 99);
+  CHECK_FLOATS(seen.state, x, 1024);
+  check_id(session, other, 1);
+  stet_capture_free(capture);
+
+  stet_point_info info = {.struct_size = sizeof info};
+  stet_model* model = NULL;
+  OK(stet_model_load(QWEN35, NULL, &model, &error));
+  OK(stet_model_point(model, kPoints[1], &info, &error));
+  CHECK(info.heads == 4 && info.width == 1024 && !info.of_positions && !info.can_be_changed);
+  FAILS(stet_model_point(model, "blocks.3.hook_state", &info, &error), STET_ERROR_ARGUMENT,
+        "point: expected a recurrent layer, found blocks.3.hook_state");
+  FAILS(stet_model_point(model, "blocks.0.attn.hook_q", &info, &error), STET_ERROR_ARGUMENT,
+        "point: expected a layer with attention, found blocks.0.attn.hook_q");
+  stet_model_free(model);
+  stet_session_free(session);
+  stet_session_free(other);
+}
+
+static void states_can_be_changed(void) {
+  stet_session* session = session_of(QWEN35, NULL, 20);
+  stet_session* plain = session_of(QWEN35, NULL, 100);
+  const int64_t head = 2;
+  const stet_intervention scale = {.struct_size = sizeof scale,
+                                   .point = "blocks.1.hook_state",
+                                   .heads = &head,
+                                   .head_count = 1,
+                                   .begin = 40,
+                                   .end = 41,
+                                   .op = STET_SCALE,
+                                   .amount = 0.5f};
+  OK(stet_session_attach(session, &scale, &error));
+  OK(stet_session_append(session, ids + 20, 80, &error));
+  check_id(session, plain, 0);
+  stet_difference* difference = NULL;
+  OK(stet_session_verify(session, &difference, &error));
+  CHECK(difference == NULL && info_of(session).edits == 0);
+  stet_intervention add = scale;
+  add.op = STET_PROJECT_OUT;
+  add.begin = 0;
+  add.end = 0;
+  FAILS(stet_session_attach(session, &add, &error), STET_ERROR_ARGUMENT,
+        "intervention: op: expected set or scale of hook_state, found project_out");
+  stet_session_free(session);
+  stet_session_free(plain);
+}
+
 static void other_models_have_none(void) {
   stet_session* session = session_of(TINY, NULL, 10);
   float x[1];
@@ -170,6 +269,8 @@ int test_recurrent(void) {
   mambas_state_has_the_shape_of_export();
   a_written_array_is_an_edit();
   anchors_are_listed_and_limited();
+  states_are_captured_where_asked();
+  states_can_be_changed();
   other_models_have_none();
   return 0;
 }

@@ -80,6 +80,39 @@ class Recurrent(unittest.TestCase):
         s.rewind(130)
         self.assertEqual(none.digests(), s.digests())
 
+    def test_states_are_captured_where_asked(self):
+        s = stet.Model(common.tiny("granite-odd-tiny")).session()
+        found = s.append(IDS, points=["blocks.*.hook_state", "blocks.0.*"], state_positions=[20, 149])
+        self.assertEqual([name for name in found if "state" in name], ["blocks.%d.hook_state" % i for i in (0, 2, 3)])
+        self.assertEqual(found["blocks.0.hook_beta"].shape, (150, 4, 1))
+        self.assertEqual(found["blocks.0.hook_conv"].shape, (150, 4 * 32 + 2 * 2 * 24))
+        for layer, arrays in s.recurrent.items():
+            x = found["blocks.%d.hook_state" % layer]
+            self.assertEqual(x.shape, (2, 4, 32 * 24))
+            self.assertTrue(np.array_equal(x[1].reshape(4, 32, 24), arrays["state"]))
+        patterns = stet.Model(common.tiny("granite-odd-tiny")).session().append(IDS[:9], points=["*"])
+        self.assertFalse([name for name in patterns if name.endswith("hook_state")])
+        self.refused(lambda: s.append([5], points=["*.hook_state"]), "points[0]", "state_positions", "12288 bytes")
+        self.refused(lambda: stet.append_batch([(s, [5])], points=["blocks.0.hook_state"]), "points[0]",
+                     "state_positions")
+        self.refused(lambda: s.append([5], points=["*.hook_state"], state_positions=[0.5]), "state_positions[0]")
+
+    def test_states_can_be_changed(self):
+        s, plain = (stet.Model(common.tiny("granite-odd-tiny")).session() for _ in range(2))
+        point = "blocks.2.hook_state"
+        before = plain.append(IDS, points=[point], state_positions=[30])[point][0]
+        s.append(IDS[:20])
+        s.attach(stet.Intervention(point, "set", before[[1]] * np.float32(0.5), heads=[1], begin=30, end=31),
+                 stet.Intervention(point, "zero", begin=40, end=41, heads=[0, 3]))
+        found = s.append(IDS[20:], points=[point], state_positions=[30, 40])[point]
+        self.assertTrue(np.array_equal(found[0, 1], before[1] * np.float32(0.5)))
+        self.assertFalse(found[1, [0, 3]].any())
+        self.assertTrue(found[1, [1, 2]].all())
+        self.assertNotEqual(s.digests().id, plain.digests().id)
+        self.assertTrue(s.verify().whole)
+        self.assertEqual(s.edits, 0)
+        self.refused(lambda: s.attach(stet.Intervention(point, "add", before)), "intervention: op", "set or scale")
+
     def test_everything_says_what_it_is(self):
         s = self.session()
         self.assertEqual(repr(s.recurrent),
