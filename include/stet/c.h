@@ -354,6 +354,8 @@ typedef struct stet_session_options {
    * processed again. If recompute is nonzero, it processes them instead. */
   int32_t window_only, recompute;
   int64_t checkpoint_every;
+  /* memory for anchors of recurrent layers (stet_session_anchor), in bytes; 0: 1 GiB; -1: none */
+  int64_t anchor_bytes;
 } stet_session_options;
 /* Creates an empty session. *session is a new handle. */
 STET_API stet_status stet_session_new(const stet_model* model, const stet_session_options* options,
@@ -379,12 +381,14 @@ typedef struct stet_session_info {
   size_t turns, messages;        /* see stet_session_turn(), _message() */
   size_t prunes, edits;          /* entries of the logs */
   size_t interventions;
+  size_t recurrent_arrays; /* see stet_session_recurrent_array() */
+  size_t anchors;          /* see stet_session_anchor() */
 } stet_session_info;
 /* Fills `info`. Its strings are borrowed or static. */
 STET_API stet_status stet_session_get_info(const stet_session* session, stet_session_info* info,
                                            stet_error** error);
 /* Changes how the session computes: threads, chunk, isa, contract. The contract may not change
- * while there are tokens. capacity and kv_type must be 0. */
+ * while there are tokens. capacity, kv_type and anchor_bytes must be 0. */
 STET_API stet_status stet_session_set_compute(stet_session* session,
                                               const stet_session_options* options,
                                               stet_error** error);
@@ -419,6 +423,10 @@ typedef struct stet_watch { /* callbacks, each of which may be NULL */
   const char* const* points;
   size_t point_count;
   stet_point_callback on_point;
+  /* [state_position_count], each once: the positions at which to capture hook_state, which is
+   * refused without them */
+  const int64_t* state_positions;
+  size_t state_position_count;
 } stet_watch;
 
 /* Like stet_session_append(), with callbacks for every position. If one returns non-zero, the
@@ -506,7 +514,8 @@ typedef struct stet_point_info {
   int64_t heads;        /* heads in a row, one after the other; 0: none */
   int64_t width;        /* numbers in a row; for scores and patterns, per position */
   int32_t of_positions; /* 1: a row is [heads][positions] (scores and patterns) */
-  /* 1: callbacks can change it; 0 for scores and patterns, which only interventions change */
+  /* 1: callbacks can change it; 0 for scores, patterns and hook_state, which only interventions
+   * change */
   int32_t can_be_changed;
 } stet_point_info;
 /* Describes a point, named with its layer or, if all layers are alike, without. */
@@ -528,8 +537,10 @@ typedef struct stet_capture_options {
   int32_t logits;
   stet_progress_callback on_progress; /* may be NULL */
   void* context;
+  const int64_t* state_positions; /* [state_position_count], as in stet_watch */
+  size_t state_position_count;
 } stet_capture_options;
-/* Like stet_session_capture(), with progress reports. */
+/* Like stet_session_capture(), with progress reports, and positions of hook_state. */
 STET_API stet_status stet_session_capture_with(stet_session* session, const int32_t* ids,
                                                size_t count, const stet_capture_options* options,
                                                stet_capture** capture, stet_error** error);
@@ -655,6 +666,37 @@ STET_API stet_status stet_session_set_kv(stet_session* session, const stet_kv_ra
 STET_API stet_status stet_session_copy_kv(stet_session* session, const stet_kv_range* range,
                                           const stet_session* from, int64_t position,
                                           stet_error** error);
+
+typedef struct stet_recurrent_array { /* what a recurrent layer keeps in place of keys and values */
+  size_t struct_size;
+  int64_t layer;
+  const char* name;   /* "state" or "conv"; static */
+  int64_t shape[4];   /* as stet export writes it; the last varies fastest */
+  int32_t dimensions; /* used entries of shape */
+  size_t count;       /* numbers */
+} stet_recurrent_array;
+/* Describes array `index` < stet_session_info.recurrent_arrays, layer by layer. */
+STET_API stet_status stet_session_recurrent_array(const stet_session* session, size_t index,
+                                                  stet_recurrent_array* array, stet_error** error);
+/* Read or replace array `index` after the last token. x is [count]. A replacement counts as an edit:
+ * tokens then no longer determine the state. It keeps the array as an anchor, and requires a session
+ * with tokens. */
+STET_API stet_status stet_session_get_recurrent(const stet_session* session, size_t index, float* x,
+                                                size_t count, stet_error** error);
+STET_API stet_status stet_session_set_recurrent(stet_session* session, size_t index, const float* x,
+                                                size_t count, stet_error** error);
+
+typedef struct stet_anchor { /* arrays of all recurrent layers at an earlier position */
+  size_t struct_size;
+  int64_t position; /* tokens before it; a rewind to here processes none again */
+  uint64_t bytes;
+  int32_t replayable; /* 0: tokens may give other arrays, so anchor_bytes does not limit it */
+} stet_anchor;
+/* Returns anchor `index` < stet_session_info.anchors, in ascending order of position. */
+STET_API stet_status stet_session_anchor(const stet_session* session, size_t index,
+                                         stet_anchor* anchor, stet_error** error);
+/* Keeps an anchor at the session's size. Does nothing without recurrent layers. */
+STET_API stet_status stet_session_keep_anchor(stet_session* session, stet_error** error);
 
 typedef struct stet_cut { /* positions begin .. end-1 of a session */
   stet_session* from;

@@ -16,6 +16,7 @@
 #include "stet/model/named_weights.hpp"
 #include "stet/sampling/log_probabilities.hpp"
 #include "stet/session/lens.hpp"
+#include "stet/session/published_arrays.hpp"
 #include "stet/session/session.hpp"
 #include "stet/session/splice.hpp"
 #include "stet/session/trace.hpp"

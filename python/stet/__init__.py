@@ -23,6 +23,7 @@ from .intervention import Attached, Attachment, Intervention
 from .keys_values import Block
 from .message import Message
 from .model import Model, Point, check_packed, pack
+from .recurrent import Anchor, RecurrentArrays
 from .scoring import Score, encode_pair, score
 from .session import BlockIdentity, Session
 from .snapshot import CheckReport, RestoreReport, Snapshot, SnapshotInfo
@@ -30,11 +31,11 @@ from .tokenizer import ChatTemplate, Rendered, TextStream, Tokenizer
 from .trace import Trace, TraceRun
 
 __all__ = [
-    "ArgumentError", "Attached", "Attachment", "Block", "BlockIdentity", "Chat", "ChatTemplate", "CheckReport",
-    "Comparison", "Difference", "Digests", "Error", "Intervention", "LayerDeviation", "Message", "Model", "Point",
-    "PromptReport", "Rendered", "Reply", "RestoreReport", "Row", "Sampler", "Sampling", "Score", "Session", "Snapshot",
-    "SnapshotInfo", "Speculator", "Stream", "TextStream", "Token", "Tokenizer", "Trace", "TraceRun", "Turn",
-    "VerifyReport", "append_batch", "check_packed", "compare", "encode_pair", "generate_batch", "isa_names",
-    "log_probability", "log_softmax", "pack", "score", "splice", "version"
+    "Anchor", "ArgumentError", "Attached", "Attachment", "Block", "BlockIdentity", "Chat", "ChatTemplate",
+    "CheckReport", "Comparison", "Difference", "Digests", "Error", "Intervention", "LayerDeviation", "Message",
+    "Model", "Point", "PromptReport", "RecurrentArrays", "Rendered", "Reply", "RestoreReport", "Row", "Sampler",
+    "Sampling", "Score", "Session", "Snapshot", "SnapshotInfo", "Speculator", "Stream", "TextStream", "Token",
+    "Tokenizer", "Trace", "TraceRun", "Turn", "VerifyReport", "append_batch", "check_packed", "compare", "encode_pair",
+    "generate_batch", "isa_names", "log_probability", "log_softmax", "pack", "score", "splice", "version"
 ]
 __version__ = version()

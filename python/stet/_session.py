@@ -48,7 +48,7 @@ class CSessionOptions(c.Structure):
     """The struct stet_session_options."""
     _fields_ = [("struct_size", c.c_size_t), ("capacity", c.c_int64), ("threads", c.c_int64), ("chunk", c.c_int64),
                 ("isa", c.c_char_p), ("kv_type", c.c_int32), ("contract", c.c_int32), ("window_only", c.c_int32),
-                ("recompute", c.c_int32), ("checkpoint_every", c.c_int64)]
+                ("recompute", c.c_int32), ("checkpoint_every", c.c_int64), ("anchor_bytes", c.c_int64)]
 
 
 class _CSessionInfo(c.Structure):
@@ -57,7 +57,7 @@ class _CSessionInfo(c.Structure):
                 ("isa", c.c_char_p), ("contract_name", c.c_char_p), ("contract", c.c_int32), ("kv_type", c.c_int32),
                 ("stop_ids", c.c_size_t), ("stop_strings", c.c_size_t),
                 ("turns", c.c_size_t), ("messages", c.c_size_t), ("prunes", c.c_size_t), ("edits", c.c_size_t),
-                ("interventions", c.c_size_t)]
+                ("interventions", c.c_size_t), ("recurrent_arrays", c.c_size_t), ("anchors", c.c_size_t)]
 
 
 OnProgress = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_int64)
@@ -66,7 +66,7 @@ OnLogits = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_int64, P(c.c_float), c.c_size_
 
 def session_options(capacity: int = 0, threads: int = 0, chunk: int = 0, isa: str = "", kv_type: str = "",
                     contract: str = "", window_only: bool = False, recompute: bool = False,
-                    checkpoint_every: int = 0) -> Any:
+                    checkpoint_every: int = 0, anchor_bytes: int = 0) -> Any:
     """Returns stet_session_options with the values that Model.session describes."""
     return sized(
         CSessionOptions(capacity=arguments.integer(capacity, "capacity",
@@ -75,7 +75,8 @@ def session_options(capacity: int = 0, threads: int = 0, chunk: int = 0, isa: st
                         kv_type=arguments.choice(kv_type, KV_TYPES, "kv_type"),
                         contract=arguments.choice(contract, CONTRACTS, "contract"), window_only=bool(window_only),
                         recompute=bool(recompute),
-                        checkpoint_every=arguments.integer(checkpoint_every, "checkpoint_every", -1)))
+                        checkpoint_every=arguments.integer(checkpoint_every, "checkpoint_every", -1),
+                        anchor_bytes=arguments.integer(anchor_bytes, "anchor_bytes", -1)))
 
 
 def progress_callback(function: Optional[Callable[[int], None]], raised: Raised) -> Any:
@@ -161,7 +162,8 @@ class SessionBase(Handle):
             return "<stet.Session, closed>"
         i = self._info()
         more = "".join(", %d %s" % (n, what if n > 1 else what[:-1])
-                       for n, what in ((i.interventions, "interventions"), (i.prunes, "prunes"), (i.edits, "edits"))
+                       for n, what in ((i.interventions, "interventions"), (i.prunes, "prunes"), (i.edits, "edits"),
+                                         (i.anchors, "anchors"))
                        if n)
         return "<stet.Session of %s: %d of %d positions, %s, keys and values %s%s>" % (
             self.model.family, i.size, i.capacity, i.contract_name.decode(), KV_NAMES[i.kv_type], more)
@@ -203,8 +205,8 @@ class SessionBase(Handle):
 
     @property
     def edits(self) -> int:
-        """Number of entries in the log of edits: keys and values set from outside, callbacks,
-        splices. An edited state cannot be computed from its tokens."""
+        """Number of entries in the log of edits: keys, values and recurrent arrays set from
+        outside, callbacks, splices. An edited state cannot be computed from its tokens."""
         return int(self._info().edits)
 
     @property

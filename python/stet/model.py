@@ -51,7 +51,8 @@ class CFile(c.Structure):
 
 class Point(NamedTuple):
     """The shape of a row at a point: `width` numbers, consecutive for each of `heads` heads (0:
-    no heads). If `of_positions`, it is a score or pattern, [heads, positions]."""
+    no heads). If `of_positions`, it is a score or pattern, [heads, positions]. A head of hook_state is
+    the matrix of Session.recurrent, row by row."""
     heads: int
     width: int
     of_positions: bool
@@ -168,17 +169,20 @@ class Model(Shared):
 
     def session(self, capacity: int = 0, threads: int = 0, chunk: int = 0, isa: str = "", kv_type: str = "",
                 contract: str = "",
-                window_only: bool = False, recompute: bool = False, checkpoint_every: int = 0) -> "Session":
+                window_only: bool = False, recompute: bool = False, checkpoint_every: int = 0,
+                anchor_bytes: int = 0) -> "Session":
         """Returns a new session. `capacity` is its number of positions (0: all that the model
         supports). Of the other options only contract and kv_type change bits.
 
         With window_only, layers with a sliding window keep only that window, and the one before
         each multiple of checkpoint_every positions (0: 8192; -1: none). A call that needs an
-        evicted window raises an Error or, with `recompute`, processes tokens again."""
+        evicted window raises an Error or, with `recompute`, processes tokens again. Anchors of
+        recurrent layers take at most anchor_bytes (0: 1 GiB; -1: none)."""
         from .session import Session
         return Session(self, capacity=capacity, threads=threads, chunk=chunk, isa=isa, kv_type=kv_type,
                        contract=contract,
-                       window_only=window_only, recompute=recompute, checkpoint_every=checkpoint_every)
+                       window_only=window_only, recompute=recompute, checkpoint_every=checkpoint_every,
+                       anchor_bytes=anchor_bytes)
 
     def chat(self, tokenizer: "Tokenizer", capacity: int = 0, **options: Any) -> "Chat":
         """Returns a conversation through the checkpoint's chat template, in a new session with
@@ -214,7 +218,9 @@ class Model(Shared):
             refuse("points", "a sequence of names", repr(patterns))
         names: List[str] = []
         for pattern in patterns:
-            found = self.points(arguments.word(pattern, "points").decode())
+            name = arguments.word(pattern, "points").decode()
+            found = [point for point in self.points(name)
+                     if name.endswith("hook_state") or not point.endswith(".hook_state")]
             if not found:
                 refuse("points", "names of points of family %s" % self.family, pattern)
             names += [name for name in found if name not in names]

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import ctypes as c
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from .comparison import CDifference, Comparison, CVerifyReport, Difference, Veri
 from .digests import CDigests, Digests
 from .keys_values import KeysAndValues
 from .model import THREADS, Model
+from .recurrent import Recurrent
 from .replying import Replying
 
 if TYPE_CHECKING:
@@ -29,12 +30,14 @@ FORMS = {"full": 0, "delta": 1, "recipe": 2}
 class _CWatch(c.Structure):
     _fields_ = [("struct_size", c.c_size_t), ("context", c.c_void_p), ("on_logits", OnLogits),
                 ("on_hidden", c.c_void_p), ("on_progress", OnProgress), ("points", P(c.c_char_p)),
-                ("point_count", c.c_size_t), ("on_point", c.c_void_p)]
+                ("point_count", c.c_size_t), ("on_point", c.c_void_p), ("state_positions", P(c.c_int64)),
+                ("state_position_count", c.c_size_t)]
 
 
 class _CCaptureOptions(c.Structure):
     _fields_ = [("struct_size", c.c_size_t), ("points", P(c.c_char_p)), ("point_count", c.c_size_t),
-                ("logits", c.c_int32), ("on_progress", OnProgress), ("context", c.c_void_p)]
+                ("logits", c.c_int32), ("on_progress", OnProgress), ("context", c.c_void_p),
+                ("state_positions", P(c.c_int64)), ("state_position_count", c.c_size_t)]
 
 
 class CPruneOptions(c.Structure):
@@ -70,7 +73,7 @@ def save_options(form: str, parent: Optional["Snapshot"], compress: int, with_we
                      compress=arguments.integer(compress, "compress", 0, 9)))
 
 
-class Session(KeysAndValues, Attaching, Replying):
+class Session(KeysAndValues, Recurrent, Attaching, Replying):
     """A conversation with a model: all state that changes while it runs. copy.copy() is a fork.
 
     Concurrent calls run one after another. A failed call leaves the session unchanged."""
@@ -97,15 +100,18 @@ class Session(KeysAndValues, Attaching, Replying):
     # ---- tokens
 
     def append(self, ids: arguments.Ids, points: Iterable[str] = (), logits: bool = False,
-               progress: Optional[Callable[[int], None]] = None) -> Dict[str, F32]:
+               progress: Optional[Callable[[int], None]] = None,
+               state_positions: Sequence[int] = ()) -> Dict[str, F32]:
         """Processes tokens. Returns the activations at these points (names or patterns),
         [positions, ...], with an axis for heads where there are any, and "logits" if requested,
-        [positions, vocab].
+        [positions, vocab]. hook_state is captured at `state_positions` only, and refused without
+        them; a pattern selects it only if it ends with that name.
 
         The arrays are read-only views of the library's memory, which they keep alive. `progress`
         receives the number of processed tokens after each chunk. An exception from it, or a
         KeyboardInterrupt at any time, leaves the session unchanged."""
         array, names = arguments.ids_of(ids), self.model._matching(points)
+        states = arguments.integers(state_positions, "state_positions")
         with self._turn():
             told = progress_callback(progress, self._raised)
             if not names and not logits:
@@ -118,13 +124,15 @@ class Session(KeysAndValues, Attaching, Replying):
                                     arguments.size(array.size), c.byref(watch))
                 return {}
             capture, these = Capture(), arguments.words(names)
-            if progress is None:
+            if progress is None and states.size == 0:
                 self._long_call("stet_session_capture", arguments.pointer(array, c.c_int32), arguments.size(array.size),
                                 these, arguments.size(len(names)), c.c_int32(bool(logits)),
                                 c.byref(capture._at))
             else:
                 options = sized(
-                    _CCaptureOptions(points=these, point_count=len(names), logits=bool(logits), on_progress=told))
+                    _CCaptureOptions(points=these, point_count=len(names), logits=bool(logits), on_progress=told,
+                                     state_positions=arguments.pointer(states, c.c_int64),
+                                     state_position_count=states.size))
                 self._long_call("stet_session_capture_with", arguments.pointer(array, c.c_int32),
                                 arguments.size(array.size), c.byref(options), c.byref(capture._at))
             return seen(self, capture, names + (["logits"] if logits else []), len(self))
@@ -178,7 +186,7 @@ class Session(KeysAndValues, Attaching, Replying):
 
     def rewind_cost(self, size: int) -> int:
         """Returns the number of tokens that rewind(size) would process again: 0 unless
-        window_only."""
+        window_only, or the model has recurrent layers."""
         tokens = c.c_int64()
         self._call("stet_session_rewind_cost", c.c_int64(arguments.integer(size, "size")), c.byref(tokens))
         return tokens.value

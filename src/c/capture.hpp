@@ -39,10 +39,12 @@ inline void keep_rows(stet_capture::Rows& to, const PointAt& at, const ModelConf
 class CaptureBuilder {
  public:
   // Prepares to capture the points `names` while `count` tokens are appended. With `logits`, the
-  // logits follow as one more entry.
-  CaptureBuilder(const Session& s, size_t count, std::span<const char* const> names, bool logits)
+  // logits follow as one more entry. hook_state is captured at `state_positions`.
+  CaptureBuilder(const Session& s, size_t count, std::span<const char* const> names, bool logits,
+                 std::span<const int64_t> state_positions = {})
       : config_(s.model().config()), positions_(s.size() + static_cast<int64_t>(count)) {
     for (const char* name : names) watch_.points.push_back(point_of(name, "points"));
+    watch_.state_positions.assign(state_positions.begin(), state_positions.end());
     capture_->points.resize(names.size() + (logits ? 1 : 0));
     watch_.sink = [this](const PointAt& at, int64_t, Rows rows) { keep(at, rows); };
   }

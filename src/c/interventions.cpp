@@ -37,6 +37,9 @@ PointAt point_called(const ModelConfig& config, const std::string& name) {
   }
   if (!found || !has_point(config, found->point))
     fail("point", "the name of a point of family " + config.family, name);
+  const bool recurrent = config.layer(found->layer).recurrent;
+  if (!has_point(config, *found) && (recurrent || is_of_recurrence(found->point)))
+    fail("point", recurrent ? "a layer with attention" : "a recurrent layer", name);
   if (!has_point(config, *found))
     fail("point", "a layer with keys and values of its own",
          name + ", which reads those of layer " + std::to_string(config.layer(found->layer).owner));

@@ -132,7 +132,8 @@ stet_status stet_session_capture_with(stet_session* session, const int32_t* ids,
     stet::Session& s = *at(session, "session").at;
     const auto tokens = items(ids, count, "ids");
     CaptureBuilder captured(s, tokens.size(), items(o.points, o.point_count, "points"),
-                            o.logits != 0);
+                            o.logits != 0,
+                            items(o.state_positions, o.state_position_count, "state_positions"));
     const stet::LogitSink sink = [&](int64_t, stet::Rows rows) { captured.keep_logits(rows); };
     s.append(tokens, o.logits != 0 ? sink : nullptr, nullptr, progress_of(o.on_progress, o.context),
              &captured.watch());

@@ -4,6 +4,7 @@
 #include "src/c/internal.hpp"
 #include "stet/kv/kv_cache.hpp"
 #include "stet/session/lens.hpp"
+#include "stet/session/published_arrays.hpp"
 
 namespace stet::c {
 namespace {
@@ -38,6 +39,8 @@ Watch points_watch(const stet_watch& w) {
   if (w.on_point == nullptr) return watch;
   for (const char* name : items(w.points, w.point_count, "points"))
     watch.points.push_back(point_of(name, "points"));
+  const auto positions = items(w.state_positions, w.state_position_count, "state_positions");
+  watch.state_positions.assign(positions.begin(), positions.end());
   watch.sink = [&w, points = watch.points](const PointAt& at, int64_t first, Rows rows) {
     const auto index =
         static_cast<size_t>(std::find(points.begin(), points.end(), at) - points.begin());
@@ -69,7 +72,29 @@ stet_session_info info_of(const Session& s) {
   i.prunes = s.prunes().size();
   i.edits = s.edits().size();
   i.interventions = s.interventions().size();
+  for (const std::vector<RecurrentArray>& layer : s.recurrent().shape().layers)
+    i.recurrent_arrays += layer.size();
+  i.anchors = s.anchors().size();
   return i;
+}
+
+PublishedArray array_at(const Session& s, size_t index) {
+  return element(published_arrays(s.model().config()), index, "index");
+}
+
+void check_count(const PublishedArray& array, size_t count) {
+  if (count != array.count())
+    fail("x", std::to_string(array.count()) + " numbers", std::to_string(count));
+}
+
+stet_recurrent_array array_value(const PublishedArray& array) {
+  stet_recurrent_array a{};
+  a.layer = array.layer;
+  a.name = array.name == "state" ? "state" : "conv";
+  std::ranges::copy(array.dims, a.shape);
+  a.dimensions = static_cast<int32_t>(array.dims.size());
+  a.count = array.count();
+  return a;
 }
 
 void check_index(const char* field, int64_t i, int64_t count) {
@@ -140,6 +165,8 @@ stet_status stet_session_set_compute(stet_session* session, const stet_session_o
       fail("capacity", "0, since it cannot change", std::to_string(given.capacity));
     if (given.kv_type != 0)
       fail("kv_type", "0, since it cannot change", std::to_string(given.kv_type));
+    if (given.anchor_bytes != 0)
+      fail("anchor_bytes", "0, since it cannot change", std::to_string(given.anchor_bytes));
     s.set_compute(session_options(options, s.compute().contract).compute);
   });
 }
@@ -266,6 +293,58 @@ stet_status stet_session_set_value(stet_session* session, int64_t layer, int64_t
   return guarded(error, [&] {
     at(session, "session").at->set_value(layer, head, position, items(x, count, "x"));
   });
+}
+
+// ---------------------------------------------------------------- recurrent arrays and anchors
+
+stet_status stet_session_recurrent_array(const stet_session* session, size_t index,
+                                         stet_recurrent_array* array, stet_error** error) {
+  return guarded(error, [&] {
+    stet_recurrent_array& to = checked(array, "array");
+    give(array_value(array_at(*at(session, "session").at, index)), to);
+  });
+}
+
+stet_status stet_session_get_recurrent(const stet_session* session, size_t index, float* x,
+                                       size_t count, stet_error** error) {
+  return guarded(error, [&] {
+    const stet::Session& s = *at(session, "session").at;
+    const stet::PublishedArray array = array_at(s, index);
+    const std::span<float> to = items(x, count, "x");
+    check_count(array, count);
+    array.publish(s.recurrent().array(array.layer, static_cast<size_t>(array.index)), to);
+  });
+}
+
+stet_status stet_session_set_recurrent(stet_session* session, size_t index, const float* x,
+                                       size_t count, stet_error** error) {
+  return guarded(error, [&] {
+    stet::Session& s = *at(session, "session").at;
+    const stet::PublishedArray array = array_at(s, index);
+    const std::span<const float> given = items(x, count, "x");
+    check_count(array, count);
+    std::vector<float> stored(count);
+    array.store(given, stored);
+    s.set_array(array.layer, array.index, stored);
+  });
+}
+
+stet_status stet_session_anchor(const stet_session* session, size_t index, stet_anchor* anchor,
+                                stet_error** error) {
+  return guarded(error, [&] {
+    stet_anchor& to = checked(anchor, "anchor");
+    const stet::Session& s = *at(session, "session").at;
+    const stet::Anchor& found = *element(s.anchors().all(), index, "index");
+    stet_anchor a{};
+    a.position = found.position;
+    a.bytes = s.recurrent().shape().bytes();
+    a.replayable = found.by_content ? 0 : 1;
+    give(a, to);
+  });
+}
+
+stet_status stet_session_keep_anchor(stet_session* session, stet_error** error) {
+  return guarded(error, [&] { at(session, "session").at->keep_anchor(); });
 }
 
 // ---------------------------------------------------------------- digests and healing

@@ -95,6 +95,7 @@ SessionOptions session_options(const stet_session_options* options, Contract fal
   o.window.only = given.window_only != 0;
   if (given.checkpoint_every != 0)
     o.window.checkpoint_every = std::max<int64_t>(0, given.checkpoint_every);
+  if (given.anchor_bytes != 0) o.anchor_bytes = std::max<int64_t>(0, given.anchor_bytes);
   if (given.recompute != 0) o.window.before_recall = [](int64_t) {};
   return o;
 }

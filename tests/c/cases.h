@@ -7,6 +7,7 @@ int test_chat(void);
 int test_generate(void);
 int test_interventions(void);
 int test_lab(void);
+int test_recurrent(void);
 int test_score(void);
 int test_session(void);
 int test_snapshot(void);

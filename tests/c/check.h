@@ -63,6 +63,8 @@ static stet_error* error;
 #define POCKET STET_ROOT "/assets/pocket-gemma3"
 #define POCKET_LLAMA STET_ROOT "/assets/pocket-llama3"
 #define TINY STET_ROOT "/tests/data/models/gemma3-tiny"
+#define QWEN35 STET_ROOT "/tests/data/models/qwen35-tiny"
+#define GRANITE STET_ROOT "/tests/data/models/granite-odd-tiny"
 #define OTHER STET_ROOT "/tests/data/models/llama31-tiny"
 
 #endif

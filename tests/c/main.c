@@ -13,9 +13,9 @@ int main(int argc, char** argv) {
   } tests[] = {
       {"border", test_border},     {"chat", test_chat},
       {"generate", test_generate}, {"interventions", test_interventions},
-      {"lab", test_lab},           {"score", test_score},
-      {"session", test_session},   {"snapshot", test_snapshot},
-      {"text", test_text},
+      {"lab", test_lab},           {"recurrent", test_recurrent},
+      {"score", test_score},       {"session", test_session},
+      {"snapshot", test_snapshot}, {"text", test_text},
   };
   if (argc == 4 && strcmp(argv[1], "save_cut_reply") == 0) {
     oracle_save_cut_reply(argv[2], argv[3]);

@@ -41,6 +41,15 @@ void oracle_logits(const char* directory, const int32_t* ids, size_t count, floa
   std::memcpy(out, all.data(), size * sizeof(float));
 }
 
+void oracle_recurrent(const char* directory, const int32_t* ids, size_t count, int64_t layer,
+                      size_t index, float* out, size_t size) {
+  stet::Session session(stet::Model::load(directory));
+  session.append(std::span(ids, count));
+  const std::span<const float> x = session.recurrent().array(layer, index);
+  require(x.size() == size, "as many numbers");
+  std::memcpy(out, x.data(), size * sizeof(float));
+}
+
 size_t oracle_encode(const char* directory, const char* text, int32_t* out, size_t size) {
   const std::vector<int32_t> ids = stet::Tokenizer::load(std::string(directory))->encode(text);
   require(ids.size() <= size, "room for the ids");

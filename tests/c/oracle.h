@@ -13,6 +13,10 @@ extern "C" {
  * fill `out`, which has `size` floats. */
 void oracle_logits(const char* directory, const int32_t* ids, size_t count, float* out,
                    size_t size);
+/* Writes array `index` of a recurrent layer after the tokens, as it is stored. Ends the program
+ * unless it fills `out`, which has `size` floats. */
+void oracle_recurrent(const char* directory, const int32_t* ids, size_t count, int64_t layer,
+                      size_t index, float* out, size_t size);
 /* Encodes a text with Tokenizer::encode. Returns the number of ids, at most `size`. */
 size_t oracle_encode(const char* directory, const char* text, int32_t* out, size_t size);
 /* Writes the text of a reply to raw text with these settings, ended by NUL. */

@@ -61,7 +61,7 @@ class Interface(unittest.TestCase):
     def test_the_page_runs_as_it_stands(self):
         parts = [part.split("```")[0]
                  for part in read(os.path.join(common.ROOT, "docs/c-and-python.md")).split("```python\n")[1:]]
-        self.assertEqual(len(parts), 4)
+        self.assertEqual(len(parts), 5)
         done = subprocess.run([sys.executable, "-W", "error", "-c", "\n".join(parts)], cwd=common.ROOT,
                               capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stderr), (0, ""))

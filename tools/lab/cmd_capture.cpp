@@ -24,7 +24,8 @@ void list_points(const ModelConfig& c) {
   for (int i = 0; i < kPoints; ++i) {
     const auto p = static_cast<Point>(i);
     if (!has_point(c, p)) continue;
-    const PointAt at{p, 0};  // if layers differ, the first one
+    PointAt at{p, 0};  // the first layer that has the point
+    while (!has_point(c, at)) ++at.layer;
     const int64_t heads = point_heads(c, at);
     out(fmt::format("{}{}  [{}]{}\n", point_info(p).of_layer ? "blocks.N." : "", point_info(p).name,
                     p == Point::scores || p == Point::pattern ? fmt::format("{}, positions", heads)
@@ -43,6 +44,13 @@ struct Selection {
 Selection selection_of(const CaptureCommand& o, const ModelConfig& c, int64_t first, int64_t end) {
   Selection s{
       match_points(o.points, c), parse_positions(o.positions, "--positions", first, end), {}};
+  if (o.positions.empty()) {
+    for (const PointAt& at : s.points) {
+      if (at.point == Point::state)
+        usage_error(fmt::format("{} needs --positions: each has {} numbers", point_name(at),
+                                point_width(c, at, 0)));
+    }
+  }
   if (o.heads.empty()) return s;
   for (const int32_t h : parse_ids(o.heads, "--heads")) s.heads.push_back(h);
   if (s.heads.empty()) usage_error("--heads", "at least one head", o.heads);
@@ -159,7 +167,8 @@ Selection capture(const CaptureCommand& o, LabWork& work, const std::string& out
                   {{"contract", contract_name(session.model(), session.compute().contract)},
                    {"model", session.model().fingerprint()},
                    {"first_position", std::to_string(selection.positions.front())}});
-  process(o, work, selection.positions.front(), {selection.points, std::ref(capture)});
+  process(o, work, selection.positions.front(),
+          {selection.points, std::ref(capture), selection.positions});
   capture.finish(session.tokens());
   return selection;
 }

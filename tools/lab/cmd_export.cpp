@@ -6,6 +6,7 @@
 
 #include "stet/base/error.hpp"
 #include "stet/session/edit.hpp"
+#include "stet/session/published_arrays.hpp"
 #include "tools/command/command.hpp"
 #include "tools/lab/tensor_file.hpp"
 #include "tools/store/store.hpp"
@@ -53,55 +54,23 @@ NamedShape shape_of_layer(const State& state, int64_t layer, bool key) {
           {state.size(), l.kv_heads, key ? l.key_dim : l.value_dim}};
 }
 
-// An array of a recurrent layer, as a tensor. Mamba-2's state is stored [heads][d_state][head_dim]
-// and published [heads][head_dim][d_state].
-struct ArrayTensor {
-  int64_t layer, index;
-  NamedShape shape;
-  bool transposed;
-};
-
-std::vector<ArrayTensor> arrays_of(const State& state, const ModelConfig& config) {
-  std::vector<ArrayTensor> all;
-  const RecurrentShape& shape = state.recurrent.shape();
-  for (size_t l = 0; l < shape.layers.size(); ++l) {
-    for (size_t i = 0; i < shape.layers[l].size(); ++i) {
-      const RecurrentArray& a = shape.layers[l][i];
-      const bool turned = config.recurrence.kind == Recurrence::Kind::mamba2 && a.dims.size() == 3;
-      std::vector<int64_t> dims = a.dims;
-      if (turned) std::swap(dims[1], dims[2]);
-      all.push_back({static_cast<int64_t>(l),
-                     static_cast<int64_t>(i),
-                     {fmt::format("layers.{}.{}", l, a.name), DType::f32, dims},
-                     turned});
-    }
-  }
-  return all;
-}
-
-// Transposes the last two of three dimensions. `dims` are those of the result.
-std::vector<float> turned(std::span<const float> x, const std::vector<int64_t>& dims) {
-  std::vector<float> y(x.size());
-  const auto rows = static_cast<size_t>(dims[1]), columns = static_cast<size_t>(dims[2]);
-  for (size_t i = 0; i < y.size(); ++i) {
-    const size_t block = i / (rows * columns), row = i / columns % rows, column = i % columns;
-    y[i] = x[(block * columns + column) * rows + row];
-  }
-  return y;
+// The tensor of an array of a recurrent layer.
+NamedShape shape_of_array(const PublishedArray& a) {
+  return {fmt::format("layers.{}.{}", a.layer, a.name), DType::f32, a.dims};
 }
 
 // Sets the recurrent arrays that differ from the state. Returns their number.
 size_t set_arrays(State& state, const TensorSource& from, const ModelConfig& config) {
   size_t changed = 0;
-  for (const ArrayTensor& a : arrays_of(state, config)) {
-    if (from.tensors().find(a.shape.name) == nullptr) continue;
-    const LoadedTensor t = from.load(a.shape.name);
-    if (t.shape != a.shape.shape)
-      throw Error(ErrorKind::format, from.path(), a.shape.name, shape_text(a.shape.shape),
+  for (const PublishedArray& a : published_arrays(config)) {
+    const NamedShape tensor = shape_of_array(a);
+    if (from.tensors().find(tensor.name) == nullptr) continue;
+    const LoadedTensor t = from.load(tensor.name);
+    if (t.shape != a.dims)
+      throw Error(ErrorKind::format, from.path(), tensor.name, shape_text(a.dims),
                   shape_text(t.shape));
-    std::vector<int64_t> stored = a.shape.shape;
-    if (a.transposed) std::swap(stored[1], stored[2]);
-    const std::vector<float> x = a.transposed ? turned(t.values, stored) : t.values;
+    std::vector<float> x(a.count());
+    a.store(t.values, x);
     const std::span<const float> before =
         state.recurrent.array(a.layer, static_cast<size_t>(a.index));
     if (std::memcmp(before.data(), x.data(), before.size_bytes()) == 0) continue;
@@ -131,9 +100,9 @@ void run_export(ExportCommand& o) {
       if (shape.owns(l)) shapes.push_back(shape_of_layer(state, l, key));
     }
   }
-  const std::vector<ArrayTensor> arrays =
-      arrays_of(state, ModelConfig::from_canonical(snapshot.meta().config, snapshot.path()));
-  for (const ArrayTensor& a : arrays) shapes.push_back(a.shape);
+  const std::vector<PublishedArray> arrays =
+      published_arrays(ModelConfig::from_canonical(snapshot.meta().config, snapshot.path()));
+  for (const PublishedArray& a : arrays) shapes.push_back(shape_of_array(a));
   const auto file = make_tensor_file(o.output, shapes,
                                      {{"contract", state.origin.contract},
                                       {"model", state.origin.model},
@@ -152,10 +121,10 @@ void run_export(ExportCommand& o) {
       file->write(tensor++, 0, std::as_bytes(std::span(x)));
     }
   }
-  for (const ArrayTensor& a : arrays) {
-    const std::span<const float> x = state.recurrent.array(a.layer, static_cast<size_t>(a.index));
-    const std::vector<float> y = a.transposed ? turned(x, a.shape.shape) : std::vector<float>();
-    file->write(tensor++, 0, std::as_bytes(a.transposed ? std::span<const float>(y) : x));
+  for (const PublishedArray& a : arrays) {
+    std::vector<float> x(a.count());
+    a.publish(state.recurrent.array(a.layer, static_cast<size_t>(a.index)), x);
+    file->write(tensor++, 0, std::as_bytes(std::span(x)));
   }
   file->commit();
   say("{} positions of {} layers in {}\n", state.size(), shape.layers, printable(o.output));

@@ -114,7 +114,8 @@ Intervention read_one(const JsonReader& json, const std::string& path, const Mod
     json.fail("point", "the name of a point");
   }
   if (json.has("layers")) w.layers = json.integers("layers", 0, config.layers - 1);
-  if (json.has("heads")) w.heads = json.integers("heads", 0, config.heads - 1);
+  if (json.has("heads"))
+    w.heads = json.integers("heads", 0, std::max(config.heads, config.recurrence.heads) - 1);
   if (json.has("positions")) {
     const auto positions = json.integers("positions", 0, kMaxPositions);
     if (positions.size() != 2) json.fail("positions", "[begin, end]");
@@ -163,6 +164,8 @@ std::vector<PointAt> match_points(const std::string& patterns, const ModelConfig
     const size_t before = found.size();
     bool any = false;
     for (const PointAt& p : points_of(config)) {
+      // Its rows are too large for a pattern to name it by chance.
+      if (p.point == Point::state && !pattern.ends_with(point_info(p.point).name)) continue;
       if (!fits(pattern, point_name(p))) continue;
       any = true;
       if (std::find(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(before), p) ==

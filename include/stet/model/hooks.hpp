@@ -77,6 +77,25 @@ struct Callback {
   std::function<void(const PointAt& at, int64_t first, Rows rows)> change;
 };
 
+// The state of one head after a token, [rows][columns]. Interventions and captures have it
+// transposed if `transposed` (PublishedArray).
+struct HeadState {
+  float* numbers;
+  size_t head, rows, columns;
+  bool transposed;
+
+  size_t count() const { return rows * columns; }
+  // Copies `published`, [columns][rows] if transposed, to the state, or the state to it.
+  void set(const float* published) const {
+    if (!transposed) return void(std::memcpy(numbers, published, count() * sizeof(float)));
+    for (size_t i = 0; i < count(); ++i) numbers[i] = published[i % columns * rows + i / columns];
+  }
+  void copy_to(float* published) const {
+    if (!transposed) return void(std::memcpy(published, numbers, count() * sizeof(float)));
+    for (size_t i = 0; i < count(); ++i) published[i % columns * rows + i / columns] = numbers[i];
+  }
+};
+
 // The hooks of one pass. All threads of its team call them. They do not allocate.
 class Hooks {
  public:
@@ -92,6 +111,7 @@ class Hooks {
       : config_(&config), slots_(static_cast<size_t>(config.layers) * kPoints) {}
 
   void change(const Change& change) {
+    if (change.what->point == Point::state) allocate_state(change.row);
     const int64_t layers = point_info(change.what->point).of_layer ? config_->layers : 1;
     for (int64_t l = 0; l < layers; ++l) {
       const auto& chosen = change.what->layers;
@@ -109,9 +129,36 @@ class Hooks {
     slot(at.point, static_cast<size_t>(at.layer)).copies.push_back({row, to});
   }
 
+  // Copies the states of all heads after the token of row `row` to `to`, [heads][...].
+  void copy_states(size_t layer, size_t row, float* to) {
+    slot(Point::state, layer).states.push_back({row, to});
+  }
+
   bool wants(Point point, size_t layer) const {
     const Slot& s = slots_[layer * kPoints + static_cast<size_t>(point)];
-    return !s.changes.empty() || !s.calls.empty() || !s.copies.empty();
+    return !s.changes.empty() || !s.calls.empty() || !s.copies.empty() || !s.states.empty();
+  }
+  // Returns true if visit_state() does anything for a head after the token of a row.
+  bool wants_state(size_t layer, size_t row, size_t head) const {
+    const Slot& s = slots_[layer * kPoints + static_cast<size_t>(Point::state)];
+    return std::ranges::any_of(s.states, [&](const StateCopy& c) { return c.row == row; }) ||
+           std::ranges::any_of(s.changes,
+                               [&](const Change& c) { return changes_state(c, row, head); });
+  }
+  // Runs interventions and copies on a head's state after the token of a row. Returns true if an
+  // intervention applies.
+  bool visit_state(size_t layer, size_t row, const HeadState& state) const {
+    const Slot& s = slots_[layer * kPoints + static_cast<size_t>(Point::state)];
+    bool changed = false;
+    for (const Change& c : s.changes) {
+      if (!changes_state(c, row, state.head)) continue;
+      change_state(*c.what, c.first + static_cast<int64_t>(row - c.row), state);
+      changed = true;
+    }
+    for (const StateCopy& c : s.states) {
+      if (c.row == row) state.copy_to(c.to + state.head * state.count());
+    }
+    return changed;
   }
   // Returns true if visit() may change x.
   bool may_change(Point point, size_t layer) const {
@@ -153,6 +200,13 @@ class Hooks {
       });
     }
   }
+  // Returns room for the state of a head of the span that starts at row `row`. There is room if an
+  // intervention on states applies to the span.
+  float* state_scratch(size_t row, size_t head) const {
+    const auto at = std::ranges::find(state_scratch_, row, &StateScratch::row);
+    const Recurrence& r = config_->recurrence;
+    return at->memory.as<float>() + head * static_cast<size_t>(r.key_dim * r.value_dim);
+  }
   // Scratch rows for hooks of q_input, k_input and v_input. head_inputs() holds each head's own
   // input, [kHeadInputRows][heads][hidden]. head_products() is as wide as queries, keys and values
   // together. Both are empty unless such a point is hooked.
@@ -187,16 +241,25 @@ class Hooks {
     size_t row;
     Rows to;
   };
+  struct StateCopy {
+    size_t row;
+    float* to;
+  };
   struct Call {
     const Callback* what;
     PointAt at;
     size_t row, count;
     int64_t first;
   };
+  struct StateScratch {
+    size_t row;     // the first of a span
+    Memory memory;  // [heads][key_dim][value_dim]
+  };
   struct Slot {
     std::vector<Change> changes;
     std::vector<Call> calls;
     std::vector<Copy> copies;
+    std::vector<StateCopy> states;
   };
 
   // Returns the rows of [row, row + count) that x contains, as a range relative to `row`. The first
@@ -220,6 +283,12 @@ class Hooks {
   Slot& slot(Point point, size_t layer) {
     if (is_head_input(point) && head_inputs_.data == nullptr) allocate_head_rows();
     return slots_[layer * kPoints + static_cast<size_t>(point)];
+  }
+  void allocate_state(size_t row) {
+    const Recurrence& r = config_->recurrence;
+    if (std::ranges::find(state_scratch_, row, &StateScratch::row) != state_scratch_.end()) return;
+    const auto count = static_cast<size_t>(r.heads * r.key_dim * r.value_dim);
+    state_scratch_.push_back({row, Memory(count * sizeof(float), false)});
   }
   void allocate_head_rows() {
     const ModelConfig& c = *config_;
@@ -255,6 +324,22 @@ class Hooks {
                   "finite numbers", std::to_string(row[*bad]));
     }
   }
+  // Returns true if an intervention on states applies to this head after the token of this row.
+  static bool changes_state(const Change& c, size_t row, size_t head) {
+    if (row < c.row || row - c.row >= c.count) return false;
+    const int64_t position = c.first + static_cast<int64_t>(row - c.row);
+    if (position < c.from || (c.end >= 0 && position >= c.end)) return false;
+    const std::vector<int64_t>& heads = c.what->heads;
+    return heads.empty() || std::ranges::find(heads, static_cast<int64_t>(head)) != heads.end();
+  }
+  void change_state(const Intervention& w, int64_t position, const HeadState& s) const {
+    if (w.op == Intervention::Op::scale) return steer_scale(s.numbers, w.amount, s.count());
+    const auto heads = static_cast<size_t>(config_->recurrence.heads);
+    const size_t row = s.count() * (w.heads.empty() ? heads : 1);
+    const float* v = w.values->data() + (w.heads.empty() ? s.head * s.count() : 0);
+    if (w.values->size() > row) v += static_cast<size_t>(position - w.begin) * row;
+    s.set(v);
+  }
   static void apply(const Change& c, int64_t position, int64_t heads, float* x, size_t width) {
     const Intervention& w = *c.what;
     if (position < c.from || (c.end >= 0 && position >= c.end)) return;
@@ -286,6 +371,7 @@ class Hooks {
 
   const ModelConfig* config_;
   std::vector<Slot> slots_;
+  std::vector<StateScratch> state_scratch_;
   Memory head_memory_[2];
   Rows head_inputs_, head_products_;
   mutable std::exception_ptr failure_;  // written during the pass, rethrown after it

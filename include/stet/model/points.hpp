@@ -2,6 +2,7 @@
 // names. docs/lab.md lists the points of each family.
 #pragma once
 
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <optional>
@@ -15,28 +16,34 @@ namespace stet {
 
 // The points of the forward pass. point_width() returns the numbers in a row.
 enum class Point : uint8_t {
-  embed,           // the initial residual stream, scaled if the family scales it
-  pos_embed,       // GPT-2: the position embeddings added to it
-  resid_pre,       // the residual stream before a layer
-  q_input,         // [heads][hidden]: input of each head's queries, initially resid_pre
-  k_input,         // [kv_heads][hidden]: input of each head's keys
-  v_input,         // [kv_heads][hidden]: input of each head's values
-  ln1_scale,       // the divisor of the norm before attention, one number; read-only
-  ln1,             // attention's input: the norm's output, with its weight
-  q,               // [heads][head_dim], before head norms and rotation
-  k,               // [kv_heads][head_dim]
-  v,               // [kv_heads][head_dim]
-  rot_q,           // the queries that attention uses
-  rot_k,           // the keys that the KV cache stores
-  scores,          // [heads][positions]: scaled and capped, -inf where unseen; changed only by
-                   // interventions
-  pattern,         // [heads][positions]: softmax of the scores; changed only by interventions
-  z,               // [heads][head_dim], before the output matrix
-  result,          // [heads][hidden]: each head's z times the output matrix; read-only
-  attn_out,        // attention's output, added to the residual stream
-  resid_mid,       // the residual stream between attention and MLP; sequential layers only
-  ln2_scale,       // as ln1_scale
-  ln2,             // the MLP's input
+  embed,      // the initial residual stream, scaled if the family scales it
+  pos_embed,  // GPT-2: the position embeddings added to it
+  resid_pre,  // the residual stream before a layer
+  q_input,    // [heads][hidden]: input of each head's queries, initially resid_pre
+  k_input,    // [kv_heads][hidden]: input of each head's keys
+  v_input,    // [kv_heads][hidden]: input of each head's values
+  ln1_scale,  // the divisor of the norm before attention, one number; read-only
+  ln1,        // attention's input: the norm's output, with its weight
+  q,          // [heads][head_dim], before head norms and rotation
+  k,          // [kv_heads][head_dim]
+  v,          // [kv_heads][head_dim]
+  rot_q,      // the queries that attention uses
+  rot_k,      // the keys that the KV cache stores
+  scores,     // [heads][positions]: scaled and capped, -inf where unseen; changed only by
+              // interventions
+  pattern,    // [heads][positions]: softmax of the scores; changed only by interventions
+  z,          // [heads][head_dim], before the output matrix
+  result,     // [heads][hidden]: each head's z times the output matrix; read-only
+  conv,       // recurrent layers: [channels], the convolution's output, after SiLU if it has one
+  beta,       // [heads]: the factor of what a token writes; Mamba-2's time step
+  decay,      // [heads]: the factor of the state before a token
+  state,      // [heads][...]: the state after a token's update, which its output reads; in the
+              // shape of PublishedArray; captured at chosen positions only; changed only by
+              // interventions
+  attn_out,   // attention's output, added to the residual stream
+  resid_mid,  // the residual stream between attention and MLP; sequential layers only
+  ln2_scale,  // as ln1_scale
+  ln2,        // the MLP's input
   router_logits,   // [experts]: the router's output
   expert_weights,  // [experts]: factors of the experts' outputs; experts with 0 are not computed
   expert_indices,  // [experts per token]: the chosen experts, best first; read-only
@@ -48,7 +55,7 @@ enum class Point : uint8_t {
   ln_final_scale,  // as ln1_scale
   ln_final,        // the head's input
 };
-constexpr int kPoints = 31;
+constexpr int kPoints = 35;
 
 // Properties of a point.
 struct PointInfo {
@@ -75,6 +82,10 @@ inline const PointInfo& point_info(Point p) {
                                               {"attn.hook_pattern", true, false},
                                               {"attn.hook_z", true, true},
                                               {"attn.hook_result", true, false},
+                                              {"hook_conv", true, true},
+                                              {"hook_beta", true, true},
+                                              {"hook_decay", true, true},
+                                              {"hook_state", true, false},
                                               {"hook_attn_out", true, true},
                                               {"hook_resid_mid", true, true},
                                               {"ln2.hook_scale", true, false},
@@ -95,6 +106,11 @@ inline const PointInfo& point_info(Point p) {
 // Returns true for points [heads][positions]. Interventions can change them
 // (Intervention::key_begin), callbacks cannot.
 inline bool is_attention(Point p) { return p == Point::scores || p == Point::pattern; }
+
+// Returns true for points that only recurrent layers have.
+inline bool is_of_recurrence(Point p) {
+  return p == Point::conv || p == Point::beta || p == Point::decay || p == Point::state;
+}
 
 // Returns true for the residual stream before the norm with one copy per head, each of which can be
 // changed by itself.
@@ -128,6 +144,18 @@ inline bool has_mlp_beside_experts(const ModelConfig& c) {
   return c.family == "gemma4" || c.experts.shared > 0;
 }
 
+// Returns true if only layers with their own keys and values have this point.
+inline bool is_of_keys(Point p) {
+  return p == Point::k_input || p == Point::v_input || p == Point::k || p == Point::v ||
+         p == Point::rot_k;
+}
+
+// Returns true for points inside attention, which recurrent layers do not have.
+inline bool is_within_attention(Point p) {
+  return is_of_keys(p) || is_attention(p) || p == Point::q_input || p == Point::q ||
+         p == Point::rot_q || p == Point::z || p == Point::result;
+}
+
 // Returns true if models of this family have the point.
 inline bool has_point(const ModelConfig& c, Point p) {
   const bool gpt2 = c.family == "gpt2", neox = c.family == "gpt_neox";
@@ -135,6 +163,11 @@ inline bool has_point(const ModelConfig& c, Point p) {
   if (p == Point::ln1 || p == Point::ln1_scale || p == Point::ln2 || p == Point::ln2_scale)
     return c.family != "olmo2" && c.family != "olmo3";
   if (is_of_router(p)) return c.experts.count > 0;
+  if (is_within_attention(p) && !c.recurrent_of.empty() &&
+      std::ranges::find(c.recurrent_of, 0) == c.recurrent_of.end())
+    return false;
+  if (p == Point::conv) return c.recurrence.kind != Recurrence::Kind::none;
+  if (is_of_recurrence(p)) return c.recurrence.heads > 0;
   if (is_within_mlp(p) && c.experts.count > 0 && c.experts.dense.empty())
     return has_mlp_beside_experts(c);
   if (p == Point::pos_embed) return gpt2;
@@ -151,22 +184,11 @@ struct PointAt {
   bool operator==(const PointAt&) const = default;
 };
 
-// Returns true if only layers with their own keys and values have this point.
-inline bool is_of_keys(Point p) {
-  return p == Point::k_input || p == Point::v_input || p == Point::k || p == Point::v ||
-         p == Point::rot_k;
-}
-
-// Returns true for points inside attention, which recurrent layers do not have.
-inline bool is_within_attention(Point p) {
-  return is_of_keys(p) || is_attention(p) || p == Point::q_input || p == Point::q ||
-         p == Point::rot_q || p == Point::z || p == Point::result;
-}
-
 // Returns true if the model has the point in this layer, which must be one of the model's.
 inline bool has_point(const ModelConfig& c, const PointAt& at) {
   if (!has_point(c, at.point)) return false;
   if (is_within_attention(at.point) && c.layer(at.layer).recurrent) return false;
+  if (is_of_recurrence(at.point)) return c.layer(at.layer).recurrent;
   if (is_of_keys(at.point)) return c.layer(at.layer).own;
   if (is_of_router(at.point)) return c.has_experts(at.layer);
   return !is_within_mlp(at.point) || !c.has_experts(at.layer) || has_mlp_beside_experts(c);
@@ -189,6 +211,10 @@ inline int64_t point_heads(const ModelConfig& c, const PointAt& at) {
     case Point::scores:
     case Point::pattern:
       return c.heads;
+    case Point::beta:
+    case Point::decay:
+    case Point::state:
+      return c.recurrence.heads;
     default:
       return 0;
   }
@@ -202,6 +228,9 @@ inline int64_t point_width(const ModelConfig& c, const PointAt& at, int64_t posi
   if (is_attention(p)) return layer.heads * positions;
   if (p == Point::result || is_head_input(p)) return point_heads(c, at) * c.hidden_size;
   if (is_norm_scale(p)) return 1;
+  if (p == Point::conv) return c.recurrence.channels;
+  if (p == Point::beta || p == Point::decay) return c.recurrence.heads;
+  if (p == Point::state) return c.recurrence.heads * c.recurrence.key_dim * c.recurrence.value_dim;
   if (const int64_t heads = point_heads(c, at))
     return heads * (p == Point::v || p == Point::z ? layer.value_dim : layer.key_dim);
   if (is_within_mlp(p)) return layer.intermediate;

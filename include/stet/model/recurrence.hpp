@@ -52,7 +52,7 @@ struct StateInputs {
 };
 
 // Replaces each row of x by the convolution of it and the rows before it, followed by SiLU if
-// `activate`. Writes the last inputs to the layer's array "conv".
+// `activate`. Writes the last inputs to the layer's array "conv". Runs the hooks of Point::conv.
 void convolve(const LayerPass& at, const Convolution& c, const RecurrentOffsets& arrays, Rows x,
               bool activate);
 // y = a x, element by element.
@@ -62,7 +62,8 @@ void limit_steps(const Recurrence& r, std::span<float> steps);
 // Divides each head of x by its length and multiplies it by `factor`.
 void l2_norm_heads(const LayerPass& at, size_t dim, float factor, Rows x);
 // Computes the outputs of all tokens, head by head, and the layer's array "state". Then calls
-// finish(row, head, out) for each, on the thread that computed it.
+// finish(row, head, out) for each, on the thread that computed it. Runs the hooks of Point::beta,
+// decay and state.
 template <class Finish>
 void update_states(const LayerPass& at, const RecurrentOffsets& arrays, const StateInputs& in,
                    Finish finish);
@@ -122,6 +123,7 @@ inline void convolve(const LayerPass& at, const Convolution& c, const RecurrentO
     detail::convolve_span(p, p.spans[i / parts], c, arrays.conv, x, activate, begin,
                           std::min(detail::kConvChannels, x.width - begin));
   });
+  point(at.t, p, Point::conv, at.index, x);
 }
 
 inline void multiply(Team t, const Pass& p, Rows a, Rows x, Rows y) {
@@ -145,10 +147,60 @@ inline void l2_norm_heads(const LayerPass& at, size_t dim, float factor, Rows x)
   });
 }
 
+namespace detail {
+
+// Returns the same tokens from the one at `begin` on, `count` of them, whose state before is `from`.
+inline StateTokens some_tokens(const StateTokens& all, size_t begin, size_t count,
+                               const float* from) {
+  StateTokens some = all;
+  some.from = from;
+  some.rows = count;
+  some.q += begin * all.stride;
+  some.k += begin * all.stride;
+  some.v += begin * all.stride;
+  some.decay += begin * all.factor_stride;
+  some.rate += begin * all.factor_stride;
+  some.out += begin * all.out_stride;
+  return some;
+}
+
+// Computes the output of a token again, from the state in `to`, which an intervention has changed.
+// With these factors, the update keeps every number of the state but may turn -0 to +0, so it
+// writes to `scratch`. The output does not depend on the sign of a zero in the state.
+inline void read_again(void (*update)(const StateTokens&), StateTokens token, float* scratch) {
+  static constexpr float kKeep = 1, kNothing = 0;
+  token.from = token.to;
+  token.to = scratch;
+  token.decay = &kKeep;
+  token.rate = &kNothing;
+  update(token);
+}
+
+// Computes the tokens of a head whose state hooks read or change after some tokens.
+inline void update_hooked_state(const LayerPass& at, const StateTokens& all, size_t row,
+                                size_t head, void (*update)(const StateTokens&)) {
+  const Hooks& hooks = *at.p.hooks;
+  const HeadState state{all.to, head, all.key_dim, all.value_dim,
+                        at.config.recurrence.kind == Recurrence::Kind::mamba2};
+  const float* from = all.from;
+  for (size_t begin = 0, end = 0; begin < all.rows; begin = end, from = all.to) {
+    bool hooked = false;
+    while (end < all.rows && !hooked) hooked = hooks.wants_state(at.index, row + end++, head);
+    update(some_tokens(all, begin, end - begin, from));
+    if (hooked && hooks.visit_state(at.index, row + end - 1, state))
+      read_again(update, some_tokens(all, end - 1, 1, all.to), hooks.state_scratch(row, head));
+  }
+}
+
+}  // namespace detail
+
 template <class Finish>
 void update_states(const LayerPass& at, const RecurrentOffsets& arrays, const StateInputs& in,
                    Finish finish) {
   const Pass& p = at.p;
+  point(at.t, p, Point::beta, at.index, in.rate);
+  point(at.t, p, Point::decay, at.index, in.decay);
+  const bool hooked = p.hooks != nullptr && p.hooks->wants(Point::state, at.index);
   const Recurrence& r = at.config.recurrence;
   const auto heads = static_cast<size_t>(r.heads), groups = static_cast<size_t>(r.groups),
              key_dim = static_cast<size_t>(r.key_dim), value_dim = static_cast<size_t>(r.value_dim);
@@ -172,7 +224,12 @@ void update_states(const LayerPass& at, const RecurrentOffsets& arrays, const St
     tokens.out = in.out.row(span.row) + head * value_dim;
     tokens.out_stride = in.out.stride;
     tokens.skip = in.skip == nullptr ? 0 : (*in.skip)[head];
-    (r.kind == Recurrence::Kind::delta_net ? p.kernels->delta_rule : p.kernels->mamba2)(tokens);
+    const auto update =
+        r.kind == Recurrence::Kind::delta_net ? p.kernels->delta_rule : p.kernels->mamba2;
+    if (hooked)
+      detail::update_hooked_state(at, tokens, span.row, head, update);
+    else
+      update(tokens);
     for (size_t row = span.row; row < span.row + span.count; ++row)
       finish(row, head, in.out.row(row) + head * value_dim);
   });

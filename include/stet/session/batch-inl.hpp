@@ -50,16 +50,32 @@ constexpr size_t kWatchedBytes = size_t{64} << 20;
 // `positions` is the number of positions after the call.
 inline size_t watched_rows(const ModelConfig& c, const Watch& watch, int64_t positions,
                            size_t most) {
-  size_t row = 0;
+  size_t row = 0, state = 0;
   for (const PointAt& at : watch.points)
-    row += static_cast<size_t>(point_width(c, at, positions)) * sizeof(float);
+    (at.point == Point::state ? state : row) +=
+        static_cast<size_t>(point_width(c, at, positions)) * sizeof(float);
+  if (state * watch.state_positions.size() > kWatchedBytes) row += state;
   return std::clamp<size_t>(row == 0 ? most : kWatchedBytes / row, 1, most);
+}
+
+// Throws an argument Error for hook_state without positions: its rows are too large for all.
+inline void check_state_positions(const ModelConfig& c, const Watch& watch) {
+  if (!watch.state_positions.empty()) return;
+  for (size_t i = 0; i < watch.points.size(); ++i) {
+    const PointAt& at = watch.points[i];
+    if (at.point != Point::state) continue;
+    const auto bytes = static_cast<size_t>(point_width(c, at, 0)) * sizeof(float);
+    throw Error(ErrorKind::argument, "", "points[" + std::to_string(i) + "]",
+                "state_positions: the positions at which to capture " + point_name(at) + ", of " +
+                    std::to_string(bytes) + " bytes each",
+                "none");
+  }
 }
 
 // Throws an argument Error for a point of keys or values in a layer that reads another's.
 inline void refuse_shared_point(const ModelConfig& c, const std::string& field, const PointAt& at) {
   const int64_t owner = c.layer(at.layer).owner;
-  if (!has_point(c, at.point) || owner == at.layer) return;
+  if (!has_point(c, at.point) || owner == at.layer || owner < 0 || !is_of_keys(at.point)) return;
   throw Error(ErrorKind::argument, "", field,
               "a layer with keys and values of its own (" + point_name({at.point, owner}) +
                   " is what this layer reads)",
@@ -72,6 +88,11 @@ inline void check_watch(const ModelConfig& c, const Watch& watch) {
     const bool layer = at.layer >= 0 && at.layer < (point_info(at.point).of_layer ? c.layers : 1);
     if (layer && has_point(c, at)) continue;
     if (layer) refuse_shared_point(c, "points[" + std::to_string(i) + "]", at);
+    if (layer && has_point(c, at.point) &&
+        (is_of_recurrence(at.point) || c.layer(at.layer).recurrent))
+      throw Error(ErrorKind::argument, "", "points[" + std::to_string(i) + "]",
+                  is_of_recurrence(at.point) ? "a recurrent layer" : "a layer with attention",
+                  point_name(at));
     throw Error(ErrorKind::argument, "", "points[" + std::to_string(i) + "]",
                 "a point of family " + c.family + " with " + std::to_string(c.layers) + " layers",
                 point_name(at));
@@ -274,7 +295,10 @@ inline void BatchAppend::begin_entry(size_t index) {
       if (other.session == entry.session)
         throw Error(ErrorKind::argument, "", "session", "each session once", "one twice");
     }
-    if (entry.watch != nullptr) detail::check_watch(model().config(), *entry.watch);
+    if (entry.watch != nullptr) {
+      detail::check_watch(model().config(), *entry.watch);
+      detail::check_state_positions(model().config(), *entry.watch);
+    }
     entry.session->begin_append(first_, entry.ids,
                                 drafts_ ? entry.draft : std::span<const int32_t>{});
   });
@@ -396,6 +420,18 @@ inline std::unique_ptr<Hooks> BatchAppend::hooks_of(
       const auto width =
           static_cast<size_t>(point_width(c, at, span.first + static_cast<int64_t>(span.count)));
       const size_t stride = detail::round_up(width, kLanes);
+      if (at.point == Point::state) {
+        for (int64_t p = span.first; p < span.first + static_cast<int64_t>(span.count); ++p) {
+          if (std::ranges::find(e.watch->state_positions, p) == e.watch->state_positions.end())
+            continue;
+          watched.push_back({e.watch, at, p, Memory(stride * sizeof(float)), {}});
+          watched.back().rows = {watched.back().memory.as<float>(), stride, width, 1};
+          made().copy_states(static_cast<size_t>(at.layer),
+                             span.row + static_cast<size_t>(p - span.first),
+                             watched.back().rows.data);
+        }
+        continue;
+      }
       watched.push_back({e.watch, at, span.first, Memory(span.count * stride * sizeof(float)), {}});
       watched.back().rows = {watched.back().memory.as<float>(), stride, width, span.count};
       made().copy(at, span.row, watched.back().rows);

@@ -85,10 +85,17 @@ inline void check_layers(const ModelConfig& c, const Intervention& w) {
   for (int64_t l = 0; l < c.layers; ++l) {
     const PointAt at{w.point, l};
     const bool named = std::ranges::find(w.layers, l) != w.layers.end();
-    if (named && !has_point(c, at))
+    if (named && !has_point(c, at)) {
+      if (is_of_recurrence(w.point))
+        refuse_intervention("layers", "recurrent layers",
+                            std::to_string(l) + ", which has attention");
+      if (c.layer(l).recurrent)
+        refuse_intervention("layers", "layers with attention",
+                            std::to_string(l) + ", which is recurrent");
       refuse_intervention(
           "layers", "layers with keys and values of their own",
           std::to_string(l) + ", which reads those of layer " + std::to_string(c.layer(l).owner));
+    }
     if ((!named && !w.layers.empty()) || !has_point(c, at)) continue;
     if (w.op == Intervention::Op::scale && w.heads.empty()) continue;
     if (point_width(c, at, 1) != point_width(c, first, 1) ||
@@ -138,13 +145,15 @@ inline void check_keys(const Intervention& w) {
 inline void check_intervention(const ModelConfig& config, const Intervention& w) {
   using detail::refuse_intervention;
   const PointInfo& info = point_info(w.point);
-  if (!info.changes && !is_attention(w.point))
+  if (!info.changes && !is_attention(w.point) && w.point != Point::state)
     refuse_intervention("point", "one that can be changed", info.name);
   if (!has_point(config, w.point))
     refuse_intervention("point", "one of family " + config.family, info.name);
   if (!info.of_layer && !w.layers.empty())
     refuse_intervention("layers", "none: the point has no layer", std::to_string(w.layers.front()));
   detail::check_layers(config, w);
+  if (w.point == Point::state && w.op != Intervention::Op::set && w.op != Intervention::Op::scale)
+    refuse_intervention("op", "set or scale of hook_state", intervention_op_name(w.op));
   const int64_t heads = point_heads(config, detail::first_point(config, w));
   if (heads == 0 && !w.heads.empty())
     refuse_intervention("heads", "none: the point has no heads", std::to_string(w.heads.front()));

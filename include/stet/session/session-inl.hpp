@@ -212,9 +212,15 @@ inline Watch watch_hidden(const ModelConfig& c, const HiddenSink& hidden, const 
   for (int64_t i = 0; i < c.layers; ++i) w.points.push_back({Point::resid_pre, i});
   w.points.push_back({Point::ln_final, 0});
   const size_t own = w.points.size();
-  if (more != nullptr) w.points.insert(w.points.end(), more->points.begin(), more->points.end());
-  w.sink = [&hidden, more, own, next = size_t{0}, all = w.points.size()](
+  if (more != nullptr) {
+    w.points.insert(w.points.end(), more->points.begin(), more->points.end());
+    w.state_positions = more->state_positions;
+  }
+  const auto is_state = [](const PointAt& at) { return at.point == Point::state; };
+  const auto states = static_cast<size_t>(std::ranges::count_if(w.points, is_state));
+  w.sink = [&hidden, more, own, is_state, next = size_t{0}, all = w.points.size() - states](
                const PointAt& at, int64_t first, Rows rows) mutable {
+    if (is_state(at)) return more->sink(at, first, rows);
     const size_t i = next++ % all;
     if (i < own)
       hidden(i, first, rows);
@@ -425,6 +431,13 @@ inline void Session::set_key(int64_t layer, int64_t head, int64_t position,
 inline void Session::set_value(int64_t layer, int64_t head, int64_t position,
                                std::span<const float> x) {
   change_kv("set_value", [&] { stet::set_value(state_, layer, head, position, x); });
+}
+
+inline void Session::set_array(int64_t layer, int64_t index, std::span<const float> x) {
+  enter("set_array");
+  logits();
+  logits_shared_.set();  // the anchor keeps a reference to them
+  stet::set_array(state_, layer, index, x);
 }
 
 template <class Change>

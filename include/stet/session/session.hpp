@@ -49,9 +49,13 @@ using HiddenSink = std::function<void(size_t index, int64_t first, Rows hidden)>
 // each point's rows of consecutive positions from `first` on. Rows of scores and pattern are
 // [heads][positions so far]. Chunks are cut so that a chunk's rows take at most 64 MB, if a single
 // position's do.
+//
+// A row of hook_state is as large as the layer's state. It is captured at `state_positions` only,
+// one row a call, and refused without them.
 struct Watch {
   std::vector<PointAt> points;
   std::function<void(const PointAt& at, int64_t first, Rows rows)> sink;
+  std::vector<int64_t> state_positions = {};  // each once
 };
 // Called after every chunk with the number of tokens of this call processed so far.
 using Progress = std::function<void(int64_t done)>;
@@ -176,6 +180,7 @@ class Session {
   void prune_range(int64_t begin, int64_t end, bool shift);
   void set_key(int64_t layer, int64_t head, int64_t position, std::span<const float> x);
   void set_value(int64_t layer, int64_t head, int64_t position, std::span<const float> x);
+  void set_array(int64_t layer, int64_t index, std::span<const float> x);
   // See kv_range.hpp.
   void zero_kv(const KvRange& range);
   void scale_kv(const KvRange& range, float factor);
