@@ -1,7 +1,7 @@
 """An agent's history with a model whose layers are recurrent. The client renders all messages again
 for each request, and the template drops the thoughts of earlier turns. The server computes at most
-64 tokens again where a history branches, also after its process was restarted, and replies as one
-that has seen nothing before.
+64 tokens again where a history branches, also after its process was restarted. Its replies equal
+those of a server that has seen nothing before.
 
     histories.py STET ROOT
 """
@@ -21,7 +21,8 @@ TURNS, CONTEXT, AGAIN = 12, 8192, 64
 # Thoughts stay only after the user's last message that is no output of a tool, as with Qwen3.
 TEMPLATE = (
     "{{ bos_token }}{% set ns = namespace(last=-1) %}"
-    "{% for m in messages %}{% if m.role == 'user' and not m.content.startswith('<tool_response>') %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}{% if m.role == 'user' and not m.content.startswith('<tool_response>') %}"
+    "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
     "{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' }}"
     "{% if m.role == 'assistant' and loop.index0 < ns.last %}{{ m.content.split('</think>')[-1] | trim }}"
     "{% else %}{{ m.content | trim }}{% endif %}{{ '<|eot_id|>' }}{% endfor %}"
@@ -85,7 +86,8 @@ class Histories(unittest.TestCase):
     def ask(self, messages):
         """Returns a reply. Its tokens beyond those of all earlier states were computed once, and at
         most 64 more."""
-        body = {"messages": list(messages), "max_tokens": 12, "temperature": 0.8, "seed": len(messages), "ignore_eos": True}
+        body = {"messages": list(messages), "max_tokens": 12, "temperature": 0.8, "seed": len(messages),
+                "ignore_eos": True}
         answer = self.server.post("/v1/chat/completions", body)
         choice, usage = answer["choices"][0], answer["usage"]
         ids = self.server.get("/v1/states/" + choice["state_id"])["ids"]
@@ -112,6 +114,7 @@ class Histories(unittest.TestCase):
     def test_branches_cost_at_most_64_tokens_and_change_no_reply(self):
         self.states, self.asked, self.computed, self.longest = [], [], 0, 0
         self.server = self.serve("--state-dir", os.path.join(self.directory.name, "states"))
+        self.addCleanup(lambda: self.server.kill())
         history = [message("system", "You are an agent. " + "Be brief. " * 20)]
         for turn in range(1, TURNS + 1):
             self.turn(history, turn)
@@ -123,14 +126,14 @@ class Histories(unittest.TestCase):
                 self.restart()
             branch = history[:1 + 4 * (turn - 1)]
             self.turn(branch, 20 + turn)  # another task there
-            self.ask(history[:1 + 4 * (turn - 1) + 3])  # back: its last answer once more
+            self.ask(history[:1 + 4 * (turn - 1) + 3])  # back: its last answer again
         self.assertGreater(whole, CONTEXT * 9 // 10)
         self.server.stop()
         for body, text, digest in self.asked[before:] + self.asked[before - 1:before]:
             fresh = self.serve()
             choice = fresh.post("/v1/chat/completions", body)["choices"][0]
-            self.assertEqual((choice["message"]["content"], choice["state_digest"]), (text, digest))
             fresh.kill()
+            self.assertEqual((choice["message"]["content"], choice["state_digest"]), (text, digest))
 
 
 if __name__ == "__main__":
