@@ -201,7 +201,9 @@ void decode_extents(SnapshotFile& file) {
   const SnapshotSection& kv = *file.find("KV");
   file.extents.resize(blocks);
   if (file.find("KVINDEX") != nullptr) return decode_index(file);
-  const bool none = file.meta.form != SnapshotForm::full && kv.size == 0;
+  // A delta without blocks has an index if blocks have no bytes.
+  const bool none = kv.size == 0 && (file.meta.form == SnapshotForm::recipe ||
+                                     (file.meta.form == SnapshotForm::delta && block_bytes > 0));
   if (!none && kv.size != blocks * block_bytes) {
     snapshot_damaged(file.path, "KV", std::to_string(blocks * block_bytes) + " bytes",
                      std::to_string(kv.size));
@@ -298,7 +300,8 @@ std::vector<std::vector<std::byte>> KvSectionWriter::compress(
   return packed;
 }
 
-// Stores the block uncompressed if readers would take it for a decompression bomb (limits.hpp).
+// Stores the block uncompressed if readers would take it for a decompression bomb (limits.hpp), and
+// if it has no bytes.
 void KvSectionWriter::write_compressed(int64_t block, std::vector<std::byte> packed,
                                        const Append& append) {
   const bool whole = kv_.block_info(block).holds_all();
@@ -307,7 +310,8 @@ void KvSectionWriter::write_compressed(int64_t block, std::vector<std::byte> pac
   if (!packed.empty() && expanded_ > kExpandedBytes + kExpandedRatio * (written_ + packed.size()))
     packed = compress_shuffled(bytes_of(block, copy), kv_.shape().element_size(), 0);
   append(packed);
-  note(block, whole ? kByteShuffle : packed.empty() ? kHeldRaw : kHeldShuffle, packed.size());
+  const uint32_t shuffled = whole ? kByteShuffle : kHeldShuffle, raw = whole ? kRaw : kHeldRaw;
+  note(block, packed.empty() ? raw : shuffled, packed.size());  // no layer may have keys and values
 }
 
 }  // namespace stet

@@ -62,14 +62,17 @@ RecurrentShape shape_of(const SnapshotFile& file) {
   return recurrent_shape(ModelConfig::from_canonical(file.meta.config, file.path));
 }
 
-// Returns the name of the state after all tokens of a file, as an anchor has it.
-Sha256 name_of_end(const SnapshotFile& file) {
+// Returns true if `name`, derived from tokens, names the live arrays of a file. Those of a state
+// that tokens do not give have no such name.
+bool is_name_of_end(const SnapshotFile& file, const Sha256& name) {
   const int64_t end = file.meta.positions;
-  return anchor_names(file.recipe(), file.meta.kv, {&end, 1}).front();
+  const State recipe = file.recipe();
+  return Lineage{recipe, file.meta.kv}.replayable() &&
+         anchor_names(recipe, file.meta.kv, {&end, 1}).front() == name;
 }
 
 bool holds_anchor(const SnapshotFile& file, const AnchorEntry& a) {
-  if (a.position == file.meta.positions) return name_of_end(file) == a.name;
+  if (a.position == file.meta.positions) return is_name_of_end(file, a.name);
   return std::ranges::any_of(file.anchors, [&](const AnchorEntry& other) {
     return other.position == a.position && other.name == a.name;
   });
@@ -316,7 +319,7 @@ struct Found {
 Found find_anchor(const SnapshotChain& chain, const SnapshotFile& file, const AnchorEntry& a) {
   if (!a.in_parent) return {&file, &a};
   for (const auto& parent : chain.parents()) {
-    if (a.position == parent->meta.positions && name_of_end(*parent) == a.name)
+    if (a.position == parent->meta.positions && is_name_of_end(*parent, a.name))
       return {parent.get(), nullptr};
     for (const AnchorEntry& other : parent->anchors) {
       if (!other.in_parent && other.position == a.position && other.name == a.name)

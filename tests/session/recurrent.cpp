@@ -216,6 +216,18 @@ TEST_F(Recurrent, ARewindOverARoundingIsRefusedUnlessAnAnchorStandsThere) {
   EXPECT_TRUE(same_bytes(s.recurrent().numbers(), fresh.recurrent().numbers()));
 }
 
+// Keys and values of the earlier type gave them, and anchors of a session of the new type that are
+// named alike have other arrays.
+TEST_F(Recurrent, RoundingKeepsAnchorsByContent) {
+  Session s = session(150);
+  for (const auto& a : s.anchors().all()) EXPECT_FALSE(a->by_content);
+  const State rounded = with_kv_type(s.state(), KvType::bf16);
+  EXPECT_EQ(rounded.anchors.size(), s.anchors().size());
+  for (const auto& a : rounded.anchors.all()) EXPECT_TRUE(a->by_content) << a->position;
+  const State longer = with_kv_type(s.state(), KvType::f32, 300);
+  for (const auto& a : longer.anchors.all()) EXPECT_FALSE(a->by_content) << a->position;
+}
+
 TEST_F(Recurrent, ArraysCanBeSetAndThenTokensDoNotGiveThem) {
   Session s = session(100);
   State set = s.state();
@@ -255,6 +267,21 @@ TEST_F(Recurrent, PruneSpliceAndCopiesAreRefusedByName) {
             std::string::npos);
   EXPECT_NE(message_of([&] { s.set_key(0, 0, 3, {}); }).find("0, which is recurrent"),
             std::string::npos);
+  expect_same(s, 100, "unchanged");
+}
+
+TEST_F(Recurrent, PruneRefusesNegativeNumbersInEitherWay) {
+  Session s = session(100);
+  for (const bool anew : {false, true}) {
+    EXPECT_EQ(message_of([&] {
+                s.prune({-1, 4, false, anew});
+              }),
+              "keep-last: expected 0 or more, found -1");
+    EXPECT_EQ(message_of([&] {
+                s.prune({50, -3, false, anew});
+              }),
+              "sinks: expected 0 or more, found -3");
+  }
   expect_same(s, 100, "unchanged");
 }
 
@@ -314,6 +341,64 @@ TEST_F(Recurrent, ATraceRunsRecurrentLayersFromThePromptOn) {
   s.attach(change);
   s.append(part(100, 130));
   EXPECT_TRUE(same_bytes(traced, s.logits()));
+}
+
+// Models whose layers are all recurrent have blocks without bytes.
+TEST(WithoutAttention, StatesAreSavedForkedRewoundAndRestored) {
+  for (const Subject& subject : subjects_without_attention()) {
+    SCOPED_TRACE(subject.name);
+    const auto m = model(subject.directory);
+    const std::vector<int32_t> ids = random_tokens(*m, 300);
+    const auto session = [&](int64_t tokens) {
+      Session s(m, options(1));
+      s.append(std::span(ids).first(static_cast<size_t>(tokens)));
+      return s;
+    };
+    const auto expect_same = [](Session& a, Session b) {
+      EXPECT_TRUE(same_bytes(a.recurrent().numbers(), b.recurrent().numbers()));
+      EXPECT_TRUE(same_state(a, b));
+      EXPECT_EQ(digests_of(a).id, digests_of(b).id);
+    };
+    Session s = session(200);
+    EXPECT_EQ(s.kv().shape().block_bytes(), 0u);
+    Session fork = s.fork();
+    fork.append(std::span(ids).subspan(200));
+    expect_same(fork, session(300));
+    fork.rewind(200);
+    expect_same(fork, session(200));
+    EXPECT_EQ(fork.rewind_cost(70), 70 - 64 * (fork.anchors().find(64) != nullptr));
+    fork.rewind(70);
+    expect_same(fork, session(70));
+    const TemporaryDirectory scratch;
+    Snapshot::save(s, scratch / "parent.stet");
+    const Snapshot parent = Snapshot::open(scratch / "parent.stet");
+    Session longer = session(290);
+    for (const SnapshotForm form :
+         {SnapshotForm::full, SnapshotForm::delta, SnapshotForm::recipe}) {
+      for (const int level : {0, 9}) {
+        if (level > 0 && !have_zlib()) continue;
+        SaveOptions how{.form = form, .compress = level};
+        if (form == SnapshotForm::delta) how.parent = &parent;
+        Snapshot::save(longer, scratch / "s.stet", how);
+        Snapshot::open_with_parents(scratch / "s.stet").check();
+        Session again = Snapshot::open(scratch / "s.stet").restore(m, {.session = options(1)});
+        expect_same(again, session(290));
+      }
+    }
+    // A delta against a state without blocks holds all blocks, although they have no bytes.
+    Session empty(m, options(1));
+    Snapshot::save(empty, scratch / "empty.stet");
+    const Snapshot nothing = Snapshot::open(scratch / "empty.stet");
+    Snapshot::save(longer, scratch / "s.stet", {.form = SnapshotForm::delta, .parent = &nothing});
+    Snapshot::open_with_parents(scratch / "s.stet").check();
+    Session again =
+        Snapshot::open(scratch / "s.stet").restore(m, {.session = options(1), .map = false});
+    expect_same(again, session(290));
+    EXPECT_EQ(message_of([&] { s.zero_kv({}); }),
+              "layers: expected layers with keys and values, found a model without any");
+    EXPECT_NE(message_of([&] { s.set_key(0, 0, 3, {}); }).find("0, which is recurrent"),
+              std::string::npos);
+  }
 }
 
 // A session on a random path, and what it must be.

@@ -49,5 +49,34 @@ TEST_P(CommittedSnapshot, IsConverted) {
   EXPECT_EQ(digests_of(a).id, digests_of(b).id);
 }
 
+// Rewinds begin at the anchors of the file, which have the arrays that its tokens give.
+TEST(CommittedAnchors, AreThoseOfTheTokens) {
+  const auto m = model(data_path("models/qwen35-vl-tiny"));
+  SessionOptions o = options(1);
+  o.kv_type = KvType::f16;
+  for (const auto& [name, positions] : {std::pair{"v4-recurrent", std::vector<int64_t>{64, 100}},
+                                        {"v4-recurrent-delta", {64, 100, 120}}}) {
+    SCOPED_TRACE(name);
+    Session s = Snapshot::open(path_of(name)).restore(m, {.session = o});
+    std::vector<int64_t> found;
+    for (const auto& a : s.anchors().all()) found.push_back(a->position);
+    EXPECT_EQ(found, positions);
+    const std::vector<int32_t> ids = s.tokens();
+    const std::vector<BlockIdentity> blocks = s.block_identities();
+    const std::vector<float> arrays(s.recurrent().numbers().begin(), s.recurrent().numbers().end());
+    for (size_t i = positions.size(); i-- > 0;) {
+      EXPECT_EQ(s.rewind_cost(positions[i]), 0);
+      s.rewind(positions[i]);
+      Session fresh(m, o);
+      fresh.append(std::span(ids).first(static_cast<size_t>(positions[i])));
+      EXPECT_TRUE(same_bytes(s.recurrent().numbers(), fresh.recurrent().numbers())) << positions[i];
+      EXPECT_TRUE(same_bytes(s.logits(), fresh.logits())) << positions[i];
+    }
+    s.append(std::span(ids).subspan(64));
+    EXPECT_EQ(s.block_identities(), blocks);
+    EXPECT_TRUE(same_bytes(s.recurrent().numbers(), arrays));
+  }
+}
+
 }  // namespace
 }  // namespace stet::test::committed_snapshots_tests

@@ -205,7 +205,7 @@ class Snapshot:
         sizes = [self.layer_size(l) for l in range(self.layers)]
         self.offsets = [sum(sizes[:l]) for l in range(self.layers + 1)]
         self.block_bytes = -(-self.offsets[-1] // PAGE) * PAGE
-        self.last = max(l for l, size in enumerate(sizes) if size)  # its digest covers the padding
+        self.last = max([l for l, size in enumerate(sizes) if size], default=-1)  # its digest covers the padding
         readers = [l for l, row in enumerate(self.table) if row["window"] == 0]
         self.held = sorted({self.table[l]["owner"] for l in readers if self.table[l]["owner"] >= 0})
         self.fingerprint = self.meta["fingerprints"][-1]["digest"]

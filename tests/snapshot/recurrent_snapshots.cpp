@@ -96,6 +96,59 @@ TEST_F(RecurrentSnapshots, ADeltaLeavesOutAnchorsOfItsParent) {
   expect_same(again, fresh);
 }
 
+// An anchor of the parent that was computed over rounded keys and values is another, although its
+// tokens are the same.
+TEST_F(RecurrentSnapshots, ADeltaOfARoundedStateHasItsOwnAnchors) {
+  const auto lfm = model(data_path("models/lfm2-tiny"));
+  SessionOptions o = options(1), f32 = o;
+  o.kv_type = KvType::q8;
+  Session native(lfm, o), exact(lfm, f32);
+  for (Session* s : {&native, &exact}) {
+    s->anchor_at({100});
+    s->append(part(0, 300));
+  }
+  Snapshot::save(native, file);
+  const Snapshot parent = Snapshot::open(file);
+  Session rounded(lfm, with_kv_type(exact.state(), KvType::q8), o);
+  Snapshot::save(rounded, next, {.form = SnapshotForm::delta, .parent = &parent});
+  const Snapshot delta = Snapshot::open(next);
+  for (const AnchorEntry& a : delta.file()->anchors) {
+    EXPECT_TRUE(a.by_content) << a.position;
+    EXPECT_FALSE(a.in_parent) << a.position;
+  }
+  Session again = delta.restore(lfm, {.session = o});
+  for (const int64_t to : {256, 100}) {
+    again.rewind(to);
+    Session fresh(lfm, f32), other(lfm, o);
+    for (Session* s : {&fresh, &other}) s->append(part(0, to));
+    EXPECT_TRUE(same_bytes(again.recurrent().numbers(), fresh.recurrent().numbers())) << to;
+    EXPECT_FALSE(same_bytes(again.recurrent().numbers(), other.recurrent().numbers())) << to;
+  }
+}
+
+// The arrays after the last token of an edited parent are not those that its tokens give.
+TEST_F(RecurrentSnapshots, ADeltaAgainstAnEditedParentHasItsOwnAnchors) {
+  Session edited = session(200);
+  State set = edited.state();
+  set_array(set, 2, 0, std::vector<float>(30, 7));
+  Session parent_session(m, set, options(1));
+  Snapshot::save(parent_session, file);
+  const Snapshot parent = Snapshot::open(file);
+  Session s = session(200);
+  s.keep_anchor();
+  s.append(part(200, 300));
+  Snapshot::save(s, next, {.form = SnapshotForm::delta, .parent = &parent});
+  std::vector<std::pair<int64_t, bool>> found;
+  for (const AnchorEntry& a : Snapshot::open(next).file()->anchors)
+    found.emplace_back(a.position, a.in_parent);
+  EXPECT_EQ(found, (std::vector<std::pair<int64_t, bool>>{
+                       {100, true}, {192, true}, {200, false}, {256, false}}));
+  Session again = restored(next);
+  again.rewind(200);
+  Session fresh = session(200);
+  expect_same(again, fresh);
+}
+
 TEST_F(RecurrentSnapshots, ARecipeProvesTheArraysItComputes) {
   Session s = session(200);
   Snapshot::save(s, file, {.form = SnapshotForm::recipe});

@@ -3,19 +3,35 @@
 
 #include <optional>
 
+#include "src/snapshot/identity.hpp"
 #include "stet/snapshot/snapshot.hpp"
 #include "stet/store/session.hpp"
 #include "tests/support/models.hpp"
 #include "tests/support/recurrent_family.hpp"
+#ifdef STET_HAVE_HIREDIS
+#include "tests/store/redis_servers.hpp"
+#endif
 
 namespace stet::test::recurrent_store_tests {
 namespace {
 
-class RecurrentStore : public testing::Test {
+enum class Place { directory, redis };
+
+class RecurrentStore : public testing::TestWithParam<Place> {
  protected:
-  RecurrentStore() {
-    create_store(directory_ / "store", 0);
-    store.emplace(open_store_backend(directory_ / "store"), StoreKey::random(),
+  void SetUp() override {
+    std::string url = directory_ / "store";
+    if (GetParam() == Place::redis) {
+#ifdef STET_HAVE_HIREDIS
+      if (!have_redis_server()) GTEST_SKIP() << "no redis-server and redis-cli here";
+      server_ = std::make_unique<RedisServer>(std::vector<std::string>{"--appendonly", "no"});
+      url = server_->url();
+#else
+      GTEST_SKIP() << "built without hiredis";
+#endif
+    }
+    create_store(url, 0);
+    store.emplace(open_store_backend(url), StoreKey::random(),
                   StoreOptions{.fetch = FetchChoice::always});
     Session s = session(300);
     put = put_session(*store, s, {});
@@ -37,13 +53,20 @@ class RecurrentStore : public testing::Test {
   }
 
   TemporaryDirectory directory_;
+#ifdef STET_HAVE_HIREDIS
+  std::unique_ptr<RedisServer> server_;
+#endif
   std::shared_ptr<const Model> m = recurrent_model();
   const std::vector<int32_t> ids = random_tokens(*m, 400);
   std::optional<Store> store;
   StorePutReport put;
 };
+INSTANTIATE_TEST_SUITE_P(Places, RecurrentStore, testing::Values(Place::directory, Place::redis),
+                         [](const auto& info) {
+                           return info.param == Place::redis ? "redis" : "directory";
+                         });
 
-TEST_F(RecurrentStore, AStateComesBackFromItsBlocksAndAnAnchor) {
+TEST_P(RecurrentStore, AStateComesBackFromItsBlocksAndAnAnchor) {
   EXPECT_EQ(put.blocks, 4u + 1u);
   const StoreSnapshot s = open_snapshot(*store, put.place);
   StoreRestoreReport report;
@@ -53,7 +76,7 @@ TEST_F(RecurrentStore, AStateComesBackFromItsBlocksAndAnAnchor) {
   expect_same(again, 300);
 }
 
-TEST_F(RecurrentStore, AMissingBlockMeansThatAllTokensAreComputed) {
+TEST_P(RecurrentStore, AMissingBlockMeansThatAllTokensAreComputed) {
   Session s = session(300);
   remove(s.block_identities()[1].id);
   const StoreSnapshot opened = open_snapshot(*store, put.place);
@@ -65,7 +88,42 @@ TEST_F(RecurrentStore, AMissingBlockMeansThatAllTokensAreComputed) {
   EXPECT_FALSE(fetch_prefix(*store, m, options(1), ids, 0));
 }
 
-TEST_F(RecurrentStore, APrefixEndsAtAnAnchor) {
+TEST_P(RecurrentStore, AMissingAnchorMeansThatAllTokensAreComputed) {
+  Session s = session(300);
+  const int64_t end = 256;
+  remove(anchor_names(s.state(), s.kv().shape(), {&end, 1}).front());
+  const StoreSnapshot opened = open_snapshot(*store, put.place);
+  StoreRestoreReport report;
+  Session again = restore_session(*store, *opened.snapshot, m, {.session = options(1)}, &report);
+  EXPECT_EQ(report.restored.recomputed, 300);
+  expect_same(again, 300);
+  EXPECT_FALSE(fetch_prefix(*store, m, options(1), ids, 0));
+  EXPECT_EQ(put_session(*store, s, {}).written, 1u) << "the anchor comes back";
+  EXPECT_TRUE(fetch_prefix(*store, m, options(1), ids, 0));
+}
+
+TEST_P(RecurrentStore, StatesWithoutKeysAndValuesComeBack) {
+  for (const Subject& subject : subjects_without_attention()) {
+    SCOPED_TRACE(subject.name);
+    const auto other = model(subject.directory);
+    const std::vector<int32_t> tokens = random_tokens(*other, 200);
+    Session s(other, options(1));
+    s.append(tokens);
+    const StoreSnapshot opened = open_snapshot(*store, put_session(*store, s, {}).place);
+    StoreRestoreReport report;
+    Session again =
+        restore_session(*store, *opened.snapshot, other, {.session = options(1)}, &report);
+    EXPECT_EQ(report.restored.recomputed, 200 - 192);
+    EXPECT_EQ(digests_of(again).state, digests_of(s).state);
+    std::optional<Session> prefix = fetch_prefix(*store, other, options(1), tokens, 0);
+    ASSERT_TRUE(prefix);
+    EXPECT_EQ(prefix->size(), 192);
+    prefix->append(std::span(tokens).subspan(192));
+    EXPECT_EQ(digests_of(*prefix).id, digests_of(s).id);
+  }
+}
+
+TEST_P(RecurrentStore, APrefixEndsAtAnAnchor) {
   std::optional<Session> found = fetch_prefix(*store, m, options(1), ids, 0);
   ASSERT_TRUE(found);
   EXPECT_EQ(found->size(), 256);

@@ -55,6 +55,18 @@ void CheckpointParts::add(const std::string& name, const std::vector<int64_t>& s
   tensors_.push_back(std::move(t));
 }
 
+void CheckpointParts::keep_layers(int64_t count) {
+  std::erase_if(tensors_, [&](const Tensor& t) {
+    const size_t at = t.spec.name.find("layers.");
+    return at != std::string::npos && std::stoll(t.spec.name.substr(at + 7)) >= count;
+  });
+  config["num_hidden_layers"] = count;
+  if (config.contains("layer_types")) {
+    nlohmann::json& types = config["layer_types"];
+    types.erase(types.begin() + count, types.end());
+  }
+}
+
 void CheckpointParts::cut_to_bf16() {
   for (Tensor& t : tensors_) {
     if (t.spec.dtype != DType::f32) continue;

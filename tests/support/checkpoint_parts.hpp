@@ -23,6 +23,8 @@ class CheckpointParts {
   // Adds a float32 tensor of reproducible numbers, uniform in -size .. size.
   void add(const std::string& name, const std::vector<int64_t>& shape, float size);
   void remove(const std::string& name) { take(name); }
+  // Keeps the first `count` layers.
+  void keep_layers(int64_t count);
   // Cuts all float32 tensors to bfloat16.
   void cut_to_bf16();
 

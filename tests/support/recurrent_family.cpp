@@ -1,16 +1,20 @@
 #include "tests/support/recurrent_family.hpp"
 
+#include <atomic>
 #include <cmath>
 #include <filesystem>
 #include <mutex>
 #include <string>
 
 #include "stet/model/decoder.hpp"
+#include "tests/support/checkpoint_parts.hpp"
 #include "tests/support/files.hpp"
 #include "tests/support/models.hpp"
 
 namespace stet::test {
 namespace {
+
+std::atomic<int64_t> rows_processed = 0;
 
 class RecurrentDecoder : public Decoder {
  public:
@@ -49,6 +53,7 @@ class RecurrentDecoder : public Decoder {
   void recur(const LayerPass& at, const Span& span) const {
     const std::vector<RecurrentArray>& arrays = shape_.layers[at.index];
     const RecurrentArray &state = arrays[0], &conv = arrays[1];
+    if (at.index == 0) rows_processed += static_cast<int64_t>(span.count);
     float *const s = span.recurrent_after + state.offset, *const c =
                                                               span.recurrent_after + conv.offset;
     std::copy_n(span.recurrent_before + state.offset, state.count(), s);
@@ -101,9 +106,32 @@ std::string recurrent_model_directory() {
     std::string config = read_text(llama + "/config.json");
     config.replace(config.find("LlamaForCausalLM"), 16, "RecurrentTestForCausalLM");
     write_file(directory / "config.json", config);
-    std::filesystem::create_symlink(llama + "/model.safetensors", directory / "model.safetensors");
+    std::filesystem::copy_file(llama + "/model.safetensors", directory / "model.safetensors");
   });
   return directory.path();
+}
+
+int64_t recurrent_test_rows() { return rows_processed; }
+
+std::vector<Subject> subjects_without_attention() {
+  static const TemporaryDirectory directory;
+  static const std::vector<Subject> all = [] {
+    std::vector<Subject> made;
+    for (const auto& [name, layers] : {std::pair{"qwen35-tiny", 3},
+                                       {"qwen3next-tiny", 3},
+                                       {"lfm2-tiny", 2},
+                                       {"granite-h-tiny", 2}}) {
+      CheckpointParts parts(name);
+      parts.keep_layers(layers);
+      if (parts.config.contains("full_attn_idxs"))
+        parts.config["full_attn_idxs"] = nlohmann::json::array();
+      const std::string to = directory / name;
+      std::filesystem::create_directory(to);
+      made.push_back({std::string(name) + "-without-attention", parts.write(to), Contract::f32});
+    }
+    return made;
+  }();
+  return all;
 }
 
 std::shared_ptr<const Model> recurrent_model() { return model(recurrent_model_directory()); }

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "stet/model/model.hpp"
+#include "tests/support/models.hpp"
 
 namespace stet::test {
 
@@ -14,5 +15,9 @@ namespace stet::test {
 std::shared_ptr<const Model> recurrent_model();
 // Returns the checkpoint directory of that model.
 std::string recurrent_model_directory();
+// Writes checkpoints of other families whose layers are all recurrent.
+std::vector<Subject> subjects_without_attention();
+// Returns the number of tokens that models of this family have processed.
+int64_t recurrent_test_rows();
 
 }  // namespace stet::test

@@ -48,6 +48,8 @@ class Anchors {
   void reserve(size_t more) { all_.reserve(all_.size() + more); }
   // Adds an anchor, or merges it with the one at its position.
   void add(Anchor anchor);
+  // Marks all as by_content: tokens do not give them any more.
+  void keep_by_content();
   // Removes the anchors after `size`.
   void truncate(int64_t size);
   // Removes block ends before the last two. Then, while all anchors take more than `most` bytes,
@@ -96,6 +98,14 @@ inline void Anchors::add(Anchor anchor) {
   anchor.block_end = anchor.block_end && old.block_end;
   anchor.by_content = anchor.by_content || old.by_content;
   *at = std::make_shared<const Anchor>(std::move(anchor));
+}
+
+inline void Anchors::keep_by_content() {
+  for (auto& a : all_) {
+    Anchor changed = *a;
+    changed.by_content = true;
+    a = std::make_shared<const Anchor>(std::move(changed));
+  }
 }
 
 inline void Anchors::truncate(int64_t size) {

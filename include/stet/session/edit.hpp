@@ -254,6 +254,7 @@ inline State with_kv_type(const State& state, KvType type, int64_t capacity) {
   if (from.type != type && state.size() > 0) {
     detail::keep_logits(changed);
     changed.edits.push_back(detail::entry(state, KvEdit::What::kv_type));
+    changed.anchors.keep_by_content();  // keys and values of the other type gave them
   }
   changed.kv = KvCache(to, capacity == 0 ? state.kv.capacity() : capacity);
   KvWriter writer(changed.kv);

@@ -67,6 +67,9 @@ inline KvRange checked_range(const State& state, KvRange r) {
     for (int64_t l = 0; l < shape.layers; ++l) {
       if (shape.owns(l)) r.layers.push_back(l);
     }
+    if (r.layers.empty())
+      throw Error(ErrorKind::argument, "", "layers", "layers with keys and values",
+                  "a model without any");
   }
   check_some("layers", r.layers, shape.layers);
   for (const int64_t l : r.layers) {

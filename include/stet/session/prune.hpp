@@ -202,11 +202,19 @@ inline void prune_range(State& state, const ModelConfig& config, int64_t begin, 
   if (state.tokens.empty()) state.logits.reset();  // there is no last token
 }
 
-inline int64_t prune(State& state, const ModelConfig& config, const PruneOptions& options) {
+namespace detail {
+
+inline void check_prune_options(const PruneOptions& options) {
   for (const auto& [name, value] :
        {std::pair{"keep-last", options.keep_last}, std::pair{"sinks", options.sinks}}) {
     if (value < 0) throw Error(ErrorKind::argument, "", name, "0 or more", std::to_string(value));
   }
+}
+
+}  // namespace detail
+
+inline int64_t prune(State& state, const ModelConfig& config, const PruneOptions& options) {
+  detail::check_prune_options(options);
   const int64_t size = state.size(), begin = std::min(options.sinks, size);
   const int64_t end = std::max(begin, size - std::min(options.keep_last, size));
   if (options.shift) check_prune_log(0, shifted_out(state.prunes) + end - begin);

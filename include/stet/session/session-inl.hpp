@@ -399,6 +399,7 @@ inline void Session::cut(int64_t to) {
 
 inline int64_t Session::prune(const PruneOptions& options) {
   enter("prune");
+  detail::check_prune_options(options);
   if (!options.recompute) refuse_prune();
   logits();  // now, because after the prune a rewound session could not compute them
   int64_t gone = 0;

@@ -1,4 +1,5 @@
 #include "tests/session/schedules/oracle.hpp"
+#include "src/snapshot/identity.hpp"
 #include "stet/session/splice.hpp"
 #include "tests/support/files.hpp"
 
@@ -8,6 +9,38 @@
 
 namespace stet::test {
 
+namespace {
+
+// Returns the first layer that has a point; -1: none.
+int64_t first_with(const ModelConfig& c, Point point) {
+  for (int64_t l = 0; l < c.layers; ++l) {
+    if (has_point(c, PointAt{point, l})) return l;
+  }
+  return -1;
+}
+
+}  // namespace
+
+State with_array(State state, uint32_t which) {
+  const RecurrentShape& shape = state.recurrent.shape();
+  size_t layer = 0;
+  while (shape.layers[layer].empty()) ++layer;
+  const size_t index = which % shape.layers[layer].size();
+  std::vector<float> x(shape.layers[layer][index].count());
+  for (size_t i = 0; i < x.size(); ++i) x[i] = 0.25f * static_cast<float>(i % 7) - 0.5f;
+  set_array(state, static_cast<int64_t>(layer), static_cast<int64_t>(index), x);
+  return state;
+}
+
+int64_t layer_of(const ModelConfig& config, bool recurrent, uint32_t which) {
+  std::vector<int64_t> all;
+  for (int64_t l = 0; l < config.layers; ++l) {
+    const bool is = config.layer(l).recurrent;
+    if (recurrent ? is : !is && config.layer(l).owner == l) all.push_back(l);
+  }
+  return all.empty() ? 0 : all[which % all.size()];
+}
+
 Intervention change_of(const Model& m, uint32_t which) {
   static constexpr Point kPoints[kChanges] = {Point::resid_pre, Point::v, Point::mlp_post,
                                               Point::z};
@@ -16,12 +49,15 @@ Intervention change_of(const Model& m, uint32_t which) {
       Intervention::Op::set};
   Intervention w;
   w.point = kPoints[which];
-  if (!has_point(m.config(), PointAt{w.point, 0})) w.point = Point::expert_weights;
+  int64_t layer = first_with(m.config(), w.point);
+  for (const Point other : {Point::expert_weights, Point::resid_post}) {
+    if (layer < 0) layer = first_with(m.config(), w.point = other);
+  }
   w.op = kOps[which];
-  w.layers = {0};
+  w.layers = {layer};
   w.amount = 0.5f;
   if (w.op == Intervention::Op::scale) return w;
-  std::vector<float> values(static_cast<size_t>(point_width(m.config(), {w.point, 0}, 0)));
+  std::vector<float> values(static_cast<size_t>(point_width(m.config(), {w.point, layer}, 0)));
   for (size_t i = 0; i < values.size(); ++i) values[i] = 0.125f * static_cast<float>(i % 5) - 0.25f;
   w.values = std::make_shared<const std::vector<float>>(std::move(values));
   return w;
@@ -80,6 +116,7 @@ void Timeline::rewind(int64_t size) {
       c.what.range.end = std::min(c.what.range.end, size);
     }
     if (c.after <= tokens.size()) return false;
+    if (c.kind == Stage::Change::arrays) return true;
     c.after = tokens.size();
     c.moved = true;
     return c.kind == Stage::Change::intervention;
@@ -106,6 +143,16 @@ void Timeline::call(bool on) {
 
 void Timeline::edit(const Edit& edit) {
   stages_.back().changes.push_back({stages_.back().tokens.size(), Stage::Change::edit, 0, edit});
+}
+
+void Timeline::set_array(uint32_t which) {
+  stages_.back().changes.push_back({stages_.back().tokens.size(), Stage::Change::arrays, which});
+}
+
+bool Timeline::attached_after(int64_t position) const {
+  return std::ranges::any_of(stages_.back().changes, [&](const Stage::Change& c) {
+    return c.kind == Stage::Change::intervention && static_cast<int64_t>(c.after) > position;
+  });
 }
 
 bool Timeline::calls() const {
@@ -139,6 +186,8 @@ void Timeline::apply(const Model& m, Session& session, const SessionOptions& pla
   if (c.kind == Stage::Change::callback_off) session.detach_callbacks();
   if (c.kind == Stage::Change::kv_type)
     session = Session(session.shared_model(), with_kv_type(session.state(), c.type), plain);
+  if (c.kind == Stage::Change::arrays)
+    session = Session(session.shared_model(), with_array(session.state(), c.which), plain);
   if (c.kind != Stage::Change::edit) return;
   if (c.what.source == nullptr) return session.scale_kv(c.what.range, c.what.factor);
   Session source(session.shared_model(), plain);
@@ -153,6 +202,7 @@ std::string Timeline::text_of(const Stage::Change& c) {
   if (c.kind == Stage::Change::callback_off) return "detach_callbacks()";
   if (c.kind == Stage::Change::kv_type)
     return fmt::format("with_kv_type(plain.state(), KvType::{})", kv_type_name(c.type));
+  if (c.kind == Stage::Change::arrays) return fmt::format("with_array(plain.state(), {})", c.which);
   const KvRange& r = c.what.range;
   const std::string range =
       fmt::format("{{{{{}}}, {{}}, {}, {}}}", fmt::join(r.layers, ", "), r.begin, r.end);
@@ -235,6 +285,7 @@ Truth truth_of(Session& session) {
   return {session.tokens(),
           digest_of(std::as_bytes(session.logits())),
           is_whole(session) ? digest_of(kv_bytes(session.kv())) : Digest{},
+          digest_of(std::as_bytes(session.recurrent().numbers())),
           digests.state,
           digests.id,
           session.block_identities()};
@@ -247,6 +298,26 @@ bool Names::blocks_agree(const KvCache& kv, const std::vector<BlockIdentity>& bl
     const uint64_t meaning[] = {bytes.low, bytes.high, kv.visible(i),
                                 static_cast<uint64_t>(kv.shape().type)};
     if (!is_of(blocks[b].id, digest_of(std::as_bytes(std::span(meaning))))) return false;
+  }
+  return true;
+}
+
+bool Names::anchors_agree(const State& state) {
+  if (state.recurrent.empty()) return true;
+  std::vector<int64_t> positions;
+  std::vector<std::span<const float>> arrays;
+  for (const auto& a : state.anchors.all()) {
+    if (a->by_content) continue;
+    positions.push_back(a->position);
+    arrays.push_back({a->arrays->numbers(), state.recurrent.shape().numbers});
+  }
+  if (state.edits.empty() && (positions.empty() || positions.back() < state.size())) {
+    positions.push_back(state.size());
+    arrays.push_back(state.recurrent.numbers());
+  }
+  const std::vector<Sha256> names = anchor_names(state, state.kv.shape(), positions);
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (!is_of(names[i], digest_of(std::as_bytes(arrays[i])))) return false;
   }
   return true;
 }
@@ -274,6 +345,8 @@ const Truth& Oracle::truth(const Timeline& timeline) {
     it->second = truth_of(plain);
     if (!names_.is_of(it->second.id, continuation(plain, it->second)))
       throw std::runtime_error("one id of two states:\n" + timeline.text());
+    if (!names_.anchors_agree(plain.state()))
+      throw std::runtime_error("one name of two anchors:\n" + timeline.text());
   }
   return it->second;
 }

@@ -19,6 +19,12 @@ inline int32_t token_of(const Model& m, uint32_t text, int64_t position) {
 constexpr uint32_t kChanges = 4;
 Intervention change_of(const Model& m, uint32_t which);
 
+// Returns a state in which an array of a recurrent layer is set.
+State with_array(State state, uint32_t which);
+
+// Returns a layer with keys and values of its own, or a recurrent one. `which` selects among them.
+int64_t layer_of(const ModelConfig& config, bool recurrent, uint32_t which);
+
 // Returns a callback that adds to the last layer's input. No file can hold it.
 std::shared_ptr<const Callback> callback_of(const Model& m);
 
@@ -43,12 +49,16 @@ class Timeline {
     std::shared_ptr<const Timeline> source;
   };
   void edit(const Edit& edit);
+  // Sets an array of a recurrent layer.
+  void set_array(uint32_t which);
   void round(KvType type);
   // Returns true if logits of this size were computed before keys and values were rounded, so that
   // they may be unavailable.
   bool may_lack_logits() const;
   bool calls() const;   // a callback is attached
   bool edited() const;  // tokens may not reproduce it
+  // Returns true if an intervention was attached after `position`.
+  bool attached_after(int64_t position) const;
 
   void replay(const Model& m, Session& session) const;
   std::string text() const;  // the calls that make it
@@ -62,7 +72,7 @@ class Timeline {
     bool shift = false;
     struct Change {
       size_t after;  // number of tokens before it
-      enum Kind { intervention, callback_on, callback_off, edit, kv_type } kind;
+      enum Kind { intervention, callback_on, callback_off, edit, kv_type, arrays } kind;
       uint32_t which = 0;
       Edit what = {};
       KvType type = KvType::f32;
@@ -86,7 +96,7 @@ struct Timeline::Joint {
 
 struct Truth {
   std::vector<int32_t> tokens;
-  Digest logits, kv, state;
+  Digest logits, kv, arrays, state;
   Sha256 id;
   std::vector<BlockIdentity> blocks;
 
@@ -108,6 +118,9 @@ class Names {
   }
   // Returns true if each block's identity belongs to its bytes and visible positions alone.
   bool blocks_agree(const KvCache& kv, const std::vector<BlockIdentity>& blocks);
+  // Returns true if the name of each anchor, and of the arrays after the last token, belongs to its
+  // arrays alone. Those that are named by their content need no check.
+  bool anchors_agree(const State& state);
 
  private:
   std::map<Sha256, Digest> known_;

@@ -8,6 +8,7 @@
 
 #include "tests/session/schedules/shrink.hpp"
 #include "tests/session/schedules/world.hpp"
+#include "tests/support/recurrent_family.hpp"
 
 namespace stet::test::schedules_tests {
 namespace {
@@ -19,9 +20,11 @@ uint64_t setting(const char* name, uint64_t fallback) {
   return text == nullptr ? fallback : std::strtoull(text, nullptr, 10);
 }
 
-// The small checkpoints under every contract they support, with every type of keys and values.
+// The small checkpoints of transformers under every contract they support, with every type of keys and values.
 class AllSubjects {
  public:
+  explicit AllSubjects(std::vector<Subject> all = small()) : all_(std::move(all)) {}
+
   Subjects& of(uint64_t seed) {
     const size_t subject = seed % all_.size(), type = seed / all_.size() % std::size(kKvTypes);
     std::unique_ptr<Subjects>& made = made_[{subject, type}];
@@ -41,12 +44,24 @@ class AllSubjects {
   std::map<std::pair<size_t, size_t>, std::unique_ptr<Subjects>> made_;
 };
 
+// Returns the checkpoints with recurrent layers, and a family whose other layers have windows.
+std::vector<Subject> small_and_recurrent() {
+  std::vector<Subject> all = recurrent_subjects();
+  std::erase_if(all, [](const Subject& s) { return s.name.starts_with("granite-dense"); });
+  for (const Subject& s : subjects_without_attention()) all.push_back(s);
+  for (int i = 0; i < 3; ++i)
+    all.insert(all.begin() + i * 6, {"recurrent_test", recurrent_model_directory(), Contract::f32});
+  return all;
+}
+
 // Returns the failure with its shrunk steps as a program.
 std::string report(Subjects& subjects, const Steps& steps,
-                   PlantedFault planted = PlantedFault::none) {
-  const Steps few = shrunk(
-      steps, [&](const Steps& tried) { return !World(subjects, planted).run(tried).empty(); });
-  World world(subjects, planted);
+                   PlantedFault planted = PlantedFault::none,
+                   int64_t anchor_bytes = Anchors::kDefaultBytes) {
+  const Steps few = shrunk(steps, [&](const Steps& tried) {
+    return !World(subjects, planted, anchor_bytes).run(tried).empty();
+  });
+  World world(subjects, planted, anchor_bytes);
   const std::string failure = world.run(few);
   return failure + "\n" + world.program();
 }
@@ -60,6 +75,26 @@ TEST(Schedules, EqualTheSameTokensProcessedAtOnce) {
     const std::string failure = World(subjects).run(steps);
     ASSERT_EQ(failure, "") << "repeat with STET_SCHEDULES=1 STET_SEED=" << seed << "\n"
                            << report(subjects, steps);
+  }
+}
+
+// Memory for anchors is plenty, none, or that of a few.
+int64_t anchor_bytes_of(const Model& m, uint64_t seed) {
+  const auto each = static_cast<int64_t>(recurrent_shape(m.config()).bytes());
+  return seed % 5 == 1 ? 0 : seed % 5 == 3 ? 3 * each : Anchors::kDefaultBytes;
+}
+
+// STET_RECURRENT_SCHEDULES=N runs N of them.
+TEST(Schedules, OfRecurrentLayersEqualTheSameTokensProcessedAtOnce) {
+  AllSubjects all(small_and_recurrent());
+  const uint64_t count = setting("STET_RECURRENT_SCHEDULES", 150), first = setting("STET_SEED", 1);
+  for (uint64_t seed = first; seed < first + count; ++seed) {
+    Subjects& subjects = all.of(seed);
+    const int64_t anchors = anchor_bytes_of(*subjects.model, seed);
+    const Steps steps = draw_steps(static_cast<uint32_t>(seed), kSteps, true);
+    const std::string failure = World(subjects, PlantedFault::none, anchors).run(steps);
+    ASSERT_EQ(failure, "") << "repeat with STET_RECURRENT_SCHEDULES=1 STET_SEED=" << seed << "\n"
+                           << report(subjects, steps, PlantedFault::none, anchors);
   }
 }
 

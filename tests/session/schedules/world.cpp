@@ -8,6 +8,7 @@
 
 #include "stet/session/splice.hpp"
 #include "stet/snapshot/verify.hpp"
+#include "tests/support/recurrent_family.hpp"
 
 namespace stet::test {
 namespace {
@@ -55,8 +56,10 @@ Subjects::Subjects(const Subject& s, KvType kv_type, Names& all_names)
       oracle(model, options, all_names),
       names(all_names) {}
 
-World::World(Subjects& shared, PlantedFault planted) : shared_(shared), planted_(planted) {
-  live_.push_back({Session(shared.model, shared.options), {}, numbers_++});
+World::World(Subjects& shared, PlantedFault planted, int64_t anchor_bytes)
+    : shared_(shared), planted_(planted), options_(shared.options) {
+  options_.anchor_bytes = anchor_bytes;
+  live_.push_back({Session(shared.model, options_), {}, numbers_++});
 }
 
 std::string World::run(const Steps& steps) {
@@ -83,10 +86,10 @@ std::string World::program() const {
       "void put(const char* file, long at, char byte) {{ std::fstream f(file, std::ios::in | "
       "std::ios::out | std::ios::binary); f.seekp(at); f.put(byte); }}\n\n"
       "int main() {{\n  const auto m = {};\n  SessionOptions o;\n  o.capacity = {};\n  o.kv_type = "
-      "KvType::{};\n  {}\n"
+      "KvType::{};\n  o.anchor_bytes = {};\n  {}\n"
       "  Session s0(m, o);\n{}{}}}\n",
       load_code(shared_.subject), shared_.options.capacity, kv_type_name(shared_.options.kv_type),
-      compute_code("o.compute", shared_.options.compute), said_, last);
+      options_.anchor_bytes, compute_code("o.compute", shared_.options.compute), said_, last);
 }
 
 void World::fail(const std::string& what) {
@@ -133,14 +136,18 @@ void World::compare(Live& live) {
   live.looked_at = true;
   const bool whole = is_whole(live.session);
   if (!whole) found.kv = expected.kv;
-  if (found == expected && (!whole || shared_.names.blocks_agree(live.session.kv(), found.blocks)))
+  const bool anchors = shared_.names.anchors_agree(live.session.state());
+  if (found == expected && anchors &&
+      (!whole || shared_.names.blocks_agree(live.session.kv(), found.blocks)))
     return prove(live);
   culprit_ = &live;
   fail(fmt::format("s{}: other {}", live.number,
                    found.tokens != expected.tokens   ? "tokens"
                    : found.kv != expected.kv         ? "keys and values"
+                   : found.arrays != expected.arrays ? "recurrent arrays"
                    : found.logits != expected.logits ? "logits"
                    : found.state != expected.state   ? "state"
+                   : found == expected && !anchors   ? "arrays of an anchor of the same name"
                    : found == expected               ? "bytes of a block of the same identity"
                                                      : "identities"));
 }
@@ -222,6 +229,21 @@ void World::take(const Step& step) {
     case Action::convert:
       convert(step);
       break;
+    case Action::keep_anchor:
+      keep_anchor(l, step);
+      break;
+    case Action::set_array:
+      set_array(l, step);
+      break;
+    case Action::prune_anew:
+      prune_anew(l, step);
+      break;
+    case Action::put:
+      put(l);
+      break;
+    case Action::fetch:
+      fetch(step);
+      break;
     default:
       harm(step);
   }
@@ -261,6 +283,8 @@ void World::append_drafted(Live& live, const std::vector<int32_t>& ids, const St
                   list_of(draft).substr(20), live.number));
   const BatchEntry entry{&live.session, first, nullptr, draft};
   stet::append({&entry, 1});
+  if (recurrent() && (live.session.can_speculate() || live.session.accepts(draft[0])))
+    fail("a draft was not ignored");
   for (size_t i = 1; i < ids.size(); ++i) {
     say(fmt::format("s{}.append({});", live.number, list_of({&ids[i], 1})));
     live.session.append({&ids[i], 1});
@@ -280,12 +304,15 @@ void World::append(Live& live, const Step& step) {
   live.timeline.append(ids);
 }
 
-void World::expect_error(const std::string& call, const std::function<void()>& act) {
+void World::expect_error(const std::string& call, const std::function<void()>& act,
+                         const std::string& part) {
   say("try { " + call + " return 2; } catch (const Error&) {}");
   try {
     act();
     fail("no error: " + call);
-  } catch (const Error&) {
+  } catch (const Error& e) {
+    if (std::string(e.what()).find(part) == std::string::npos)
+      fail("another error than '" + part + "': " + e.what());
   }
 }
 
@@ -300,14 +327,52 @@ void World::append_refused(Live& live, const Step& step) {
                [&] { live.session.append(ids); });
 }
 
+// Returns the number of tokens that a rewind of a session with recurrent layers must process again.
+// Returns nothing if it depends on more than the anchors.
+std::optional<int64_t> World::expected_cost(const Live& live, int64_t to) const {
+  const Anchor* const here = live.session.anchors().find(to);
+  if (to == live.timeline.size() || (here != nullptr && is_whole(live.session))) return 0;
+  if (live.timeline.edited() || !is_whole(live.session)) return std::nullopt;
+  int64_t nearest = 0;
+  for (const auto& a : live.session.anchors().all())
+    nearest = a->position <= to ? std::max(nearest, a->position) : nearest;
+  return to - nearest;
+}
+
+// Rewinds, and compares the tokens that are processed again with those that were announced. Returns
+// false if recurrent arrays cannot be computed again over an edit; nothing has changed then.
+bool World::rewind_as_announced(Live& live, int64_t to) {
+  Session& s = live.session;
+  const int64_t cost = s.rewind_cost(to), size = s.size();
+  const std::optional<int64_t> expected = recurrent() ? expected_cost(live, to) : std::nullopt;
+  if (expected && cost != *expected)
+    fail(fmt::format("rewind_cost({}) is {}, not {}", to, cost, *expected));
+  s.take_healed();
+  const int64_t before = recurrent_test_rows();
+  try {
+    s.rewind(to);
+    say(fmt::format("s{}.rewind({});", live.number, to));
+  } catch (const Error& e) {
+    say(fmt::format("try {{ s{}.rewind({}); return 2; }} catch (const Error&) {{}}", live.number,
+                    to));
+    if (!recurrent() || !live.timeline.edited() || expected) throw;
+    if (std::string(e.what()).find("a position with an anchor") == std::string::npos) throw;
+    if (s.size() != size) fail("a refused rewind changed the session");
+    return false;
+  }
+  if (s.take_healed().empty() && recurrent_test_rows() - before > cost)
+    fail(fmt::format("rewind({}) processed {} tokens, not {}", to, recurrent_test_rows() - before,
+                     cost));
+  return true;
+}
+
 void World::rewind(Live& live, const Step& step) {
   const int64_t size = live.timeline.size(), floor = live.timeline.floor();
   if (floor > size) return;
   const int64_t back[] = {1, 2, 64, size % 64, size / 2, static_cast<int64_t>(step.y) % (size + 1)};
   const int64_t to = std::clamp(size - back[step.x % std::size(back)], floor, size);
-  say(fmt::format("s{}.rewind({});", live.number, to));
   live.looked_at = false;
-  live.session.rewind(to);
+  if (!rewind_as_announced(live, to)) return;
   const bool keeps_one = planted_ == PlantedFault::rewind_to_a_border_keeps_a_token &&
                          to % kBlockPositions == 0 && to < size;
   live.timeline.rewind(to + keeps_one);
@@ -329,12 +394,64 @@ void World::prune(Live& live, const Step& step) {
   PruneOptions o{static_cast<int64_t>(step.x % 100), static_cast<int64_t>(step.y % 20),
                  step.x % 2 == 0};
   o.shift = o.shift && !shared_.model->config().ropes.empty();
-  say(fmt::format("s{}.prune({{{}, {}, {}}});", live.number, o.keep_last, o.sinks, o.shift));
+  const std::string call =
+      fmt::format("s{}.prune({{{}, {}, {}}});", live.number, o.keep_last, o.sinks, o.shift);
   const int64_t begin = std::min(o.sinks, size),
                 end = std::max(begin, size - std::min(o.keep_last, size));
   live.looked_at = false;
+  if (recurrent())
+    return expect_error(
+        call, [&] { live.session.prune(o); }, "--recompute");
+  say(call);
   if (live.session.prune(o) != end - begin) fail("prune took out another number of positions");
   live.timeline.prune(begin, end, o.shift);
+}
+
+// Processes the tokens that stay again. The state is that of these tokens alone.
+void World::prune_anew(Live& live, const Step& step) {
+  const int64_t size = live.timeline.size();
+  const PruneOptions o{static_cast<int64_t>(step.x % 100), static_cast<int64_t>(step.y % 20), false,
+                       true};
+  const int64_t begin = std::min(o.sinks, size), end = size - std::min(o.keep_last, size);
+  if (begin >= end) return;
+  const std::string call =
+      fmt::format("s{}.prune({{{}, {}, false, true}});", live.number, o.keep_last, o.sinks);
+  live.looked_at = false;
+  if (live.timeline.attached_after(begin))
+    return expect_error(
+        call, [&] { live.session.prune(o); }, "no interventions");
+  const std::vector<int32_t> stay(live.session.tokens().begin() + end, live.session.tokens().end());
+  try {
+    if (live.session.prune(o) != end - begin) fail("prune took out another number of positions");
+  } catch (const Error& e) {
+    say("try { " + call + " return 2; } catch (const Error&) {}");
+    if (!live.timeline.edited()) throw;
+    if (std::string(e.what()).find("a position with an anchor") == std::string::npos) throw;
+    return;
+  }
+  say(call);
+  live.timeline.rewind(begin);
+  live.timeline.append(stay);
+}
+
+void World::keep_anchor(Live& live, const Step& step) {
+  if (step.x % 2 == 0) {
+    say(fmt::format("s{}.keep_anchor();", live.number));
+    return live.session.keep_anchor();
+  }
+  const int64_t size = live.session.size(), first = size + step.y % 150,
+                second = size + 1 + step.x % 90;
+  say(fmt::format("s{}.anchor_at({{{}, {}}});", live.number, first, second));
+  live.session.anchor_at({first, second});
+}
+
+void World::set_array(Live& live, const Step& step) {
+  if (live.session.size() == 0 || live.session.edits().size() >= 3) return;
+  say(fmt::format("s{0} = Session(m, with_array(s{0}.state(), {1}), o);", live.number, step.x));
+  live.looked_at = false;
+  live.session = Session(shared_.model, with_array(live.session.state(), step.x), options_);
+  if (live.timeline.calls()) live.timeline.call(false);
+  live.timeline.set_array(step.x);
 }
 
 void World::attach(Live& live, const Step& step) {
@@ -377,7 +494,12 @@ void World::edit(Live& to, const Step& step) {
   Timeline::Edit e;
   e.range.begin = static_cast<int64_t>(step.x) % size;
   e.range.end = std::min(size, e.range.begin + 1 + static_cast<int64_t>(step.y % 70));
-  if (step.x % 3 != 0) e.range.layers = {static_cast<int64_t>(step.x) % 2};
+  const ModelConfig& c = shared_.model->config();
+  if (to.session.kv().shape().block_bytes() == 0)
+    return expect_error(
+        "scale_kv", [&] { to.session.scale_kv(e.range, 0.5f); }, "without any");
+  if (step.x % 3 != 0)
+    e.range.layers = {recurrent() ? layer_of(c, false, step.x) : static_cast<int64_t>(step.x) % 2};
   e.factor = step.y % 5 == 0 ? -0.25f : 0.5f;
   const Live& from = live(step.who + 1);
   bool hidden = true;  // no position of the range is visible
@@ -388,11 +510,23 @@ void World::edit(Live& to, const Step& step) {
       from.session.prunes().empty() && from.session.size() >= e.range.end) {
     e.factor = 0;
     e.source = std::make_shared<const Timeline>(from.timeline);
-    say(fmt::format("s{}.copy_kv({{{{{}}}, {{}}, {}, {}}}, s{}, {});", to.number,
-                    fmt::join(e.range.layers, ", "), e.range.begin, e.range.end, from.number,
-                    e.range.begin));
+    const std::string call = fmt::format("s{}.copy_kv({{{{{}}}, {{}}, {}, {}}}, s{}, {});",
+                                         to.number, fmt::join(e.range.layers, ", "), e.range.begin,
+                                         e.range.end, from.number, e.range.begin);
+    if (recurrent()) {
+      to.looked_at = false;
+      return expect_error(
+          call, [&] { to.session.copy_kv(e.range, from.session, e.range.begin); },
+          "states without recurrent layers");
+    }
+    say(call);
     to.session.copy_kv(e.range, from.session, e.range.begin);
   } else {
+    if (recurrent() && step.y % 7 == 0) {
+      e.range.layers = {layer_of(c, true, step.x)};
+      return expect_error(
+          "scale_kv", [&] { to.session.scale_kv(e.range, e.factor); }, "which is recurrent");
+    }
     say(fmt::format("s{}.scale_kv({{{{{}}}, {{}}, {}, {}}}, {});", to.number,
                     fmt::join(e.range.layers, ", "), e.range.begin, e.range.end, e.factor));
     to.session.scale_kv(e.range, e.factor);
@@ -409,7 +543,7 @@ bool World::has_windows() const {
 // Makes a session of the same state that keeps only windows. Callbacks are not part of the state.
 void World::windows(Live& live) {
   if (!has_windows()) return;
-  SessionOptions o = shared_.options;
+  SessionOptions o = options_;
   o.window = {true, 0, [](int64_t) {}};
   say(fmt::format(
       "{{ SessionOptions w = o; w.window = {{true, 0, [](int64_t) {{}}}}; s{0} = Session(m, "
@@ -426,7 +560,7 @@ void World::round(Live& live, const Step& step) {
   say(fmt::format("s{0} = Session(m, with_kv_type(s{0}.state(), KvType::{1}), o);", live.number,
                   kv_type_name(to)));
   live.looked_at = false;
-  live.session = Session(shared_.model, with_kv_type(live.session.state(), to), shared_.options);
+  live.session = Session(shared_.model, with_kv_type(live.session.state(), to), options_);
   if (live.timeline.calls()) live.timeline.call(false);
   live.timeline.round(to);
 }
@@ -444,12 +578,17 @@ void World::splice(Live& a, const Step& step) {
   const int64_t begin = moves ? step.y % b.session.size() : a_end;
   const int64_t end = std::min(b.session.size(), begin + shared_.options.capacity - a_end);
   if (begin >= end) return;
-  say(fmt::format(
-      "const Cut cuts{0}[] = {{{{&s{1}.state(), 0, {2}}}, {{&s{3}.state(), {4}, {5}}}}}; Session "
-      "s{0}(m, splice(m->config(), cuts{0}), o); s{0}.logits();",
-      numbers_, a.number, a_end, b.number, begin, end));
+  if (!recurrent())
+    say(fmt::format(
+        "const Cut cuts{0}[] = {{{{&s{1}.state(), 0, {2}}}, {{&s{3}.state(), {4}, {5}}}}}; Session "
+        "s{0}(m, splice(m->config(), cuts{0}), o); s{0}.logits();",
+        numbers_, a.number, a_end, b.number, begin, end));
   const Cut cuts[] = {{&a.session.state(), 0, a_end}, {&b.session.state(), begin, end}};
-  Session joined(shared_.model, stet::splice(shared_.model->config(), cuts), shared_.options);
+  if (recurrent())
+    return expect_error(
+        "splice", [&] { stet::splice(shared_.model->config(), cuts); },
+        "states without recurrent layers");
+  Session joined(shared_.model, stet::splice(shared_.model->config(), cuts), options_);
   joined.logits();
   add(std::move(joined), Timeline::joined(a.timeline, a_end, b.timeline, begin, end));
 }

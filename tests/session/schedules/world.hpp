@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "stet/store/store.hpp"
 #include "tests/session/schedules/oracle.hpp"
 #include "tests/session/schedules/steps.hpp"
 #include "tests/support/files.hpp"
@@ -30,7 +31,8 @@ enum class PlantedFault { none, rewind_to_a_border_keeps_a_token };
 
 class World {
  public:
-  explicit World(Subjects& shared, PlantedFault planted = PlantedFault::none);
+  explicit World(Subjects& shared, PlantedFault planted = PlantedFault::none,
+                 int64_t anchor_bytes = Anchors::kDefaultBytes);
 
   // Runs the steps. Returns the first difference, or "".
   std::string run(const Steps& steps);
@@ -43,6 +45,10 @@ class World {
     Timeline timeline;
     int number;
     bool looked_at = true;  // compared since it changed
+  };
+  struct Stored {
+    Sha256 place;
+    Timeline timeline;
   };
   struct File {
     std::string path;
@@ -60,6 +66,15 @@ class World {
   void rewind(Live& live, const Step& step);
   void fork(const Live& live);
   void prune(Live& live, const Step& step);
+  void prune_anew(Live& live, const Step& step);
+  void keep_anchor(Live& live, const Step& step);
+  void set_array(Live& live, const Step& step);
+  void put(Live& live);
+  void fetch(const Step& step);
+  void fetch_prefix(const Live& live);
+  bool recurrent() const { return !shared_.model->config().recurrent_of.empty(); }
+  bool rewind_as_announced(Live& live, int64_t to);
+  std::optional<int64_t> expected_cost(const Live& live, int64_t to) const;
   void attach(Live& live, const Step& step);
   void callback(Live& live, const Step& step);
   void edit(Live& live, const Step& step);
@@ -84,7 +99,9 @@ class World {
   bool sound(int file) const;
   bool heals(int file) const;
   void add(Session session, const Timeline& timeline);
-  void expect_error(const std::string& call, const std::function<void()>& act);
+  // Fails unless the call throws an Error whose text contains `part`.
+  void expect_error(const std::string& call, const std::function<void()>& act,
+                    const std::string& part = "");
   void compare(Live& live);
   void prove(Live& live);
   void prove(const File& file);
@@ -94,9 +111,12 @@ class World {
 
   Subjects& shared_;
   PlantedFault planted_;
+  SessionOptions options_;
   TemporaryDirectory directory_;
   std::list<Live> live_;
   std::vector<File> files_;
+  std::optional<Store> store_;
+  std::vector<Stored> stored_;
   int numbers_ = 0;
   std::string said_, failure_;
   const Live* culprit_ = nullptr;

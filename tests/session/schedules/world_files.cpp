@@ -29,11 +29,13 @@ std::string save_code(const SaveOptions& o, int parent) {
           : "const auto weights = directory_source(MODEL); how.weights_files = weights.get(); ");
 }
 
-// Returns the offset and size of the keys and values.
-std::pair<size_t, size_t> kv_of(const std::string& path) {
+// Returns the offset and size of a section; 0 and 0 if there is none.
+std::pair<size_t, size_t> section_of(const std::string& path, const std::string& name) {
   const Snapshot snapshot = Snapshot::open(path);
-  const Snapshot::Section& kv = snapshot.sections().back();
-  return {kv.offset, kv.size};
+  for (const Snapshot::Section& s : snapshot.sections()) {
+    if (s.name == name) return {s.offset, s.size};
+  }
+  return {};
 }
 
 }  // namespace
@@ -116,7 +118,7 @@ void World::restore(const Step& step) {
   const int at = file(step.who);
   const File& from = files_[static_cast<size_t>(at)];
   RestoreOptions how;
-  how.session = shared_.options;
+  how.session = options_;
   how.map = step.x % 3 != 0 && !from.timeline.edited();
   how.check = step.x / 3 % 3 == 0;
   how.heal = step.x / 9 % 2 == 0;
@@ -157,9 +159,8 @@ void World::restore_by_threads(const Step& step) {
   for (size_t i = 0; i < found.size(); ++i) {
     threads.emplace_back([&, i] {
       try {
-        Session session =
-            one.restore(shared_.model,
-                        {.session = shared_.options, .map = i % 2 == 0 && !from.timeline.edited()});
+        Session session = one.restore(
+            shared_.model, {.session = options_, .map = i % 2 == 0 && !from.timeline.edited()});
         found[i] = truth_of(session);
       } catch (const std::exception& e) {
         errors[i] = e.what();
@@ -206,12 +207,15 @@ void World::harm(const Step& step) {
     f.sound = f.heals = f.sound && to == size;
     return;
   }
-  const std::optional<std::pair<size_t, size_t>> kv =
-      f.sound ? std::optional(kv_of(f.path)) : std::nullopt;
-  if (!kv || kv->second == 0) return;
+  if (!f.sound) return;
+  const bool arrays = step.action == Action::damage_arrays;
+  const std::pair<size_t, size_t> of = section_of(f.path, !arrays           ? "KV"
+                                                          : step.x % 2 == 0 ? "STATE"
+                                                                            : "ANCHORS");
+  if (of.second == 0) return;
   const size_t count = step.action == Action::damage ? 1 : 1 + step.y % 3;
   for (size_t i = 0; i < count; ++i) {
-    const size_t to = kv->first + (step.x * 7919 + i * 104729) % kv->second;
+    const size_t to = of.first + (step.x * 7919 + i * 104729) % of.second;
     std::fstream bytes(f.path, std::ios::in | std::ios::out | std::ios::binary);
     bytes.seekg(static_cast<std::streamoff>(to));
     const char changed = static_cast<char>(bytes.get() ^ (1 << step.y % 8));
@@ -220,6 +224,7 @@ void World::harm(const Step& step) {
     say(fmt::format("put(\"{}\", {}, {});", name, to, int{changed}));
   }
   f.sound = false;
+  if (arrays) f.heals = false;  // damage may be in an index
 }
 
 }  // namespace stet::test
