@@ -70,7 +70,7 @@ static void mambas_state_has_the_shape_of_export(void) {
       for (int s = 0; s < kState; ++s) CHECK(x[h][d][s] == stored[h][s][d]);
     }
   }
-  /* what was read can be written: the edit alone tells the states apart */
+  /* The values just read can be written back. Only the edit then distinguishes the two states. */
   static float again[kHeads][kDim][kState];
   x[1][2][3] = 0.25f;
   OK(stet_session_set_recurrent(session, 2, &x[0][0][0], a.count, &error));

@@ -1,4 +1,5 @@
-"""Points of recurrent layers, and changes there, against tests/data/points/recurrent, which a float64 reference made."""
+"""Compares points of recurrent layers, and changes there, with tests/data/points/recurrent, which a
+float64 reference made."""
 import glob
 import json
 import os

@@ -164,7 +164,8 @@ std::vector<PointAt> match_points(const std::string& patterns, const ModelConfig
     const size_t before = found.size();
     bool any = false;
     for (const PointAt& p : points_of(config)) {
-      // Its rows are too large for a pattern to name it by chance.
+      // A pattern must end with the name of a state, whose rows are too large to be asked for by
+      // accident.
       if (p.point == Point::state && !pattern.ends_with(point_info(p.point).name)) continue;
       if (!fits(pattern, point_name(p))) continue;
       any = true;

@@ -35,8 +35,8 @@ enum class Point : uint8_t {
   z,          // [heads][head_dim], before the output matrix
   result,     // [heads][hidden]: each head's z times the output matrix; read-only
   conv,       // recurrent layers: [channels], the convolution's output, after SiLU if it has one
-  beta,       // [heads]: the factor of what a token writes; Mamba-2's time step
-  decay,      // [heads]: the factor of the state before a token
+  beta,       // [heads]: multiplies what a token writes to the state; Mamba-2's time step
+  decay,      // [heads]: multiplies the state before a token's update
   state,      // [heads][...]: the state after a token's update, which its output reads; in the
               // shape of PublishedArray; captured at chosen positions only; changed only by
               // interventions
