@@ -81,7 +81,8 @@ class RecurrentPoints(unittest.TestCase):
             self.assertFalse([name for name in tensors(os.path.join(d, "all.safetensors")) if "hook_state" in name])
             self.assertIn("blocks.0.hook_state needs --positions: each has 3072 numbers", run(
                 "capture", "-m", path, *ids, "--points", "*.hook_state", "-o", "x.safetensors", status=2))
-            self.assertIn("blocks.N.hook_state  [4, 768]  to look at alone", run("capture", "-m", path, "--list"))
+            self.assertIn("blocks.N.hook_state  [4, 768]  changed by interventions alone",
+                          run("capture", "-m", path, "--list"))
             run("save", "-m", path, *ids, "--intervene", "change.json", "-o", "s.stet")
             run("verify", "s.stet", "-m", path)
             with stet.Snapshot(os.path.join(d, "s.stet")) as snapshot:

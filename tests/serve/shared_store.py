@@ -240,8 +240,6 @@ class SharedStates(unittest.TestCase):
         self.assertEqual(
             call(b.port, "POST", "/v1/responses", {"input": "x", "previous_response_id": first["id"]})[0], 404)
 
-    @unittest.skipUnless(all(map(shutil.which, ("redis-server", "redis-cli", "haproxy", "curl"))),
-                         "redis-server, redis-cli, haproxy or curl is missing")
     def test_a_response_that_is_not_kept_removes_what_it_made_alone(self):
         a, b, c = self.server(), self.server(), self.server()
         kept = respond(a.port, "Let a = 5.", max_output_tokens=4)
@@ -250,6 +248,8 @@ class SharedStates(unittest.TestCase):
         made = respond(b.port, "Let a = 6.", max_output_tokens=4, store=False)
         self.assertEqual(call(c.port, "GET", "/v1/responses/" + made["id"])[0], 404)
 
+    @unittest.skipUnless(all(map(shutil.which, ("redis-server", "redis-cli", "haproxy", "curl"))),
+                         "redis-server, redis-cli, haproxy or curl is missing")
     def test_the_example_of_three_servers_and_a_balancer(self):
         port, fleet, place = free_port(5), os.path.join(ROOT, "examples/store/fleet"), self.scratch + "/fleet"
         env = {**os.environ, "STET": STET, "STET_MODEL": MODEL}

@@ -31,6 +31,10 @@ def compare(stet, path):
     """Compares everything that both report."""
     ours, theirs = read(path).as_json(), json.loads(run(stet, "inspect", path, "--json"))
     theirs["sections"] = [{k: s[k] for k in ("name", "offset", "bytes")} for s in theirs["sections"]]
+    # `stet inspect` lists the arrays of recurrent layers beside the table.
+    arrays = [{"name": f"layers.{i}.{a['name']}", "shape": a["shape"]}
+              for i, row in enumerate(ours["kv"].get("table", [])) for a in row.pop("state", [])]
+    assert arrays == theirs.get("recurrent", []), f"{path}: read {arrays}, stet has {theirs.get('recurrent')}"
     for field in ("format_version", "form", "positions", "tokens", "capacity", "config", "contract", "kv", "id",
                   "replayable", "blocks", "prunes", "digests", "sections"):
         assert ours[field] == theirs[field], f"{path}: {field}: read {ours[field]}, stet has {theirs[field]}"

@@ -27,11 +27,14 @@ void list_points(const ModelConfig& c) {
     PointAt at{p, 0};  // the first layer that has the point
     while (!has_point(c, at)) ++at.layer;
     const int64_t heads = point_heads(c, at);
+    const bool changed = is_attention(p) || p == Point::state;
     out(fmt::format("{}{}  [{}]{}\n", point_info(p).of_layer ? "blocks.N." : "", point_info(p).name,
-                    p == Point::scores || p == Point::pattern ? fmt::format("{}, positions", heads)
-                    : heads > 0 ? fmt::format("{}, {}", heads, point_width(c, at, 0) / heads)
-                                : std::to_string(point_width(c, at, 0)),
-                    point_info(p).changes ? "" : "  read only"));
+                    is_attention(p) ? fmt::format("{}, positions", heads)
+                    : heads > 0     ? fmt::format("{}, {}", heads, point_width(c, at, 0) / heads)
+                                    : std::to_string(point_width(c, at, 0)),
+                    point_info(p).changes ? ""
+                    : changed             ? "  changed by interventions alone"
+                                          : "  read only"));
   }
 }
 
