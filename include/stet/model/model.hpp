@@ -89,8 +89,8 @@ class STET_API Model {
   const FileSource& source() const { return *source_; }
   const std::string& directory() const { return source_->path(); }
   size_t weight_bytes() const { return weight_bytes_; }
-  // Returns the packed matrices that one token is multiplied with: all but the embeddings, if the
-  // head is separate. It contains as many experts as a token uses, always the first ones. The
+  // Returns the packed matrices that a token is multiplied with: all but the embeddings, if the
+  // head is separate. The first experts stand for those that a token uses, as many as it uses. The
   // matrices live as long as the model.
   const std::vector<std::span<const std::byte>>& matrices() const { return matrices_; }
   // Returns the tensors of the model in loading order (matrix.hpp). They are views that live as
