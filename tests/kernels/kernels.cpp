@@ -751,7 +751,7 @@ TEST_P(Kernel, RmsNormHasSixteenLanesAndATree) {
 TEST_P(Kernel, RmsNormSumOrder) {
   std::vector<float> x(32, 1.0f);
   x[0] = 4096.0f;  // lane 0: 2^24, where adding 1 has no effect
-  x[8] = 4096.0f;  // joins lane 0 first: 2^25, where adding less than 4 has no effect
+  x[8] = 4096.0f;  // joins lane 0 first: 2^25, where adding 1 or 2 has no effect
   // Lanes 4 and 12 give 2 + 2 = 4, lanes 2, 6, 10 and 14 give 8, the odd ones 16.
   const float sum = 0x1p25f + 28.0f;
   const Fenced<float> in(x), w(std::vector<float>(32, 1.0f)), y(32);
