@@ -13,7 +13,7 @@ namespace stet {
 // needed.
 class LayerInputs {
  public:
-  // For a model without such inputs (ModelConfig::layer_inputs is 0).
+  // The default is for a model without such inputs (ModelConfig::layer_inputs is 0).
   LayerInputs() = default;
   LayerInputs(WeightLoader& w, const ModelConfig& c, float norm_offset = 0);
 
@@ -22,8 +22,8 @@ class LayerInputs {
   enum { kInputs, kScratch, kGate, kOwn };
   static std::vector<int64_t> own_widths(const ModelConfig& c);
 
-  // own[kInputs] = (norm(projection h / sqrt(hidden)) + row sqrt(p)) / sqrt(2), for the embeddings
-  // h of p.ids and their rows of the table.
+  // Computes own[kInputs] = (norm(projection h / sqrt(hidden)) + row sqrt(p)) / sqrt(2), for the
+  // embeddings h of p.ids and their rows of the table.
   void compute(Team t, const Pass& p, const ModelConfig& c, Rows h) const;
 
  private:

@@ -129,7 +129,7 @@ stet_status stet_session_get_sampling(const stet_session* session, stet_sampling
     const stet_session& from = at(session, "session");
     const stet::SamplingSettings& s = from.at->generation().sampling;
     stet_sampling value = sampling_value(s);
-    // An array returned by an earlier call stays valid as long as the biases have not changed.
+    // An array that an earlier call returned stays valid until the biases change.
     const auto same = [](const stet_token_bias& a, const stet::TokenBias& b) {
       return a.id == b.id && a.bias == b.bias;
     };

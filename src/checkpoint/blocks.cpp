@@ -74,7 +74,7 @@ void q4_0(Lanes from, size_t first, size_t half, uint8_t* strip) {
 }
 
 // Packs the scales of Q4_K or Q5_K for all lanes: 12 bytes with eight scales and eight minimums of
-// 6 bits. Each of the last four minimums is split: each of the three parts holds two of its bits.
+// 6 bits. The last four minimums are split: each of the three parts holds two bits of each.
 void put_scales(Lanes from, uint8_t* lines) {
   constexpr uint32_t kSix = 0x3F3F3F3F, kTwo = 0x03030303;
   Words out[3][kFour];
@@ -203,8 +203,8 @@ void pack_supers(const Layout& layout, const std::byte* const rows[], size_t sup
   }
 }
 
-// Pads an odd number of blocks with zeros: quants of 128, 8 or 16 (the kernels' offsets) times a
-// scale of 0.
+// Pads an odd number of blocks with a block of zeros. The quants of zero are the kernels' offsets
+// (128, 8 or 16), and the scale is 0.
 template <void pack(Lanes, size_t, size_t, uint8_t*)>
 void pack_strips(const Layout& layout, const uint8_t* zeros, const std::byte* const rows[],
                  size_t blocks, uint8_t* out) {

@@ -187,8 +187,8 @@ Recurrence recurrence_from(const JsonReader& json) {
   return r;
 }
 
-// Reads the members that exist if layers differ. Owners must have their own keys and values, of the
-// same shape.
+// Reads the members of a config whose layers differ. Layers that others read keys and values from
+// must have their own, of the same shape.
 void read_layers(const JsonReader& json, ModelConfig& c) {
   const auto read = [&](const char* name, int64_t min, int64_t max, std::vector<int64_t>& to) {
     to = json.integers(name, min, max);

@@ -10,7 +10,7 @@
 namespace stet {
 namespace {
 
-constexpr int64_t kMostSlices = 4096;  // experts of one tensor
+constexpr int64_t kMostSlices = 4096;  // maximal number of experts in one tensor
 
 // A tensor of all experts of a layer. `ending` is the end of its name. Each expert's slice is named
 // `experts` + number + one of `matrices`. Two matrices share a tensor: rows of the first, then rows
@@ -62,7 +62,7 @@ void add_slices(const TensorView& t, const Stack& s, std::vector<TensorView>& to
 
 std::vector<TensorView> split_experts(std::vector<TensorView> tensors) {
   if (std::ranges::any_of(tensors, [](const TensorView& t) { return is_of_gpt_oss(t.name); }))
-    return tensors;  // not stacked in this way
+    return tensors;  // gpt-oss stacks its experts in another way
   std::vector<TensorView> all;
   for (TensorView& t : tensors) {
     if (const Stack* const s = stack_of(t))

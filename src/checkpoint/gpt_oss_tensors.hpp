@@ -20,7 +20,7 @@ struct FileTensor {
 // Returns whether a tensor of this name is one that only gpt-oss has: files that have it stack their
 // experts in its way.
 bool is_of_gpt_oss(const std::string& name);
-// Returns whether a tensor of this name holds experts, or the scales of some.
+// Returns whether a tensor of this name holds experts or the scales of experts.
 bool is_gpt_oss_stack(const std::string& name);
 
 // Returns the tensors of the experts that `stacks` hold, a source for each file:

@@ -131,7 +131,8 @@ Matrix Matrix::stacked(std::vector<Matrix> parts) {
   return m;
 }
 
-// The first expert shows the size of each, so it alone is made elsewhere and copied.
+// Makes the first expert elsewhere and copies it, because only a finished expert shows how many
+// bytes each one takes.
 Matrix Matrix::of_experts(size_t count, int threads, const MakeExpert& make) {
   const Matrix first = make(0, nullptr);
   const size_t each = first.bytes();

@@ -208,7 +208,7 @@ void ModelWeights::finish(Model& model) {
   if (!not_bf16_.empty()) model.not_bf16_ = {checkpoint_.file_of(not_bf16_), not_bf16_, its_type_};
 }
 
-// ---------------------------------------------------------------- into a file
+// ---------------------------------------------------------------- written to a file
 
 // Writes the matrix and returns one without bytes, since what is written need not be held.
 Matrix WrittenWeights::keep(const MatrixRequest& request, Matrix matrix) {

@@ -193,7 +193,7 @@ void place_row(const WeightSource& s, size_t row, const std::vector<float>& from
     std::copy(from.begin(), from.end(), to.begin() + static_cast<std::ptrdiff_t>(row * columns));
     return;
   }
-  // Transposed within each head; a matrix without heads counts as one head.
+  // This layout is transposed within each head. A matrix without heads counts as one head.
   if (s.layout == WeightLayout::heads_out) {
     const size_t each = rows / static_cast<size_t>(s.heads);
     float* const head = to.data() + row / each * each * columns;

@@ -210,7 +210,7 @@ size_t header_room(const Checkpoint& checkpoint) {
   size_t bytes = 2 * kPackedPage;
   for (const std::string& name : checkpoint.names()) {
     constexpr std::string_view kExperts = ".experts.";
-    const size_t at = name.find(kExperts);  // one matrix has those of all
+    const size_t at = name.find(kExperts);  // one matrix holds all experts
     const bool of_all = at != std::string::npos && name.ends_with(".weight");
     if (of_all && !name.substr(at + kExperts.size()).starts_with("0.")) continue;
     bytes += 2 * nlohmann::json(name).dump().size() + kHeaderEntryBytes;

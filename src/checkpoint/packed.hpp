@@ -39,12 +39,12 @@ size_t check_packed(const Checkpoint& checkpoint, int threads);
 // space was left at the front.
 class PackedWriter {
  public:
-  // Leaves space for a header that names every tensor of `checkpoint`. Counts the bytes written in
-  // `written` unless it is null.
+  // Leaves space for a header that names every tensor of `checkpoint`. Keeps the number of bytes
+  // written so far in `written`, unless that is null.
   PackedWriter(const std::string& path, const Checkpoint& checkpoint,
                std::atomic<uint64_t>* written = nullptr);
   void add(const std::string& name, const Matrix& matrix);
-  void add(const TensorView& tensor);  // a vector, whose bytes are copied
+  void add(const TensorView& tensor);  // adds a vector by copying its bytes
   void note_fingerprint(const std::string& group, const std::string& name);
   void note_contract(Contract contract);
   void commit();

@@ -18,7 +18,7 @@ namespace {
 struct DerivedTensor {
   TensorView view;
   SourceTensor from;
-  std::vector<Range> rows = {};  // empty: not by rows
+  std::vector<Range> rows = {};  // the rows of `from` to copy, in order; empty: all numbers
   bool negative_exp = false;
 };
 

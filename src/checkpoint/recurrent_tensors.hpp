@@ -10,7 +10,7 @@
 
 namespace stet {
 
-// A tensor of a source.
+// The tensor `index` of a source.
 struct SourceTensor {
   const TensorSource* source;
   size_t index;

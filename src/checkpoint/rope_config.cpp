@@ -55,7 +55,7 @@ std::string joined_names(const FieldNames& names) {
 
 struct RopeType {
   Rope::Scaling scaling;
-  FieldNames fields;  // beyond the fields that every type has
+  FieldNames fields;  // allowed in addition to the fields of every type
 };
 
 RopeType rope_type_of(const JsonReader& json, const std::string& name) {

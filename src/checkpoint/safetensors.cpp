@@ -17,7 +17,7 @@
 namespace stet {
 namespace {
 
-constexpr uint64_t kHeaderLimit = 100'000'000;  // the reference's limit
+constexpr uint64_t kHeaderLimit = 100'000'000;  // the limit of the reference implementation
 constexpr int64_t kMaxInt64 = std::numeric_limits<int64_t>::max();
 const std::string kMetadata = "__metadata__";
 

@@ -28,8 +28,9 @@ class WeightPacker {
         blocks_(blocks),
         fingerprints_(fingerprints) {}
 
-  // Throws a format, mismatch or unsupported Error that names the tensor, or the weight in it. Uses
-  // `place` (Matrix) unless it is null or weights are rounded.
+  // Checks and packs a matrix. Writes it to `place` (see Matrix) unless that is null or weights are
+  // rounded. Throws a format, mismatch or unsupported Error that names the tensor, or the weight in
+  // it.
   Matrix pack(const WeightLoader::MatrixRequest& request, std::byte* place = nullptr) const;
 
  private:

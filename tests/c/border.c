@@ -296,8 +296,8 @@ static void structs_may_grow(void) {
 }
 
 /* Lets the n-th allocation of the call fail, for n = 0, 1, ..., until the call succeeds. Each
- * failure must give one error and no output. Counts the failures. A cache reports itself if it
- * is too large. */
+ * failure must give one error and no output. Counts the failures. The error may also be one of
+ * capacity, with which a cache reports that it is too large for memory. */
 #define REFUSALS(call, count)                        \
   do {                                               \
     stet_status status = STET_ERROR_MEMORY;          \

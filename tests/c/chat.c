@@ -12,7 +12,7 @@ static stet_chat* new_chat(void) {
   OK(stet_session_new(model, NULL, &session, &error));
   OK(stet_session_use_recommended(session, &error));
   OK(stet_chat_new(session, tokenizer, NULL, &chat, &error));
-  stet_session_free(session); /* the chat has its own */
+  stet_session_free(session); /* the chat has a session of its own */
   return chat;
 }
 
@@ -169,7 +169,7 @@ static void messages_are_edited(void) {
   stet_digests now = digests_of(chat);
   CHECK(memcmp(&before, &now, sizeof now) == 0 && count_of(chat) == 2);
 
-  for (size_t i = 0; i < 2; ++i) messages[i] = message_of(chat, i); /* they were borrowed */
+  for (size_t i = 0; i < 2; ++i) messages[i] = message_of(chat, i); /* they were only borrowed */
   OK(stet_chat_prompt(chat, messages, 3, NULL, NULL, &report, &error));
   CHECK(report.kept == plan.kept && report.added == plan.added && count_of(chat) == 3);
   stet_chat* said = scripted(1);
@@ -208,7 +208,7 @@ static void a_system_message_is_put_and_removed(void) {
 static void it_goes_on_from_a_snapshot(void) {
   stet_chat *chat = scripted(2), *whole = scripted(3);
   OK(stet_session_save(session_of(chat), tokenizer, "chat.stet", NULL, NULL, &error));
-  stet_session_free(session_of(chat)); /* the chat owns it: no effect */
+  stet_session_free(session_of(chat)); /* has no effect: the chat owns the session */
   stet_snapshot* snapshot = NULL;
   stet_session* session = NULL;
   OK(stet_snapshot_open("chat.stet", NULL, &snapshot, &error));

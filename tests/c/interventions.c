@@ -159,7 +159,7 @@ static void a_change_is_detached_after_a_shift(void) {
   OK(stet_session_rewind(open, 24, &error));
   check_same_logits(session, open, 1);
 
-  /* A snapshot keeps this. */
+  /* A snapshot keeps interventions detached. */
   OK(stet_session_append(session, ids + 4, 6, &error));
   stet_digests digests = {.struct_size = sizeof digests};
   OK(stet_session_save(session, NULL, "detached.stet", NULL, &digests, &error));

@@ -39,7 +39,7 @@ static void check_id(stet_session* a, stet_session* b, int same) {
 static void arrays_are_those_of_cpp(void) {
   static float x[kMost], expected[kMost];
   stet_session* session = session_of(QWEN35, NULL, kTokens);
-  CHECK(info_of(session).recurrent_arrays == 6); /* three layers of four */
+  CHECK(info_of(session).recurrent_arrays == 6); /* two in each of three layers of four */
   const stet_recurrent_array state = array_of(session, 2), conv = array_of(session, 3);
   CHECK(state.layer == 1 && state.dimensions == 3 && state.count == 1024);
   CHECK(state.shape[0] == 4 && state.shape[1] == 16 && state.shape[2] == 16);
@@ -90,7 +90,7 @@ static void a_written_array_is_an_edit(void) {
   CHECK(info_of(session).edits == 1);
   check_id(session, plain, 0);
   OK(stet_session_append(session, ids + 100, 40, &error));
-  OK(stet_session_rewind(session, 100, &error)); /* to the edited arrays */
+  OK(stet_session_rewind(session, 100, &error)); /* back to where the arrays were edited */
   OK(stet_session_get_recurrent(session, 2, x, 1024, &error));
   CHECK_FLOATS(x, y, 1024);
   stet_anchor anchor = {.struct_size = sizeof anchor};

@@ -230,7 +230,7 @@ static void keys_and_values_are_read_and_set(void) {
   FAILS(stet_session_set_key(session, 0, 0, 0, set, 15, &error), STET_ERROR_ARGUMENT,
         "key: expected 16 numbers, found 15");
 
-  /* The identity of the last, edited block is that of its bytes. */
+  /* An edited block is identified by its bytes, and so is the block after it. */
   OK(stet_session_append(session, ids + 80, 60, &error));
   stet_block_identity* blocks = NULL;
   size_t count = 0;

@@ -171,7 +171,7 @@ static void it_is_read_from_bytes(void) {
   CHECK(released == 0);
   stet_snapshot_free(snapshot);
   CHECK(released == 1);
-  memset(bytes, 0, size); /* the session does not need them */
+  memset(bytes, 0, size); /* the restored session does not read them */
   check_same(session, again);
   FAILS_WITH(
       stet_snapshot_open_bytes(bytes, size, "flash", count_release, &released, &snapshot, &error),
@@ -441,7 +441,7 @@ static void a_snapshot_brings_its_model_along(void) {
   stet_model_free(pocket);
   check_same(session, again);
   stet_session_free(session);
-  CHECK(released == 0); /* the session's model reads from the bytes */
+  CHECK(released == 0); /* the restored session's model still reads from the bytes */
   stet_session_free(again);
   CHECK(released == 1);
   free(bytes);
@@ -501,7 +501,7 @@ static void a_model_is_made_of_bytes_and_packed(void) {
   OK(stet_model_get_info(lent, &a, &error));
   CHECK(a.contract == STET_CONTRACT_Q8);
   stet_session* session = NULL;
-  OK(stet_session_new(lent, NULL, &session, &error)); /* it takes the contract of the weights */
+  OK(stet_session_new(lent, NULL, &session, &error)); /* takes the contract of the weights */
   stet_session_info info = {.struct_size = sizeof info};
   OK(stet_session_get_info(session, &info, &error));
   CHECK_TEXT(info.contract_name, "q8");

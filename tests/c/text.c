@@ -124,7 +124,7 @@ static void a_stream_gives_the_text_of_decode(void) {
     OK(stet_text_stream_push(stream, ids[i], &text, &error));
     CHECK(strlen(text.data) == text.size);
     strcat(all, text.data);
-    /* Another stream continues from its bytes. */
+    /* A new stream continues from the bytes that this one saves. */
     char* state = NULL;
     size_t size = 0;
     OK(stet_text_stream_save(stream, &state, &size, &error));
@@ -156,7 +156,7 @@ static void templates_are_rendered(void) {
                                &count, &error));
   const char* content = strstr(text, "Hi <eos>");
   CHECK(content != NULL && strlen(text) == size && count > 0);
-  const stet_range last = plain[count - 1]; /* the role may precede it */
+  const stet_range last = plain[count - 1]; /* the first range may be the role */
   CHECK(last.begin == (size_t)(content - text) && last.end == last.begin + 8);
   stet_free(text);
   stet_free(plain);

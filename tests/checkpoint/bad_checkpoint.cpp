@@ -397,7 +397,7 @@ struct FamilyCase {
   Json value;
   std::string config_error;
   std::string tensor, shape,
-      swapped;  // left out; then with swapped dimensions, or doubled if it has one dimension
+      swapped;  // errors if the tensor is missing, or has swapped or doubled dimensions
 };
 void PrintTo(const FamilyCase& c, std::ostream* out) { *out << c.name << " " << c.field; }
 

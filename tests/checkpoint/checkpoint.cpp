@@ -59,7 +59,7 @@ TEST(Checkpoint, OpensShards) {
   write_index(dir, R"({"a":"model-1.safetensors","b":"model-2.safetensors"})");
   Checkpoint opened = Checkpoint::open(dir.path());
   const Checkpoint checkpoint = std::move(opened);                      // views survive a move
-  EXPECT_EQ(checkpoint.names(), (std::vector<std::string>{"a", "b"}));  // the index decides
+  EXPECT_EQ(checkpoint.names(), (std::vector<std::string>{"a", "b"}));  // by the index only
   EXPECT_EQ(checkpoint.require("a", {4}).dtype, DType::f16);
   EXPECT_EQ(checkpoint.require("b", {1}).bytes[3], std::byte{'b'});
   EXPECT_EQ(checkpoint.file_of("b"), dir / "model-2.safetensors");

@@ -24,7 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-// A checkpoint taken apart.
+// The tensors of a checkpoint, to be changed and written again.
 struct Tensors {
   struct One {
     TensorSpec spec;
@@ -256,7 +256,8 @@ Sha256 leaves(const std::vector<std::pair<uint8_t, Digest>>& all) {
   return hash.result();
 }
 
-// The result is the XXH3 of the portable library, whatever vectors and pieces compute it.
+// The digest equals that of the portable XXH3 library, whichever vector instructions compute it and
+// however the bytes are cut into pieces.
 TEST(FingerprintLeaves, DigestsAreThoseOfXxhash) {
   std::mt19937 random(1);
   std::vector<uint8_t> bytes(100000);

@@ -258,7 +258,7 @@ TEST(MakeCheckpoint, WeightsAreRoundedToNearest) {
     ASSERT_EQ(h.size(), x.size());
     for (size_t i = 0; i < x.size(); ++i) {
       int exponent = 0;
-      std::frexp(x[i], &exponent);  // |x| in [0.5, 1) 2^exponent
+      std::frexp(x[i], &exponent);  // 0.5 <= |x| / 2^exponent < 1
       ASSERT_LE(std::abs(b[i] - x[i]), std::ldexp(0.5f, exponent - 8)) << x[i];
       ASSERT_LE(std::abs(h[i] - x[i]), std::ldexp(0.5f, std::max(exponent - 11, -24))) << x[i];
       denormals += exponent < -13;

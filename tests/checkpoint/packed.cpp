@@ -294,7 +294,8 @@ TEST_F(PackedSnapshot, ASessionTakesTheContractOfItsWeights) {
 
 // ---------------------------------------------------------------- damage
 
-// A packed file taken apart and put together again, written from the description of the format.
+// A packed file taken apart, which can be changed and put together again. The code follows the
+// description of the format and shares none with the library.
 struct Image {
   Json header;
   std::string data;
@@ -490,7 +491,7 @@ TEST_F(PackedDamage, FlippedBitsOfTheHeaderAreHarmless) {
     error_of([&] { check_packed(*from, 1); });
     error_of([&] { contract_of_weights(*from); });
   }
-  EXPECT_LT(loaded, 300u);  // most that load have a change in a digest, which loading does not read
+  EXPECT_LT(loaded, 300u);  // mostly with a changed digest: loading checks none
 }
 
 TEST_F(PackedDamage, CheckFindsAFlippedBitOfEveryTensor) {

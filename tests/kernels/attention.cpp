@@ -1,5 +1,6 @@
-// attention() on a small hand-made pass: compared with the restated contract, and with float64
-// within a derived bound. Threads, other sequences and masked positions must not change a bit.
+// attention() on a small hand-made pass is compared with the contract restated in plain C++, and
+// with float64 within a derived bound. Threads, other sequences and masked positions must not
+// change a bit.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -128,7 +129,7 @@ std::vector<float> run(std::vector<Sequence*> sequences, const std::string& isa 
   config.kv_heads = static_cast<int64_t>(s.kv_heads);
   config.head_dim = static_cast<int64_t>(s.head_dim);
   Scratch scratch = make_scratch(config, 16, threads, longest);
-  for (const Memory& local : scratch.local) {  // other operations leave arbitrary content
+  for (const Memory& local : scratch.local) {  // may hold anything after other operations
     std::fill_n(local.as<float>(), local.size() / sizeof(float), kNan);
   }
   Pass pass{};
@@ -342,7 +343,8 @@ TEST_P(AttentionOnEachIsa, Softcap) {
 }
 
 // With one query and few heads, threads take blocks of positions. Merging their results must equal
-// one thread's result. Tests each pair of heads, position and window, or all combinations.
+// one thread's result. Tests enough cases to meet each pair of heads, position and window, or all
+// combinations.
 TEST_P(AttentionOnEachIsa, SplitOverThreadsGivesTheSameBits) {
   size_t way = 0;
   for (size_t kv_heads : {1, 2, 3}) {

@@ -169,7 +169,7 @@ TEST_P(AttentionKernels, AttendIsTheContractRestated) {
       for (float softcap : {0.0f, 2.5f}) {
         for (WeightType type :
              {WeightType::f32, WeightType::bf16, WeightType::f16, WeightType::q8}) {
-          // Each pair of these, or with STET_ALL_WAYS all of them.
+          // Tests each pair of rows, softcap and type, or with STET_ALL_WAYS all combinations.
           const bool capped = softcap > 0, chosen = (rows + static_cast<int>(type)) % 2 == 0;
           if (capped != chosen && !all_ways()) continue;
           ASSERT_NO_FATAL_FAILURE(check(head_dim, rows, softcap, type));

@@ -346,8 +346,9 @@ TEST_P(Kernel, PanelsAndPackedRowsAreInChainOrder) {
   }
 }
 
-// The matrix-matrix tile equals the matrix-vector product, computed whole and continued in the
-// middle of the chain. Prefetching, even of unmapped memory, changes nothing.
+// The matrix-matrix tile gives the bits of the matrix-vector product, whether one call computes it
+// or a second one continues the sums of the first. Prefetching, even of unmapped memory, changes
+// nothing.
 TEST_P(Kernel, TileGivesTheBitsOfMatrixVector) {
   for (WeightType type : kTypes) {
     for (size_t depth : {2, 6, 16, 66, 130}) {
@@ -577,12 +578,12 @@ TEST_P(Kernel, PairsLeaveTheFloatEnvironmentAlone) {
   EXPECT_NE(half, 0.0f);
 }
 
-// The tile takes weights in place and packed rows. It is computed whole and continued in the middle
-// of the chain.
+// The tile takes weights in place and packed rows. One call computes it, or a second one continues
+// the sums of the first.
 TEST_P(Kernel, PairsTileGivesTheBitsOfMatrixVector) {
   for (size_t depth : {2, 6, 16, 66, 260, 514}) {
     for (size_t blocks : {1, 2, 3, 4}) {
-      std::vector<std::vector<float>> expected;  // each row's, whatever rows are beside it
+      std::vector<std::vector<float>> expected;  // by row; independent of the other rows
       for (int rows = 1; rows <= kTileRows; ++rows) {
         Stream s(depth + blocks);
         const bool tiny = depth == 66;
@@ -750,7 +751,7 @@ TEST_P(Kernel, RmsNormHasSixteenLanesAndATree) {
 TEST_P(Kernel, RmsNormSumOrder) {
   std::vector<float> x(32, 1.0f);
   x[0] = 4096.0f;  // lane 0: 2^24, where adding 1 has no effect
-  x[8] = 4096.0f;  // joins lane 0 first: 2^25, to which only sums of at least 4 add
+  x[8] = 4096.0f;  // joins lane 0 first: 2^25, where adding 1 or 2 has no effect
   // Lanes 4 and 12 give 2 + 2 = 4, lanes 2, 6, 10 and 14 give 8, the odd ones 16.
   const float sum = 0x1p25f + 28.0f;
   const Fenced<float> in(x), w(std::vector<float>(32, 1.0f)), y(32);
@@ -787,8 +788,8 @@ TEST_P(Kernel, LayerNormSumOrder) {
 }
 
 // Compares with float64. `steps` additions in a row make the mean, and with it each difference, off
-// by at most gamma(steps) times the largest |x|. The relative error of the deviation is as large
-// again.
+// by at most gamma(steps) times the largest |x|. The relative error of the deviation is bounded in
+// the same way.
 TEST_P(Kernel, LayerNormIsWithinTheDerivedBound) {
   for (size_t n : {16, 17, 768, 1600}) {
     std::vector<float> x = numbers(n, n);

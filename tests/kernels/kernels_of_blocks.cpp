@@ -238,8 +238,8 @@ TEST_P(KernelsOfBlocks, ExpandedWeightsAreTheSame) {
   }
 }
 
-// Computes the tile whole and continued in the middle of the chain. Compares it with plain
-// integers.
+// Computes the tile in one call, and in two calls of which the second continues the sums of the
+// first. Compares both results with plain integers.
 void check_tile(const Kernels& k, const QuantWeights& w, const Fenced<float>& x, int rows) {
   const size_t depth = w.k, width = 16 * w.blocks, ld = width + 3, cut = depth / 128 * 64;
   const int vectors = static_cast<int>(w.blocks);

@@ -125,8 +125,8 @@ TEST_P(KernelsOfMxfp4, MatrixVectorIsTheChainOverBlocks) {
   }
 }
 
-// Exponents of 0 and 1 are denormal scales, of 252 the greatest: products round and overflow as
-// those of any float32.
+// Exponents 0 and 1 give denormal scales, and 252 gives the greatest. Products round and overflow
+// like those of any float32.
 TEST_P(KernelsOfMxfp4, TheLeastAndTheGreatestExponents) {
   check_vectors(k, Weights(1, 192, 7, 0, 2), 1);
   check_vectors(k, Weights(1, 192, 8, 0, 1), 0x1p-20f);

@@ -18,7 +18,8 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from api import Server  # noqa: E402
 
 TURNS, CONTEXT, AGAIN = 12, 8192, 64
-# Thoughts stay only after the user's last message that is no output of a tool, as with Qwen3.
+# Replies keep their thoughts only after the user's last message, as with Qwen3. Outputs of tools do not count as
+# messages of the user.
 TEMPLATE = (
     "{{ bos_token }}{% set ns = namespace(last=-1) %}"
     "{% for m in messages %}{% if m.role == 'user' and not m.content.startswith('<tool_response>') %}"
@@ -84,8 +85,8 @@ class Histories(unittest.TestCase):
         return Server("--threads", "1", *options, model=self.model)
 
     def ask(self, messages):
-        """Returns a reply. Its tokens beyond those of all earlier states were computed once, and at
-        most 64 more."""
+        """Returns the text of a reply. Fails if more than 64 tokens that an earlier state held were
+        computed again."""
         body = {"messages": list(messages), "max_tokens": 12, "temperature": 0.8, "seed": len(messages),
                 "ignore_eos": True}
         answer = self.server.post("/v1/chat/completions", body)
@@ -126,7 +127,7 @@ class Histories(unittest.TestCase):
                 self.restart()
             branch = history[:1 + 4 * (turn - 1)]
             self.turn(branch, 20 + turn)  # another task there
-            self.ask(history[:1 + 4 * (turn - 1) + 3])  # back: its last answer again
+            self.ask(history[:1 + 4 * (turn - 1) + 3])  # back to the first task: asks for its last answer again
         self.assertGreater(whole, CONTEXT * 9 // 10)
         self.server.stop()
         for body, text, digest in self.asked[before:] + self.asked[before - 1:before]:

@@ -216,8 +216,8 @@ TEST_F(Recurrent, ARewindOverARoundingIsRefusedUnlessAnAnchorStandsThere) {
   EXPECT_TRUE(same_bytes(s.recurrent().numbers(), fresh.recurrent().numbers()));
 }
 
-// Keys and values of the earlier type gave them, and anchors of a session of the new type that are
-// named alike have other arrays.
+// Anchors of a rounded state were computed with keys and values of the earlier type. They must not
+// be taken for anchors of the new type, which have the same names and other arrays.
 TEST_F(Recurrent, RoundingKeepsAnchorsByContent) {
   Session s = session(150);
   for (const auto& a : s.anchors().all()) EXPECT_FALSE(a->by_content);

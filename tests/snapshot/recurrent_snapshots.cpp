@@ -96,7 +96,7 @@ TEST_F(RecurrentSnapshots, ADeltaLeavesOutAnchorsOfItsParent) {
   expect_same(again, fresh);
 }
 
-// An anchor of the parent that was computed over rounded keys and values is another, although its
+// A parent's anchor that was computed over rounded keys and values has other arrays, although its
 // tokens are the same.
 TEST_F(RecurrentSnapshots, ADeltaOfARoundedStateHasItsOwnAnchors) {
   const auto lfm = model(data_path("models/lfm2-tiny"));
@@ -126,7 +126,7 @@ TEST_F(RecurrentSnapshots, ADeltaOfARoundedStateHasItsOwnAnchors) {
   }
 }
 
-// The arrays after the last token of an edited parent are not those that its tokens give.
+// After its last token, an edited parent's arrays differ from those that its tokens give.
 TEST_F(RecurrentSnapshots, ADeltaAgainstAnEditedParentHasItsOwnAnchors) {
   Session edited = session(200);
   State set = edited.state();
@@ -246,7 +246,7 @@ TEST_F(RecurrentSnapshots, VerifyProvesAnchors) {
   EXPECT_EQ(proved.anchors, static_cast<int64_t>(s.anchors().size()));
   const Session other = session(99);
   for (const auto& real : s.anchors().all()) {
-    for (const bool last : {false, true}) {  // false: forges the arrays
+    for (const bool last : {false, true}) {  // which part to forge: `last` or the arrays
       if (last && real->last == nullptr) continue;
       Anchor forged = *real;
       if (last) {

@@ -99,8 +99,8 @@ class Alone {
   std::vector<Sha256> places_;
 };
 
-// One of the processes. Its log has a line for everything that was acknowledged to it, and for
-// errors that must not occur.
+// One of the processes. Its log has a line for each operation that the store acknowledged, and for
+// each error that must not occur.
 class Actor {
  public:
   Actor(std::unique_ptr<Store> store, unsigned seed, const std::string& log)

@@ -108,7 +108,7 @@ class Damage {
       case 3:
         bytes.append(1 + pick(5000), static_cast<char>(pick(256)));
         break;
-      case 4: {  // the valid record of another name, kind or model
+      case 4: {  // returns the valid record of another name, kind or model
         const auto& all = pick(2) == 0 ? blocks_ : others_;
         const Target& other = all[pick(all.size())];
         return raw_.read(raw_.where(other.kind, other.name));

@@ -69,7 +69,7 @@ TEST(StorePolicy, IsNeverSlowerThanTheBetterOfBothAlone) {
   EXPECT_NEAR(plan.seconds, 5 * 0.064, 1e-6);
 }
 
-// Computing half of it saves 0.32 s, as above.
+// Computing half of the tokens saves 0.32 s, as above.
 TEST(StorePolicy, ComputesForAGainOnly) {
   for (const double least : {0.3, 0.35}) {
     const FetchPolicy p({.token_seconds = 0.001,
@@ -132,7 +132,7 @@ TEST(StorePolicy, MeasurementsReplaceAssumptions) {
   p.answered(-1);
   EXPECT_DOUBLE_EQ(p.costs().token_seconds, 0.5);
   EXPECT_EQ(p.costs().byte_seconds, 0.5);
-  p.assume(7, 128);  // the time is already measured, but the shape is accepted
+  p.assume(7, 128);  // the measured time stays, but the shape is accepted
   EXPECT_DOUBLE_EQ(p.costs().token_seconds, 0.5);
   EXPECT_EQ(p.costs().growth, 128);
 }

@@ -214,8 +214,8 @@ TEST(RedisRecord, IsCompleteWithItsLastChunk) {
   EXPECT_TRUE(one.is_whole());
 }
 
-// While a slot moves, answers may arrive out of order. Chunks before the first one are requested
-// again.
+// While a slot moves, answers may arrive out of order. Chunks that arrive before chunk 0 count as
+// missing and are requested again.
 TEST(RedisRecord, ChunksBeforeTheFirstAreMissing) {
   Arriving a(kThreeChunks);
   EXPECT_FALSE(a.receive(1));
@@ -343,8 +343,8 @@ TEST_F(RedisStoreTest, DamagedBlocksAreRecomputedAndReported) {
   EXPECT_EQ(restore(place, s).computed, 0u);
 }
 
-// The chunks of two machines that write at once may alternate. Each front is valid with the other's
-// chunks.
+// The chunks of two machines that write at once may alternate. The sealed header of either is valid
+// with the chunks of the other.
 TEST_F(RedisStoreTest, ChunksOfTwoWritersMakeARecord) {
   std::mt19937 random(1);
   std::vector<std::byte> payload((size_t{3} << 20) + 5);
@@ -460,7 +460,8 @@ TEST(RedisCluster, AcknowledgedWritesSurviveAPrimary) {
     operate(url, p, operations, scratch / std::to_string(p));
     ::_exit(0);
   }
-  // When all have started, a primary dies other than the one that the processes were given.
+  // Once all processes have started, a primary dies. It is not the one whose address the processes
+  // were given.
   EXPECT_TRUE(eventually([&] {
     return std::ranges::all_of(std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7}, [&](int p) {
       std::error_code ignored;

@@ -159,14 +159,14 @@ class StoreWorld {
  private:
   struct ModelState {
     Sha256 parent;
-    bool cut = false;  // the parent was missing when this was linked to it
+    bool cut = false;  // the parent was missing when this state was last put or kept
     std::vector<int> blocks;
-    std::set<int> kept;  // the blocks that existed then
+    std::set<int> kept;  // the blocks that existed at that time
   };
   struct ModelLease {
     std::vector<Sha256> states;
     int64_t until;
-    bool sure = false;  // otherwise it may exist
+    bool sure = false;  // true: it exists; false: it may
     std::shared_ptr<Store::Lease> held = nullptr;
   };
   using History = std::vector<Sha256>;
@@ -248,8 +248,8 @@ class StoreWorld {
 
   // ---- reachability
 
-  // Returns the states that must be reachable or, if not `least`, all that may be. A state need not
-  // be reachable if it was missing when it would have become so.
+  // Returns all states that may be reachable or, with `least`, only those that must be. A parent
+  // that was missing when its child was put or kept may be unreachable.
   std::set<Sha256> reachable(bool least) const {
     std::set<Sha256> found;
     const auto follow = [&](Sha256 at) {
@@ -269,7 +269,8 @@ class StoreWorld {
     return found;
   }
 
-  // Marks everything reachable from there as kept, as far as it exists.
+  // Records `at` and its ancestors as kept, with the blocks that exist. Ends at a state of `before`
+  // or at a missing parent.
   void keep(Sha256 at, const std::set<Sha256>& before) {
     for (; at != Sha256() && !before.contains(at); at = states_.at(at).parent) {
       ModelState& s = states_.at(at);
@@ -499,7 +500,7 @@ class StoreWorld {
   std::unique_ptr<Store> store_, other_;
   int next_ = 0;
   std::map<Sha256, ModelState> states_;
-  std::map<Sha256, int64_t> used_;  // when states and blocks were certainly last used
+  std::map<Sha256, int64_t> used_;  // the latest certain use of each state and block
   std::map<std::string, History> names_;
   std::map<int, ModelLease> leases_;
   int next_lease_ = 0;

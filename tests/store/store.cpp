@@ -79,8 +79,8 @@ void expect_refused(const StoreKey& key, RecordKind kind, const Sha256& name,
   EXPECT_TRUE(error.starts_with(why)) << error;
 }
 
-// A record opens as it was made. With a flipped bit, fewer bytes or another kind or name it does
-// not.
+// Expects that a record opens unchanged, and that it does not open with a flipped bit, with fewer
+// bytes, or as another kind or name.
 void expect_guarded(const StoreKey& key, const Record& record, std::vector<std::byte> bytes) {
   const Record found = open_record(key, record.kind, record.name, bytes, "r");
   EXPECT_EQ(text_of(found.payload), text_of(record.payload));
@@ -201,7 +201,7 @@ TEST(StoreRecord, TheTagOfAnotherIsRefused) {
   swapped(state_of(kName, payload), kTagAt, 16);
   swapped(state_of(Sha256(), payload), kNonceAt, 32);
   swapped(sealed(key, {RecordKind::name, kName, 0, as_bytes(payload)}), kNonceAt, 32);
-  // The whole front of one record before the payload of another.
+  // The whole front of one record does not fit the payload of another.
   std::vector<std::byte> bytes = state_of(kName, other);
   copy_bytes(bytes, state_of(kName, payload), 0, kRecordFront);
   expect_refused(key, RecordKind::state, kName, bytes, "format: r: content: ");
@@ -412,7 +412,7 @@ TEST_F(StoreSessions, ACopyInAnotherDirectorySharesTheBytes) {
   for (const std::string& file : block_files()) {
     struct stat info = {};
     ASSERT_EQ(::stat(file.c_str(), &info), 0);
-    EXPECT_LE(info.st_nlink, 2u);  // 1: the file system shares the bytes itself
+    EXPECT_LE(info.st_nlink, 2u);  // 1 if the file system shares the bytes itself
     const std::string copy = scratch_ / "other/blocks/" + fs::path(file).filename().string();
     EXPECT_EQ(read_text(file), read_text(copy));
     fs::remove(file);
@@ -526,7 +526,7 @@ TEST_F(StoreTest, ATenantFindsNothingOfAnother) {
   EXPECT_EQ(of_bob.written, 3u);
   EXPECT_NE(of_bob.place, of_alice.place);
   EXPECT_FALSE(store_->has_state(of_alice.digests.id));
-  // A collection needs no salt.
+  // A collection handles every tenant's records without the tenant's salt.
   store_->set_name("kept", std::nullopt, of_alice.place);
   GcOptions now;
   now.grace = -10;

@@ -13,7 +13,7 @@
 namespace stet::tool {
 namespace {
 
-constexpr size_t kLinesAtOnce = 1024;  // lines scored together, which can share beginnings
+constexpr size_t kLinesAtOnce = 1024;  // lines scored together; they may share common beginnings
 
 struct ScoreCommand {
   LabOptions lab;

@@ -184,8 +184,8 @@ inline BlockView view_block(const Queries& s, int64_t index, const Local& local)
   return {local.k, local.v, KvType::f32, nullptr, nullptr};
 }
 
-// Tiles of queries against one block, each with its causal and window mask. Tiles that see nothing
-// of the block are skipped.
+// The tiles of queries that attend to one block, each with its causal and window mask. Tiles that
+// see nothing of the block are left out.
 class MaskedTiles {
  public:
   MaskedTiles(const Queries& s, int64_t block) : s_(s), block_(block) {}
@@ -283,7 +283,8 @@ class DecodeAttention {
         tiles_(a),
         ldv_(padded(a.value_dim)) {}
 
-  // Splits the queries of a KV head's group into tiles of nearly equal size, `rows` each.
+  // The queries of a KV head's group, split into `count` tiles of nearly equal size: at most `rows`
+  // queries each.
   struct Tiles {
     size_t group, count, rows;
     explicit Tiles(size_t queries)
@@ -346,10 +347,10 @@ class DecodeAttention {
   }
 
  private:
-  // Iterates over the heads of all blocks in memory order.
+  // A position in the sequence of all blocks' heads, in memory order.
   struct Cursor {
     const DecodeAttention* all;
-    size_t span = 0, before = 0, block = 0, kv_head = 0;  // before: blocks of earlier spans
+    size_t span = 0, before = 0, block = 0, kv_head = 0;  // before: the blocks of earlier spans
 
     Cursor(const DecodeAttention& s, size_t i) : all(&s) {
       for (; i >= blocks() * s.a_.kv_heads; ++span)

@@ -19,13 +19,13 @@ struct Rope {
 
   double theta = 10000;
   Scaling scaling = Scaling::none;
-  double factor = 1;              // used by all of them
+  double factor = 1;              // used by all scalings
   double low_freq_factor = 1;     // llama3
   double high_freq_factor = 4;    // llama3
   double original_positions = 0;  // all but linear: original_max_position_embeddings
   double beta_fast = 32;  // yarn: pairs that rotate more often than this keep their frequency,
   double beta_slow = 1;   // pairs that rotate less often are divided by the factor
-  bool truncate = true;   // yarn: round the bounds between them to whole pairs
+  bool truncate = true;   // yarn: round the two bounds above to whole pairs
   // yarn and longrope: factor of cosines and sines. 0 means the default of the paper.
   double attention_factor = 0;
   // longrope: divisor of each pair's frequency, for contexts up to original_positions and for

@@ -24,7 +24,7 @@ namespace detail {
 
 // Rows that are computed together, and upper bounds that depend on their number alone.
 struct ExpertRows {
-  size_t row, count;  // rows of the pass
+  size_t row, count;  // rows [row, row + count) of the pass
   size_t slots;       // slots of all experts
   size_t experts;     // experts that have a row
   size_t tiles;       // tiles that the slots fill

@@ -62,8 +62,8 @@ inline void make_expert_scratch(const ModelConfig& c, size_t max_rows, Scratch* 
   x.rows.resize(slots);
   x.slot_weights.resize(slots);
   x.sound.resize(max_rows, 1);
-  // Packed tiles of all slots, of which each expert's last one may be partly filled; and the
-  // inputs that a thread rounds.
+  // `packed` holds the tiles of all slots; the last tile of each expert may be partly filled.
+  // `local` also holds the inputs that a thread rounds.
   const size_t deep = pad_to(std::max(width, hidden), kQuantStrip),
                packed = (slots + count * kTileRows) * deep * sizeof(float), few = few_slots(e);
   if (s->packed.size() < packed) s->packed = Memory(packed);

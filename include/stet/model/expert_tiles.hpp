@@ -138,8 +138,8 @@ inline void many_gates(const LayerPass& at, const Experts& e, Gate f, const Expe
   });
 }
 
-// Computes the down projections. Each piece has the rows of all experts for some columns, fewer of
-// them if there are many threads.
+// Computes the down projections. Each piece of work has the rows of all experts for some columns,
+// and fewer columns if there are many threads.
 template <class Arithmetic>
 void many_downs(const LayerPass& at, const Experts& e, const ExpertRows& rows, Rows y) {
   const Pass& p = at.p;

@@ -46,7 +46,8 @@ struct ExpertInputs {
     else
       return own + r * v.per_row;
   }
-  // Returns rows and the distance between them. Rows that do not follow each other are copied.
+  // Returns a pointer to the first of n rows, and the distance from one to the next. Copies the
+  // rows unless they are consecutive.
   std::pair<const Input*, size_t> gather(const uint32_t* rows, size_t n) {
     round();
     if (rows[n - 1] - rows[0] == n - 1) return {row(rows[0]), stride()};

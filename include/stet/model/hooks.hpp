@@ -124,7 +124,8 @@ class Hooks {
     for (const PointAt& at : what.points)
       slot(at.point, static_cast<size_t>(at.layer)).calls.push_back({&what, at, row, count, first});
   }
-  // Copies the rows of the pass from `row` on to `to` when the pass reaches the point.
+  // Copies to `to` when the pass reaches the point: as many rows of the pass as `to` has, beginning
+  // with `row`.
   void copy(const PointAt& at, size_t row, Rows to) {
     slot(at.point, static_cast<size_t>(at.layer)).copies.push_back({row, to});
   }
@@ -200,8 +201,8 @@ class Hooks {
       });
     }
   }
-  // Returns room for the state of a head of the span that starts at row `row`. There is room if an
-  // intervention on states applies to the span.
+  // Returns memory for the state of a head of the span that starts at row `row`. An intervention on
+  // states must apply to the span.
   float* state_scratch(size_t row, size_t head) const {
     const auto at = std::ranges::find(state_scratch_, row, &StateScratch::row);
     const Recurrence& r = config_->recurrence;

@@ -40,8 +40,8 @@ Qkv attention_input(const LayerPass& at, const Linear& qkv);
 // Applies RoPE to queries and keys if the layer uses it.
 void rotate(const LayerPass& at, const Qkv& x);
 // Stores keys and values in the KV cache, then sets p.attention to the attention of the queries
-// over the whole cache. `sinks` is empty or that of AttentionShape. With a gate [heads value_dim],
-// the attention is then multiplied by its sigmoid.
+// over the whole cache. `sinks` is as in AttentionShape; empty: none. With a gate [heads
+// value_dim], the attention is then multiplied by its sigmoid.
 void attend(const LayerPass& at, const Qkv& x, const Vector& sinks = {},
             const Rows* gate = nullptr);
 // Computes p.out = o(p.attention).
@@ -81,8 +81,9 @@ inline void norm_heads(const LayerPass& at, const Norm& n, Rows x) {
 
 namespace detail {
 
-// Recomputes queries, keys or values of every head whose row of q_input, k_input or v_input differs
-// from the residual stream. Interventions on ln1 apply to them, too. Uses p.out as scratch.
+// Recomputes the queries, keys or values of each head whose input was changed by a hook. Its row of
+// q_input, k_input or v_input then differs from the residual stream. Interventions on ln1 apply to
+// these inputs, too. Uses p.out as scratch.
 inline void recompute_changed_heads(const LayerPass& at, Point point, const Norm* n,
                                     const Linear& qkv, Rows inputs, size_t begin, Rows to) {
   const Team t = at.t;

@@ -34,7 +34,7 @@ struct Workspace {
   std::vector<Memory> memory;
   std::vector<int32_t> ids;  // token ids of the current pass
   std::vector<Span> spans;
-  Rows x, normed, qkv, attention, gate_up, mlp, out, logits;  // `rows` rows each; fewer logits
+  Rows x, normed, qkv, attention, gate_up, mlp, out, logits;  // `rows` rows each, logits fewer
   std::vector<Rows> own;                                      // the family's (Model::own_widths)
   Rows last;  // for each session of a batch, its last row of `out`
   size_t rows = 0;
@@ -89,9 +89,9 @@ class STET_API Model {
   const FileSource& source() const { return *source_; }
   const std::string& directory() const { return source_->path(); }
   size_t weight_bytes() const { return weight_bytes_; }
-  // Returns the packed matrices that every token is multiplied with: all but the embeddings, if the
-  // head is separate. Of experts these are the first ones, as many as a token uses. They live as
-  // long as the model.
+  // Returns the packed matrices that a token is multiplied with: all but the embeddings, if the
+  // head is separate. The first experts stand for those that a token uses, as many as it uses. The
+  // matrices live as long as the model.
   const std::vector<std::span<const std::byte>>& matrices() const { return matrices_; }
   // Returns the tensors of the model in loading order (matrix.hpp). They are views that live as
   // long as the model.

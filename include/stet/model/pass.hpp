@@ -30,7 +30,7 @@ struct Span {
 struct ExpertScratch {
   Memory memory;
   Rows logits, weights;  // [rows][experts]
-  Rows chosen;           // [rows][experts per token], as numbers
+  Rows chosen;           // [rows][experts per token]: indices of experts, as floats
   Rows hidden;           // [slots][width]: inputs of the down projections
   Rows out;              // [rows][hidden_size]: room for the experts' output
   // The rows that are computed together, grouped by expert (group_by_expert()).
@@ -47,8 +47,8 @@ struct ExpertScratch {
 // capacity.
 struct Scratch {
   Memory packed;  // a block of rows, packed for the tile kernel
-  // Per thread: a panel and its sums, or rounded inputs, or queries and partial results of
-  // attention.
+  // One buffer per thread. It holds a panel and its sums, rounded inputs, or queries and partial
+  // results of attention.
   std::vector<Memory> local;
   Memory partial;  // decoding attention: the sums of each tile of queries over each block
   std::vector<Memory> tables;

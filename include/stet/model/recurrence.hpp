@@ -90,8 +90,8 @@ namespace detail {
 
 constexpr size_t kConvChannels = 256;  // channels that a thread convolves at a time
 
-// Channels [begin, begin + n) of one span. Rows are overwritten from the last one to the first, so
-// that each finds the inputs before it.
+// Convolves channels [begin, begin + n) of one span in place. Overwrites the last row first and the
+// first row last, so that each row still finds the inputs before it.
 inline void convolve_span(const Pass& p, const Span& span, const Convolution& c, size_t offset,
                           Rows x, bool activate, size_t begin, size_t n) {
   const size_t channels = x.width, past = c.weight.size() / channels - 1;

@@ -100,7 +100,7 @@ class STET_API WeightLoader {
     // whole matrix in packed files.
     std::string experts = {};
 
-    // Returns the rows of the matrix.
+    // Returns the number of rows of the matrix.
     int64_t rows() const;
     // Returns the distance in rows from the beginning of a tensor to that of the next one.
     int64_t step(const Stored& tensor) const;

@@ -52,9 +52,10 @@ class Anchors {
   void keep_by_content();
   // Removes the anchors after `size`.
   void truncate(int64_t size);
-  // Removes block ends before the last two. Then, while all anchors take more than `most` bytes,
-  // removes the oldest one but the first. The first and the last are removed only if no others are
-  // left, and those with by_content never. Cannot fail.
+  // Removes anchors of block ends before the last two. Then, while all anchors, of `bytes_each`
+  // bytes each, take more than `most` bytes, removes the oldest one but the first. The first and
+  // the last go only when no others are left. The budget never removes anchors with by_content.
+  // Cannot fail.
   void settle(int64_t most, size_t bytes_each);
 
  private:

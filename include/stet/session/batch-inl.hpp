@@ -20,7 +20,8 @@ namespace detail {
 
 inline std::string entry_name(size_t entry) { return "batch[" + std::to_string(entry) + "]: "; }
 
-// Returns the workspace to the model when the pass ends, also by an exception.
+// A workspace that a pass borrows from the model. It goes back when the pass ends, even if the pass
+// throws.
 class WorkspaceLease {
  public:
   WorkspaceLease(const Model& model, size_t rows, int threads)

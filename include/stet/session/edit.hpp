@@ -277,9 +277,10 @@ inline bool is_later(const KvEdit& e, const State& state) {
          std::pair(static_cast<int64_t>(state.prunes.size()), state.size() - 1);
 }
 
-// Returns true if the cache still holds the keys and values that the last token saw, so that the
-// logits can be computed from it. An edit after the token changes it, and a callback may have been
-// removed. Spliced positions have no other logits than these.
+// Returns true if the logits can be computed from the cache, because it still holds the keys and
+// values that the last token saw. An edit after the token changes these, and a callback that took
+// part may have been removed. Splices do no harm: spliced positions have only the logits that the
+// cache gives.
 inline bool cache_gives_logits(const State& state) {
   return std::ranges::all_of(state.edits, [&](const KvEdit& e) {
     return e.what == KvEdit::What::splice ||

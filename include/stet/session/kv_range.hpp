@@ -31,8 +31,8 @@ void scale_kv(State& state, const KvRange& range, float factor);
 // Sets each key or value to x. x is [head_dim], used for all of them, or
 // [positions][heads][head_dim], used for each layer. The layers' heads must have one shape.
 void set_kv(State& state, const KvRange& range, std::span<const float> x);
-// Copies from positions from_position .. of `from`. Types of keys and values may differ. If
-// positions move, keys are rotated to their new positions (prune.hpp).
+// Copies the keys and values at positions from_position .. of `from` into the range. Types of keys
+// and values may differ. If positions move, keys are rotated to their new positions (prune.hpp).
 //
 // Throws a mismatch Error for a state of another model or contract. Throws an unsupported Error if
 // keys move in a model without rotary positions.

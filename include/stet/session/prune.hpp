@@ -79,7 +79,7 @@ inline void move_position(const KvShape& shape, int64_t layer, const Rotation* r
   const size_t row = static_cast<size_t>(l.value_dim) * shape.element_size(),
                scale = shape.type == KvType::q8 ? sizeof(float) : 0,
                keys = shape.part_bytes(l.key_dim);
-  const auto copy_column = [&](size_t at, size_t bytes) {  // one element of an array [64]
+  const auto copy_column = [&](size_t at, size_t bytes) {  // copies one element of an array [64]
     std::memcpy(to + at + to_slot * bytes, from + at + slot * bytes, bytes);
   };
   if (r != nullptr) {

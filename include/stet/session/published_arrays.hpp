@@ -26,7 +26,8 @@ struct PublishedArray {
     for (const int64_t d : dims) n *= static_cast<size_t>(d);
     return n;
   }
-  // Copy between the two forms. Both spans have count() numbers and do not overlap.
+  // publish() and store() copy between the two forms. Both spans have count() numbers and do not
+  // overlap.
   void publish(std::span<const float> stored, std::span<float> published) const {
     copy(stored, published, transposed ? dims[1] : 1);
   }

@@ -30,10 +30,10 @@ struct HealedBlocks {
   std::string text() const;
 };
 
-// Knows which blocks of a state lack layers and which tokens reproduce a block, and processes these
-// tokens. The caller owns the state; every call must pass the same one. Recomputed blocks must
-// match the digests that were kept. If they do not, or if anything else throws, the state is
-// unchanged.
+// Recomputes the layers that blocks of a state lack: it knows these blocks and the tokens that
+// reproduce each, and processes these tokens. The caller owns the state; every call must pass the
+// same one. Recomputed blocks must match the digests that were kept. If they do not, or if anything
+// else throws, the state is unchanged.
 class Recomputer {
  public:
   // A state and the options to compute it with.

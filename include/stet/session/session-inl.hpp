@@ -401,7 +401,7 @@ inline int64_t Session::prune(const PruneOptions& options) {
   enter("prune");
   detail::check_prune_options(options);
   if (!options.recompute) refuse_prune();
-  logits();  // now, because after the prune a rewound session could not compute them
+  logits();  // called now: a rewound session cannot compute them after the prune
   int64_t gone = 0;
   const int64_t begin = std::min(options.sinks, size()),
                 end = size() - std::min(options.keep_last, size());

@@ -193,7 +193,7 @@ class Session {
   int64_t size() const { return state_.size(); }
   int64_t transcript_size() const { return state_.transcript_size(); }
   int64_t capacity() const { return state_.kv.capacity(); }
-  // Returns the identities of all full blocks (identity.hpp). Computed from the tokens alone,
+  // Returns the identities of all full blocks (identity.hpp). They follow from the tokens alone,
   // unless the state was edited.
   std::vector<BlockIdentity> block_identities();
   // Returns the logits that follow the last token, [vocab_size]; empty if there are no tokens.
@@ -265,7 +265,7 @@ class Session {
   // The beginning of a computation of recurrent arrays (anchors-inl.hpp).
   struct StartingPoint {
     int64_t position = 0;
-    RecurrentArrays arrays = nullptr;  // null: those before the first token
+    RecurrentArrays arrays = nullptr;  // null: as before the first token
   };
   std::optional<StartingPoint> starting_point(int64_t from_at_most, int64_t to) const;
   StartingPoint checked_starting_point(int64_t to) const;

@@ -109,9 +109,9 @@ struct KvEdit {
   enum class How : uint8_t { set, scale, copy };  // for keys and values
   What what = What::key;
   int64_t at = 0;
-  int64_t prunes = 0;  // number of earlier prunes; `position` counts after them
+  int64_t prunes = 0;  // earlier prunes; positions are numbered as after them
   int64_t position = -1, layer = -1, head = -1;  // -1: all
-  int64_t end = -1;  // positions position .. end-1; -1: one, or as `what` implies
+  int64_t end = -1;  // positions position .. end-1; -1: one position, or as `what` implies
   How how = How::set;
   std::string source = {};  // copy and splice: the id of the source state
 

@@ -78,7 +78,7 @@ TEST(Schedules, EqualTheSameTokensProcessedAtOnce) {
   }
 }
 
-// Memory for anchors is plenty, none, or that of a few.
+// Returns a budget for anchors: none, enough for three, or plenty.
 int64_t anchor_bytes_of(const Model& m, uint64_t seed) {
   const auto each = static_cast<int64_t>(recurrent_shape(m.config()).bytes());
   return seed % 5 == 1 ? 0 : seed % 5 == 3 ? 3 * each : Anchors::kDefaultBytes;

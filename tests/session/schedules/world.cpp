@@ -407,7 +407,7 @@ void World::prune(Live& live, const Step& step) {
   live.timeline.prune(begin, end, o.shift);
 }
 
-// Processes the tokens that stay again. The state is that of these tokens alone.
+// Processes again the tokens that stay. The state is that of these tokens alone.
 void World::prune_anew(Live& live, const Step& step) {
   const int64_t size = live.timeline.size();
   const PruneOptions o{static_cast<int64_t>(step.x % 100), static_cast<int64_t>(step.y % 20), false,

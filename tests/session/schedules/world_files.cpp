@@ -224,7 +224,7 @@ void World::harm(const Step& step) {
     say(fmt::format("put(\"{}\", {}, {});", name, to, int{changed}));
   }
   f.sound = false;
-  if (arrays) f.heals = false;  // damage may be in an index
+  if (arrays) f.heals = false;  // the damage may be in an index, which cannot heal
 }
 
 }  // namespace stet::test
