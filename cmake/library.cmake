@@ -11,7 +11,7 @@ target_link_libraries(stet_runtime PRIVATE ${STET_LIBRARIES})
 target_compile_definitions(stet_runtime PRIVATE ${STET_DEFINITIONS})
 # The heavy computation is in the kernels, so -O1 suffices here. -O2 takes a third longer to
 # compile, and most of its gain comes from inlining small functions, which these flags add.
-target_compile_options(stet_runtime PRIVATE $<$<CONFIG:Release>:-O1> $<$<CONFIG:Release>:-fstrict-aliasing>
+target_compile_options(stet_runtime PRIVATE ${STET_O1} $<$<CONFIG:Release>:-fstrict-aliasing>
   $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-finline-small-functions>
   $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-findirect-inlining>
   $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-fpartial-inlining>

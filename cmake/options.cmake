@@ -14,6 +14,14 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   # False warning: GCC bug 105651, "literal" + std::string.
   target_compile_options(stet_options INTERFACE -Wno-restrict)
 endif()
+# Optimization of all code but the kernels, in place of CMake's -O3. Flags with -O0 stay as they are.
+if(CMAKE_CXX_FLAGS_RELEASE MATCHES "-O0")
+  set(STET_O1 "")
+  set(STET_O2 "")
+else()
+  set(STET_O1 $<$<CONFIG:Release>:-O1>)
+  set(STET_O2 $<$<CONFIG:Release>:-O2>)
+endif()
 # Static programs drop unreferenced code, and symbols where size matters. Where compiler and libc
 # support it, they are position-independent. An exception then uses an index, instead of sorting the
 # whole program's tables at the first throw.

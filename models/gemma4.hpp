@@ -137,8 +137,10 @@ inline ModelConfig read_config(const JsonReader& top) {
   read_heads(json, c);
   read_owners(json, c);
   if (json.boolean_or("use_double_wide_mlp", false) && !c.owner_of.empty()) {
+    std::vector<int64_t> widths;
     for (int64_t i = 0; i < c.layers; ++i)
-      c.intermediate_of.push_back(c.intermediate_size * (c.layer(i).own ? 1 : 2));
+      widths.push_back(c.intermediate_size * (c.layer(i).own ? 1 : 2));
+    c.intermediate_of = std::move(widths);
   }
   read_layer_inputs(json, c);
   read_ropes(json, c);
