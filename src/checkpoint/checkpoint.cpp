@@ -122,7 +122,8 @@ void Checkpoint::split_stacks_of_gpt_oss() {
 
 namespace {
 
-// Reads how a config divides packed projections, which their shapes do not show.
+// Reads the sizes by which packed projections are divided. Only config.json has them; the shapes of
+// the tensors do not show them.
 KeyHeads read_key_heads(const FileSource& source) {
   const char* const config = "config.json";
   const JsonReader top =
