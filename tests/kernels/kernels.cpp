@@ -445,7 +445,8 @@ std::vector<float> product_of_pairs(const Kernels& k, const PairWeights& w,
   return alone;
 }
 
-// Every upper half with the lower halves around the rounding threshold.
+// Inputs are all upper halves of a float32, each with lower halves at and around the rounding
+// threshold.
 TEST_P(Kernel, PairsAreRoundedToNearestEven) {
   std::vector<float> values;
   for (uint32_t high = 0; high < 0x10000; ++high) {
@@ -527,7 +528,7 @@ TEST_P(Kernel, PairsFlushDenormals) {
   EXPECT_GT(changed, 5000u);  // of 25600
 }
 
-// One case for each rule: w and x of two steps, the odd step first.
+// Each case tests one rule. It has the weights and inputs of a pair, w1 x1 first and then w0 x0.
 TEST_P(Kernel, PairsAtTheEdges) {
   struct Case {
     float w1, x1, w0, x0, expected;
@@ -546,7 +547,7 @@ TEST_P(Kernel, PairsAtTheEdges) {
       {0x1p-63f, 0x1p-63f, -0x1.02p-75f, 0x1p-76f, 0},     // tiny after rounding to 24 bits
       {-0x1p-63f, 0x1p-63f, 0x1.02p-75f, 0x1p-76f, -0.0f},
       {-0x1p-63f, 0x1p-63f, 0x1p-75f, 0x1p-76f, -kLeast},
-      {1, kLeast, -0x1.02p-25f, kLeast, 0},  // either factor may be the small one
+      {1, kLeast, -0x1.02p-25f, kLeast, 0},  // a small input; next: a small weight
       {1, kLeast, -kLeast, 0x1.02p-25f, 0},
       {0x1p-50f, 0x1.8p-76f, -0x1p-63f, 0x1p-63f, 0},  // cancels below the least normal number
       {1, 1, -1, 1, 0},                                // gives +0
@@ -583,7 +584,7 @@ TEST_P(Kernel, PairsLeaveTheFloatEnvironmentAlone) {
 TEST_P(Kernel, PairsTileGivesTheBitsOfMatrixVector) {
   for (size_t depth : {2, 6, 16, 66, 260, 514}) {
     for (size_t blocks : {1, 2, 3, 4}) {
-      std::vector<std::vector<float>> expected;  // by row; independent of the other rows
+      std::vector<std::vector<float>> expected;  // of each row, whichever share its tile
       for (int rows = 1; rows <= kTileRows; ++rows) {
         Stream s(depth + blocks);
         const bool tiny = depth == 66;

@@ -200,8 +200,8 @@ uint16_t nearest(const Format& f, const std::vector<double>& values, float x) {
   return static_cast<uint16_t>(sign | (take_above ? above : below));
 }
 
-// Returns the magnitudes of the bit patterns from 0 up to infinity, in order. Infinity counts as
-// f.beyond.
+// Returns the magnitudes of the bit patterns from 0 up to infinity, in order. f.beyond, the number
+// after the largest finite one, stands for infinity.
 std::vector<double> magnitudes(const Format& f) {
   std::vector<double> values;
   for (uint16_t bits = 0; bits < f.infinity; ++bits) values.push_back(f.exact(bits));
