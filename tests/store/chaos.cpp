@@ -66,7 +66,7 @@ std::vector<int32_t> turn_ids(int conversation, int turn) {
   return ids;
 }
 
-// A turn: a message, and the most likely tokens after it.
+// Appends a message and then, one by one, the five most likely next tokens.
 void reply(Session& session, std::span<const int32_t> ids) {
   session.append(ids);
   for (int i = 0; i < 5; ++i) {
@@ -265,7 +265,8 @@ class Chaos {
     reap(WNOHANG);
     return !processes_.empty();
   }
-  // Waits until more was acknowledged, after which the faults may repeat. Returns false at the end.
+  // Waits until the processes have logged more, after which the faults may repeat. Returns false if
+  // no process runs any more.
   bool goes_on() {
     const uintmax_t before = logged();
     eventually([&] { return !running() || logged() > before + 10000; });
@@ -347,7 +348,7 @@ void cut_connections(const RedisServer& server) {
 void run_out_of_memory(const RedisServer& server) {
   const std::string info = server.ask({"INFO", "memory"});
   const size_t at = info.find("used_memory:");
-  if (at == std::string::npos) return;  // it does not answer
+  if (at == std::string::npos) return;  // the server does not answer
   const long used = std::atol(info.c_str() + at + 12);
   server.ask({"CONFIG", "SET", "maxmemory-policy", "volatile-lru"});
   server.ask({"CONFIG", "SET", "maxmemory", std::to_string(used * 9 / 10)});
