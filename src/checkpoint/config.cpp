@@ -469,8 +469,8 @@ ModelConfig parse_model_config(const std::string& text, const std::string& file)
   return config;
 }
 
-// Lists the settings present that stet ignores although transformers' generate() would draw other
-// tokens by them, and the ignored keys that the reader of a GGUF file listed.
+// Lists the settings that stet ignores, although transformers' generate() would draw other tokens
+// with them. Adds the ignored keys that the reader of a GGUF file listed.
 static std::vector<std::string> ignored_settings(const JsonReader& json) {
   constexpr std::pair<const char*, double> kNumbers[] = {
       {"num_beams", 1},      {"no_repeat_ngram_size", 0},

@@ -177,10 +177,10 @@ TEST(GgmlBlocks, NamesListTheTypesOfTensors) {
   EXPECT_EQ(parse_contract(name), Contract::ggml);
   EXPECT_EQ(parse_contract_name(name)->text(), name);
   EXPECT_EQ(types_text({{"lm_head.weight", WeightType::q8}}), "ggml(*=q8_0)");
-  // q5 computes like q8.
+  // The name lists q5 as q8_0, because both compute the same.
   EXPECT_EQ(types_text({{"lm_head.weight", WeightType::q5}, {"norm.weight", WeightType::q8}}),
             "ggml(*=q8_0)");
-  // A list too long for the name.
+  // This list is too long for a name.
   Types many;
   for (int layer = 0; layer < 1000; ++layer)
     many.emplace_back("layers." + std::to_string(layer) + ".mlp.down_proj.weight",

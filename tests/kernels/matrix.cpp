@@ -82,7 +82,8 @@ TEST(Packing, SixteenBitBytes) {
       }
     }
     EXPECT_EQ(std::memcmp(packed_bytes(m), expected.data(), m.bytes()), 0);
-    // Row 0 has columns 0 and 1; then row 1 has columns 5 and 6 of the flat tensor.
+    // The packed bytes begin with elements 0 and 1 of the tensor, which are in row 0. Elements 5 and
+    // 6, the first two of row 1, follow.
     const uint8_t head[] = {0x00, 0x40, 0x01, 0x40, 0x05, 0x40, 0x06, 0x40};
     EXPECT_EQ(std::memcmp(packed_bytes(m), head, sizeof head), 0);
     // The last column of row 16 has a zero as its partner. The 15 missing rows are zero.

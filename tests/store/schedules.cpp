@@ -374,7 +374,7 @@ class StoreWorld {
 
   // Updates the model of a name after an attempt to change it, which may have failed or been killed.
   // If the attempt was to set the name to state `added`, the name must have its previous value or
-  // that state. If it was to delete the name, the name must be gone or have its previous value.
+  // that state. If it was to delete the name, the name must be deleted or have its previous value.
   void learn_name(const std::string& name, const std::optional<Sha256>& added) {
     const Alive alive;
     History found;
@@ -494,7 +494,8 @@ class StoreWorld {
   const std::function<void(int)> pass_;
   const int64_t slack_;
   const int calls_;
-  // A process that dies before it has set a file's time leaves the file system's time.
+  // The clock starts at the real time. A process that dies before it sets a file's time leaves the
+  // time that the file system gave.
   int64_t clock_ = std::time(nullptr), acts_ = 0;
   bool busy_ = false;
   std::unique_ptr<Store> store_, other_;

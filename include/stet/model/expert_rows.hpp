@@ -22,8 +22,8 @@ struct Experts {
 
 namespace detail {
 
-// Rows that are computed together. The numbers of slots, experts and tiles are upper bounds, which
-// depend on the number of rows and not on the experts that the router chose.
+// Rows that are computed together. The numbers of slots, experts and tiles are upper bounds. They
+// depend on the number of rows, not on the experts that the router chose.
 struct ExpertRows {
   size_t row, count;  // rows [row, row + count) of the pass
   size_t slots;       // slots of all experts

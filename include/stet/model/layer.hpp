@@ -81,9 +81,9 @@ inline void norm_heads(const LayerPass& at, const Norm& n, Rows x) {
 
 namespace detail {
 
-// Recomputes the queries, keys or values of each head whose input in q_input, k_input or v_input was
-// changed by a hook: that input differs from the residual stream. Interventions on ln1 apply to
-// these inputs, too. Uses p.out as scratch.
+// Recomputes the queries, keys or values of each head whose input was changed by a hook. The input
+// in q_input, k_input or v_input then differs from the residual stream. Interventions on ln1 apply
+// to these inputs, too. Uses p.out as scratch.
 inline void recompute_changed_heads(const LayerPass& at, Point point, const Norm* n,
                                     const Linear& qkv, Rows inputs, size_t begin, Rows to) {
   const Team t = at.t;

@@ -102,10 +102,10 @@ struct Piece {
 };
 
 // Each of the following types is the arithmetic of a contract for one piece of a group of panels.
-// The depth of a piece is a multiple of kUnit and at most kDepth inputs, so that the piece stays in
-// the second-level cache beside the next piece and the sums (bench/README.md). A tile of packed rows
-// has kElements of Packed per kInputs inputs. begin() prepares the weights in `local`, panel after
-// panel.
+// The depth of a piece is a multiple of kUnit and at most kDepth inputs. The piece therefore stays
+// in the second-level cache beside the next piece and the sums (bench/README.md). A tile of packed
+// rows has kElements of Packed per kInputs inputs. begin() prepares the weights in `local`, panel
+// after panel.
 
 // Widens the inputs k0 .. k0 + kc of a panel to float32, in the order of the chain.
 inline void widen_panel(const Kernels& k, const Panel& panel, size_t k0, size_t kc, float* to) {
