@@ -111,7 +111,7 @@ TEST(GgmlBlocks, AreNamedByTheirValues) {
 }
 
 // The fingerprint's type is the narrowest that holds the whole row. The first values of a row fit
-// bfloat16; its last ones fit bfloat16, float16 or only float32.
+// bfloat16. Depending on `scale`, its last ones fit bfloat16, float16 or only float32.
 TEST(GgmlBlocks, FingerprintsCoverTheValuesOfWholeRows) {
   constexpr size_t kColumns = 8192, kBlock = 34;
   for (const float scale : {1.0f, 1.125f, 1 + 1.0f / 1024}) {

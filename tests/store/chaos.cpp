@@ -274,7 +274,8 @@ class Chaos {
   }
 
   void check() {
-    const auto store = open_chaos(url_, {10, 120});  // no more faults: other tests may run
+    // No faults occur any more, but other tests may slow the servers down, so timeouts are long.
+    const auto store = open_chaos(url_, {10, 120});
     Alone alone;
     std::set<std::string> states;
     std::map<std::string, std::set<std::string>> names;

@@ -130,7 +130,8 @@ TEST_F(StoreFetch, ComputesWhenThatIsFaster) {
   const StoreRestoreReport r = restore(from, s);
   EXPECT_EQ(r.text(), "0 blocks fetched, 4 computed (4 were faster to compute)");
   EXPECT_EQ(r.restored.recomputed, 300);
-  EXPECT_LE(backend_->requests, 1);  // one request, to measure whether it has become faster
+  // The store may send one request, to measure whether the backend has become faster.
+  EXPECT_LE(backend_->requests, 1);
   backend_->before = [](auto, const auto&) {};
   reopen({.fetch = FetchChoice::always});
   EXPECT_EQ(restore(from, s).text(), "4 blocks fetched, 0 computed");

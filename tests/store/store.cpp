@@ -560,7 +560,8 @@ TEST(BlockMemory, ReusesFreedMemory) {
     const auto first = blocks.take(kBlock), second = blocks.take(kBlock - 4095);
     EXPECT_NE(first->data(), second->data());
     EXPECT_TRUE(others.contains(first->data()) && others.contains(second->data()));
-    last = blocks.take(kBlock);  // two of the three were kept
+    // The memory of two of the three released blocks was kept for reuse, so this one is new.
+    last = blocks.take(kBlock);
     last->data()[kBlock - 1] = std::byte{1};
   }
   EXPECT_EQ(last->data()[kBlock - 1], std::byte{1});

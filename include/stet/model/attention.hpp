@@ -44,9 +44,9 @@ constexpr size_t kTaskRows = kTilesPerTask * kTileRows;
 
 inline size_t padded(size_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
-// The softmax sums of a tile of queries lie in one array. Its first kLanes floats hold the maximum
-// of each query, then the sum of each, then a word whose bits are the queries that saw any position.
-// The weighted values [rows][ldv] follow.
+// The softmax sums of a tile of queries lie in one array. Its first kLanes floats hold each query's
+// maximum, then each query's sum, then a word with a bit for each query. The bit is set if the query
+// saw any position. The weighted values [rows][ldv] follow.
 inline size_t tile_floats(size_t rows, size_t ldv) { return kLanes + rows * ldv; }
 inline SoftmaxSums tile_at(float* at) { return {at, at + kTileRows, at + kLanes}; }
 inline void set_seen(float* at, unsigned bits) {
