@@ -154,7 +154,7 @@ void Checkpoint::add_shards(const FileSource& source) {
   }
   for (const auto& [name, tensors] : wanted) {
     const TensorSource& file = add_file(safetensors_source(source.open(name), whole_stacks));
-    std::unordered_map<std::string, std::vector<size_t>> has;  // key: name in the file
+    std::unordered_map<std::string, std::vector<size_t>> has;  // by name in the file
     for (size_t i = 0; i < file.tensors().size(); ++i) {
       const TensorView& t = file.tensors()[i];
       has[t.stack.empty() ? t.name : t.stack].push_back(i);

@@ -265,8 +265,8 @@ void PackedWriter::add(const std::string& name, const Matrix& matrix) {
   if (written_ != nullptr) *written_ = file_.written();
 }
 
-// Vectors are few and small. They follow all matrices, so that matrices begin at pages without
-// holes.
+// Keeps the vector until commit(). Vectors are few and small and follow all matrices. Each matrix
+// fills whole pages, so that every one begins at a page and the file has no gaps.
 void PackedWriter::add(const TensorView& tensor) {
   vectors_.push_back({tensor, {tensor.bytes.begin(), tensor.bytes.end()}});
 }

@@ -552,7 +552,7 @@ TEST_P(Kernel, PairsAtTheEdges) {
       {0x1p-50f, 0x1.8p-76f, -0x1p-63f, 0x1p-63f, 0},  // cancels below the least normal number
       {1, 1, -1, 1, 0},                                // gives +0
       {0x1p100f, 0x1p100f, 1, 1, kInf},
-      {0x1p100f, 0x1p100f, -0x1p100f, 0x1p100f, kInf},  // the second product is finite, not rounded
+      {0x1p100f, 0x1p100f, -0x1p100f, 0x1p100f, kInf},  // infinity minus an exact product
       {kInf, 1, -1, kInf, kNan},
       {1, 1, 0x1p-12f, 0x1p-12f, 1},  // a tie between 1 and its successor
       {1.0078125f, 1.0078125f, 0x1p-12f, 0x1p-12f, 0x1.0404p+0f + 0x1p-24f},

@@ -124,7 +124,7 @@ class Actor {
           converse();
       }
     } catch (const Error& e) {
-      // Not acknowledged. Another process may have changed the name first.
+      // The store did not acknowledge this. Another process may have changed the name first.
       if (e.kind != ErrorKind::io && e.kind != ErrorKind::mismatch)
         log_ << "wrong " << e.what() << std::endl;
     }

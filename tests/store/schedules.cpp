@@ -354,7 +354,7 @@ class StoreWorld {
     try {
       store.set_name(name, last, *state);
     } catch (const Error&) {
-      // It was killed, or another process changed the name or deleted the state first.
+      // The process was killed, or another one changed the name or deleted the state first.
       EXPECT_TRUE(death.dead || names_[name] != before || !is_there(*state));
     }
     learn_name(name, *state);
@@ -414,7 +414,7 @@ class StoreWorld {
       }
       leases_[at].held = std::move(held);
     } catch (const Error&) {
-      // It was killed, or another process deleted the state.
+      // The process was killed, or another one deleted the state.
       EXPECT_TRUE(death.dead || !is_there(*state));
     }
   }

@@ -22,7 +22,7 @@ struct Rope {
   double factor = 1;              // used by all scalings
   double low_freq_factor = 1;     // llama3
   double high_freq_factor = 4;    // llama3
-  double original_positions = 0;  // all but linear: original_max_position_embeddings
+  double original_positions = 0;  // llama3, yarn, longrope: original_max_position_embeddings
   // yarn counts a pair's rotations within original_positions. Pairs with more than beta_fast keep
   // their frequency; the frequency of pairs with fewer than beta_slow is divided by the factor.
   double beta_fast = 32;

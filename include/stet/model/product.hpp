@@ -38,8 +38,8 @@ inline auto gate_kernel(const Kernels& k, const Gate& by) {
 
 // Computes y = W x for many rows.
 void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
-// Computes linear_gated() for a matrix whose half is a multiple of kLanes. Gates go no further than
-// the first-level cache.
+// Computes linear_gated() for a matrix whose half is a multiple of kLanes. Gates and ups are used
+// while they are in the first-level cache and are not stored in gate_up.
 void gemm_gated(Team t, const Pass& p, const Matrix& w, Gate gate, Rows x, Rows y);
 // Computes y = W x with OpenBLAS, which must be loaded, on panels that it widens to float32.
 STET_API void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
