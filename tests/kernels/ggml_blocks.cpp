@@ -127,7 +127,8 @@ TEST(GgmlBlocks, FingerprintsCoverTheValuesOfWholeRows) {
         wide{"t", DType::f32, "F32", {17, kColumns}, std::as_bytes(std::span(values))};
     const Sha256 a = digest_matrix(narrow, 2), b = digest_matrix(wide, 1);
     EXPECT_EQ(a, b) << scale;
-    std::vector<uint16_t> as_it_is;  // the values in their narrowest type
+    // The values as bfloat16 or, for the larger scales, as float16. The last scale needs float32.
+    std::vector<uint16_t> as_it_is;
     TensorView published{"t", DType::bf16, "BF16", {17, kColumns}, {}};
     if (scale > 1) published.dtype = DType::f16;
     for (const float x : values) as_it_is.push_back(scale > 1 ? round_f16(x) : round_bf16(x));

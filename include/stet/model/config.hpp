@@ -136,7 +136,7 @@ struct STET_API ModelConfig {
   // Per layer, if layers differ. Empty: every layer has kv_heads, head_dim and intermediate_size,
   // and its own keys and values.
   std::vector<int64_t> kv_heads_of, head_dim_of, owner_of, intermediate_of;
-  std::vector<int64_t> values_are_keys;  // per layer: 1 if LayerShape says so; empty: 0
+  std::vector<int64_t> values_are_keys;  // per layer: 1 for LayerShape::values_are_keys; empty: 0
   Recurrence recurrence;
   std::vector<int64_t> recurrent_of;  // per layer: 1 if it is recurrent; empty: 0
   // Gemma 3n and 4: each layer has an input for a token beside the residual stream. These are its
