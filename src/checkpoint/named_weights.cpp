@@ -26,7 +26,7 @@ struct WeightSource {
   const LoadedWeight* tensor;
   WeightLayout layout;
   int64_t first, rows;  // rows of the tensor, or elements of a vector
-  int64_t heads;        // number of heads; 0 unless a layout by head or a vector of heads
+  int64_t heads;        // of a layout by head or a vector of heads; otherwise 0
   float scale = 1;
 };
 

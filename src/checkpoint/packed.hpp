@@ -35,8 +35,8 @@ std::string packed_fingerprint(const Checkpoint& checkpoint, const std::string& 
 // Compares all matrices and vectors with their digests (see include/stet/checkpoint/packed.hpp).
 size_t check_packed(const Checkpoint& checkpoint, int threads);
 
-// Streams a packed file: tensors in the order in which they are added, then the header, for which
-// space was left at the front.
+// Streams a packed file. Writes each matrix when it is added. commit() then writes the vectors, and
+// the header into the space that was left for it at the front.
 class PackedWriter {
  public:
   // Leaves space for a header that names every tensor of `checkpoint`. Keeps the number of bytes

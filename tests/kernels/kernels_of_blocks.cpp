@@ -109,10 +109,10 @@ std::vector<float> hard_inputs(size_t n, uint64_t seed) {
         break;
       case 2:
         for (size_t i = 0; i < kQuantBlock; ++i) block[i] = s.real() * 0x1p-126f;
-        break;  // denormals, below the limit
+        break;  // denormals: a block is zero if no input reaches 2^-100
       case 3:
         for (size_t i = 0; i < kQuantBlock; ++i) block[i] = s.real() * 0x1p-100f;
-        break;  // around the limit
+        break;  // around 2^-100
       case 4:
         for (size_t i = 0; i < kQuantBlock; ++i) block[i] = s.real() * 0x1.fffffep127f;
         break;
