@@ -194,7 +194,7 @@ void read_longrope(const RopePlaces& places, Rope* rope) {
     const auto in_range = [](double f) { return f >= 1e-3 && f <= 1e6; };
     if (to->empty() || !std::ranges::all_of(*to, in_range))
       places.with(name).fail(name, "numbers in 0.001..1e6");
-    for (double& f : *to) f = static_cast<double>(static_cast<float>(f));  // computed with in float32
+    for (double& f : *to) f = static_cast<double>(static_cast<float>(f));  // used as float32
   }
 }
 
