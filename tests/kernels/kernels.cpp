@@ -779,7 +779,8 @@ TEST_P(Kernel, LayerNormHasSixteenLanesAndATree) {
 // no effect. The large eps hides the variance, and 1 / sqrt(eps) is a power of two.
 TEST_P(Kernel, LayerNormSumOrder) {
   std::vector<float> x(32, 1.0f);
-  // The sum is 2^25, as in RmsNormSumOrder. Only sums of at least 4 of the other lanes add to it.
+  // x[0] + x[8] is 2^25, as in RmsNormSumOrder. Of the other lanes, only sums of at least 4 add to
+  // it.
   x[0] = x[8] = 0x1p24f;
   const float mean = (0x1p25f + 28.0f) / 32;
   const Fenced<float> in(x), w(std::vector<float>(32, 1.0f)), b(std::vector<float>(32, 0.0f)),
