@@ -34,11 +34,12 @@ void put_halves(uint8_t* to, size_t first, Lanes from, size_t at) {
   for (size_t i = 0; i < kFour; ++i) std::memcpy(to + 2 * (first + i), from[i] + at, 2);
 }
 
-// Swaps field i of word j with field j of word i, in each group of n * kBits bits of n words.
+// Transposes fields of kBits bits in n words. In each group of n fields, field i of word j changes
+// places with field j of word i.
 template <size_t kBits, size_t n>
 void transpose_fields(Words (&w)[n]) {
   for (uint32_t step = 1; step < n; step *= 2) {
-    uint32_t stay = 0;  // fields of a pair's first word that are not swapped
+    uint32_t stay = 0;  // mask of the fields that the pair's first word keeps
     for (size_t f = 0; f < 32 / kBits; ++f)
       if ((f & step) == 0) stay |= ((1u << kBits) - 1) << f * kBits;
     constexpr uint32_t kShift = kBits;

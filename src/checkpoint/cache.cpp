@@ -179,7 +179,7 @@ class Cache {
     try {
       return read_text_file(path, kSmall);
     } catch (const Error&) {
-      return "";  // treated as missing
+      return "";  // a text that cannot be read counts as missing
     }
   }
 

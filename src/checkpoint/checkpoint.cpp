@@ -122,7 +122,8 @@ void Checkpoint::split_stacks_of_gpt_oss() {
 
 namespace {
 
-// Reads how a config divides packed projections, which their shapes do not show.
+// Reads the sizes by which packed projections are divided. Only config.json has them; the shapes of
+// the tensors do not show them.
 KeyHeads read_key_heads(const FileSource& source) {
   const char* const config = "config.json";
   const JsonReader top =
@@ -153,7 +154,7 @@ void Checkpoint::add_shards(const FileSource& source) {
   }
   for (const auto& [name, tensors] : wanted) {
     const TensorSource& file = add_file(safetensors_source(source.open(name), whole_stacks));
-    std::unordered_map<std::string, std::vector<size_t>> has;  // key: name in the file
+    std::unordered_map<std::string, std::vector<size_t>> has;  // by name in the file
     for (size_t i = 0; i < file.tensors().size(); ++i) {
       const TensorView& t = file.tensors()[i];
       has[t.stack.empty() ? t.name : t.stack].push_back(i);

@@ -469,8 +469,8 @@ ModelConfig parse_model_config(const std::string& text, const std::string& file)
   return config;
 }
 
-// Lists the settings of transformers' generate() that would draw other tokens, and the keys that a
-// GGUF file's reader noted.
+// Lists the settings that stet ignores, although transformers' generate() would draw other tokens
+// with them. Adds the ignored keys that the reader of a GGUF file listed.
 static std::vector<std::string> ignored_settings(const JsonReader& json) {
   constexpr std::pair<const char*, double> kNumbers[] = {
       {"num_beams", 1},      {"no_repeat_ngram_size", 0},

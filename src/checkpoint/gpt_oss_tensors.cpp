@@ -34,11 +34,11 @@ std::optional<StackName> stack_name(const std::string& name) {
   return std::nullopt;
 }
 
-// One expert's part of a stack: outputs first, first + step, ...
+// One matrix or bias of one expert, made of outputs first, first + step, ... of a stack.
 struct StackedPart {
-  TensorView view;  // the view that users see, without bytes
+  TensorView view;  // name, type and shape of the resulting tensor; no bytes
   TensorView from, scales;
-  std::shared_ptr<const FileBytes> scales_file;  // may differ from the file of the blocks
+  std::shared_ptr<const FileBytes> scales_file;  // may be another file than that of the blocks
   size_t expert, first, step;
 
   size_t outputs() const { return static_cast<size_t>(view.shape.front()); }

@@ -41,8 +41,8 @@ bool is_head(const ModelConfig& c, std::string_view name) {
          (name == "embed_tokens.weight" || name == "wte.weight" || name == "embed_in.weight");
 }
 
-// Returns the point that feeds a layer: in a family without norms before its layers that is the
-// residual stream.
+// Returns the point whose values a matrix reads: `p`, or the residual stream before attention or MLP
+// if the family has no norm there.
 Point there(const ModelConfig& c, Point p) {
   if (has_point(c, p) || p == Point::mlp_post) return p;
   return p == Point::ln1 ? Point::resid_pre : Point::resid_mid;
@@ -85,7 +85,7 @@ std::vector<PointAt> Importance::points() const {
   for (int64_t layer = 0; layer < config_.layers; ++layer) {
     for (const Point p : {Point::ln1, Point::z, Point::ln2, Point::mlp_post}) {
       const PointAt at = {there(config_, p), layer};
-      if (has_point(config_, at)) all.push_back(at);  // activations inside experts have no point
+      if (has_point(config_, at)) all.push_back(at);  // experts, for one, have no mlp_post
     }
   }
   all.push_back({Point::ln_final, 0});

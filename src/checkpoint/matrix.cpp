@@ -44,7 +44,7 @@ void last_half_word(const std::byte* const rows[kLanes], size_t columns, uint32_
 template <class Element>
 void pack_transposed(const std::byte* first, size_t row_bytes, size_t lanes, size_t columns,
                      Element* out) {
-  constexpr size_t kGroup = sizeof(uint32_t) / sizeof(Element);  // consecutive inputs of one output
+  constexpr size_t kGroup = sizeof(uint32_t) / sizeof(Element);  // inputs side by side
   for (size_t k = 0; k < columns; ++k) {
     const std::byte* from = first + k * row_bytes;
     Element* to = out + k / kGroup * kGroup * kLanes + k % kGroup;

@@ -63,7 +63,7 @@ Matrix ModelWeights::packed(const MatrixRequest& request) const {
     while (end > first + 1 && !has_packed_matrix(checkpoint_, joined_names(request, first, end)))
       --end;
     if (end == first + 1 && !has_packed_matrix(checkpoint_, joined_names(request, first, end)))
-      end = request.tensors.size();  // the error names all tensors
+      end = request.tensors.size();  // no matrix begins with this tensor: fail with all names
     size_t rows = 0;
     for (size_t i = first; i < end; ++i)
       rows += static_cast<size_t>(request.step(request.tensors[i]));
@@ -126,7 +126,7 @@ void ModelWeights::note_types(const MatrixRequest& request, const Matrix& matrix
   for (const Stored& tensor : request.tensors) {
     types_.emplace_back(tensor.canonical, place_of(matrix, row).first->type());
     row += static_cast<size_t>(tensor.rows);
-    if (!request.experts.empty()) break;  // all are of one type
+    if (!request.experts.empty()) break;  // all experts have one type
   }
   if (!not_bf16_.empty()) return;
   const Stored& first = request.tensors[0];

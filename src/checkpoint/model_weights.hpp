@@ -40,8 +40,8 @@ class ModelWeights : public WeightLoader {
   Matrix load(const MatrixRequest& request) override;
   Vector load(const VectorRequest& request) override;
 
-  // The two `keep` decide what happens to a loaded weight. Here they keep its bytes for the model
-  // and record its name.
+  // The two keep() functions decide what happens to a loaded weight. Here they keep its bytes for
+  // the model and record its name.
   virtual Matrix keep(const MatrixRequest& request, Matrix matrix);
   virtual void keep(const VectorRequest& request, const TensorView& stored, const Vector& vector);
   // Returns the fingerprints of the weights before packing or rounding.
@@ -66,7 +66,7 @@ class ModelWeights : public WeightLoader {
   std::vector<std::span<const std::byte>> expert_matrices_;
   std::vector<std::pair<std::string, WeightType>> types_;  // (canonical tensor name, type)
   std::unique_ptr<const MappedTable> mapped_table_;
-  std::string not_bf16_, its_type_;  // a matrix that is not bf16; its type
+  std::string not_bf16_, its_type_;  // name and type of the first matrix that is not bf16
   std::vector<LoadedWeight> loaded_;
 };
 

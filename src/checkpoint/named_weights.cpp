@@ -26,7 +26,7 @@ struct WeightSource {
   const LoadedWeight* tensor;
   WeightLayout layout;
   int64_t first, rows;  // rows of the tensor, or elements of a vector
-  int64_t heads;        // for layouts by head and for vectors of heads; otherwise 0
+  int64_t heads;        // of a layout by head or a vector of heads; otherwise 0
   float scale = 1;
 };
 
@@ -161,7 +161,7 @@ class WeightNames {
   static bool is_vector(const LoadedWeight& w) { return !w.vector.empty(); }
 
   const ModelConfig& config_;
-  bool norms_behind_ = false;  // a layer's outputs are normalised before they are added
+  bool norms_behind_ = false;  // a layer normalises its outputs before it adds them
   const LoadedWeight* head_ = nullptr;
   std::vector<WeightSource> all_;
 };

@@ -67,8 +67,8 @@ class OverridingSource : public FileSource {
   }
 
  private:
-  // Returns whether an override hides `name`: a given template replaces all that the checkpoint
-  // has.
+  // Returns whether an override hides the file `name`. A given chat_template.jinja also replaces the
+  // checkpoint's additional templates.
   bool replaced(const std::string& name) const {
     return name == kAdditionalTemplates && texts_.contains("chat_template.jinja");
   }

@@ -168,7 +168,7 @@ Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name, size
   if (reinterpret_cast<uintptr_t>(bytes.data()) % 64 == 0) {
     return Matrix::packed(entry.type, rows, columns, bytes.data(), checkpoint.owner_of(name));
   }
-  const auto copy = std::make_shared<Memory>(bytes.size());  // the file does not align it
+  const auto copy = std::make_shared<Memory>(bytes.size());  // not 64-byte aligned in the file
   std::memcpy(copy->data(), bytes.data(), bytes.size());
   return Matrix::packed(entry.type, rows, columns, copy->data(), copy);
 }
@@ -202,8 +202,8 @@ std::pair<std::span<const std::byte>, std::string> digested(const Checkpoint& ch
 
 namespace {
 
-// Bytes of a header entry beyond twice the tensor's name. Two more pages are for the fields of the
-// whole file.
+// Room in the header for each tensor, in bytes, in addition to twice the length of its name. Fields
+// that belong to the whole file have two more pages.
 constexpr size_t kHeaderEntryBytes = 512;
 
 size_t header_room(const Checkpoint& checkpoint) {
@@ -265,8 +265,8 @@ void PackedWriter::add(const std::string& name, const Matrix& matrix) {
   if (written_ != nullptr) *written_ = file_.written();
 }
 
-// Vectors are few and small. They follow all matrices, so that matrices begin at pages without
-// holes.
+// Keeps the vector until commit(). Vectors are few and small and follow all matrices. Each matrix
+// fills whole pages, so that every one begins at a page and the file has no gaps.
 void PackedWriter::add(const TensorView& tensor) {
   vectors_.push_back({tensor, {tensor.bytes.begin(), tensor.bytes.end()}});
 }

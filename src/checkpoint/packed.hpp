@@ -21,11 +21,11 @@ inline constexpr const char* kPackedFormat = "stet packed weights";
 Contract packed_contract(const Checkpoint& checkpoint);
 // Returns whether the file has a matrix of that name.
 bool has_packed_matrix(const Checkpoint& checkpoint, const std::string& name);
-// Returns the matrix of that name, in place. Its type must be `type`. If `type` is null, it must
-// not be quantized unless `any` is set. Throws a format or mismatch Error.
+// Returns the matrix of that name, in place. Its type must be `type`. Without a `type`, the matrix
+// must not be quantized unless `any` is set. Throws a format or mismatch Error.
 Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name,
                      std::optional<WeightType> type, bool any, size_t rows, size_t columns);
-// Returns the matrix of that name, whatever its type. The other function returns the type.
+// Return the matrix of that name, whatever its type, and its type.
 Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name, size_t rows,
                      size_t columns);
 WeightType packed_type(const Checkpoint& checkpoint, const std::string& name);
@@ -35,8 +35,8 @@ std::string packed_fingerprint(const Checkpoint& checkpoint, const std::string& 
 // Compares all matrices and vectors with their digests (see include/stet/checkpoint/packed.hpp).
 size_t check_packed(const Checkpoint& checkpoint, int threads);
 
-// Streams a packed file: tensors in the order in which they are added, then the header, for which
-// space was left at the front.
+// Streams a packed file. Writes each matrix when it is added. commit() then writes the vectors, and
+// the header into the space that was left for it at the front.
 class PackedWriter {
  public:
   // Leaves space for a header that names every tensor of `checkpoint`. Keeps the number of bytes

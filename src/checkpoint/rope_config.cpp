@@ -29,7 +29,7 @@ constexpr WithoutEffect kWithoutEffect[] = {
     {"finetuned", nullptr},      // YaRN's authors: the checkpoint was trained on long texts
     {"mrope_section", nullptr},  // Qwen: axes of images; a text's three positions are equal
     {"mrope_interleaved", nullptr},
-    {"rope_interleaved", "false"},   // nanotron: pairs are halves of a head, as everywhere here
+    {"rope_interleaved", "false"},   // nanotron: dimension i pairs with i + half
     {"partial_rotary_factor", "1"},  // all of a head is rotated
     {"partial_rotary_factor", "1.0"}};
 
@@ -102,8 +102,8 @@ class RopePlaces {
 
   const JsonReader& top() const { return top_; }
   const std::vector<JsonReader>& objects() const { return objects_; }
-  // Returns the first object that has the field. If none has it, returns the first one, for the
-  // error.
+  // Returns the first object that has the field. If none has it, returns the first object, so that
+  // an error about the missing field names it.
   const JsonReader& with(const std::string& name) const {
     const auto found =
         std::ranges::find_if(objects_, [&](const JsonReader& o) { return o.has(name); });

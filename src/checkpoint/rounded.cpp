@@ -74,7 +74,8 @@ OwnedTensor rounded_to_blocks(const TensorView& from, bool transposed, DType to,
   });
   view.dtype = to;
   view.dtype_text = dtype_name(to);
-  view.bytes = {memory.data(), rows * blocks * type.bytes};  // memory is of whole pages
+  // The size of `memory` is rounded up to whole pages.
+  view.bytes = {memory.data(), rows * blocks * type.bytes};
   view.paired_heads = 0;
   return {std::move(view), std::move(memory)};
 }

@@ -1,4 +1,4 @@
-// Composes requests for the tensors of a checkpoint that a family's weights consist of.
+// Turns a family's requests for weights into requests for the tensors of a checkpoint.
 #include "stet/model/weight_loader.hpp"
 
 namespace stet {

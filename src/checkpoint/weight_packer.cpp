@@ -31,7 +31,8 @@ OwnedTensor widened(const TensorView& from, int threads) {
   });
   to.view.dtype = DType::f32;
   to.view.dtype_text = dtype_name(DType::f32);
-  to.view.bytes = {to.memory.data(), rows * columns * sizeof(float)};  // memory is of whole pages
+  // The size of to.memory is rounded up to whole pages.
+  to.view.bytes = {to.memory.data(), rows * columns * sizeof(float)};
   to.view.paired_heads = 0;
   return to;
 }

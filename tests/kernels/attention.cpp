@@ -129,7 +129,7 @@ std::vector<float> run(std::vector<Sequence*> sequences, const std::string& isa 
   config.kv_heads = static_cast<int64_t>(s.kv_heads);
   config.head_dim = static_cast<int64_t>(s.head_dim);
   Scratch scratch = make_scratch(config, 16, threads, longest);
-  for (const Memory& local : scratch.local) {  // may hold anything after other operations
+  for (const Memory& local : scratch.local) {  // other operations may leave any numbers
     std::fill_n(local.as<float>(), local.size() / sizeof(float), kNan);
   }
   Pass pass{};
@@ -316,7 +316,8 @@ TEST_P(AttentionOnEachIsa, WholePrompts) {
           GetParam());
 }
 
-// A sink below, among and above the scores, in decoding and in a prompt; far above, little is left.
+// A sink is below, among or above the scores, in decoding and in a prompt. One that is far above
+// takes nearly all of the softmax.
 TEST_P(AttentionOnEachIsa, Sinks) {
   for (const float sink : {-20.0f, 0.5f, 12.0f}) {
     for (const int64_t first : {int64_t{0}, int64_t{139}}) {
@@ -343,8 +344,8 @@ TEST_P(AttentionOnEachIsa, Softcap) {
 }
 
 // With one query and few heads, threads take blocks of positions. Merging their results must equal
-// one thread's result. Tests enough cases to meet each pair of heads, position and window, or all
-// combinations.
+// one thread's result. Tests every pair of values of heads, position and window, or with
+// STET_ALL_WAYS every combination.
 TEST_P(AttentionOnEachIsa, SplitOverThreadsGivesTheSameBits) {
   size_t way = 0;
   for (size_t kv_heads : {1, 2, 3}) {
@@ -461,13 +462,12 @@ TEST(Attention, StoredBytes) {
         for (size_t head = 0; head < 2; ++head) {
           for (size_t d = 0; d < 8; ++d) {
             const size_t slot = static_cast<size_t>(position % 64), size = shape.element_size();
-            const auto put =
-                [&](size_t at,
-                    float x) {  // x is the stored value: its upper bytes, or its bit pattern
-                  const uint16_t half = type == KvType::bf16 ? round_bf16(x) : round_f16(x);
-                  std::memcpy(expected.data() + at,
-                              type == KvType::f32 ? static_cast<const void*>(&x) : &half, size);
-                };
+            const auto put = [&](size_t at,
+                                 float x) {  // x is the number that the cache rounds
+              const uint16_t half = type == KvType::bf16 ? round_bf16(x) : round_f16(x);
+              std::memcpy(expected.data() + at,
+                          type == KvType::f32 ? static_cast<const void*>(&x) : &half, size);
+            };
             put(shape.k_offset(1, static_cast<int64_t>(head)) + (d * 64 + slot) * size,
                 a.key(position, head)[d]);
             put(shape.v_offset(1, static_cast<int64_t>(head)) + (slot * 8 + d) * size,

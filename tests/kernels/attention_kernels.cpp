@@ -129,7 +129,7 @@ struct BlockCase {
 };
 
 constexpr uint64_t kAll = ~uint64_t{0};
-// Runs from either end, single positions, gaps, none.
+// Masks of visible positions: stretches from either end, single positions, gaps, and none.
 constexpr uint64_t kMasks[] = {kAll,
                                0,
                                1,

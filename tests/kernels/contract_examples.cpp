@@ -128,7 +128,8 @@ Words softcap(const Kernels& k, const Example& e) {
   return {text(y)};
 }
 
-// Takes the pair's odd input. The even one adds -0, which changes nothing.
+// Computes a flushed multiply-add as the odd step of a pair. The even step adds -0, which changes
+// nothing.
 Words fma_flushed(const Kernels& k, const Example& e) {
   const uint32_t packed[kTileRows] = {e.bits(1) << 16 | 0x8000u};
   alignas(64) uint16_t w[2 * kLanes] = {0, static_cast<uint16_t>(e.bits(0))};

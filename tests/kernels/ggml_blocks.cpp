@@ -111,7 +111,7 @@ TEST(GgmlBlocks, AreNamedByTheirValues) {
 }
 
 // The fingerprint's type is the narrowest that holds the whole row. The first values of a row fit
-// bfloat16; its last ones fit bfloat16, float16 or only float32.
+// bfloat16. Depending on `scale`, its last ones fit bfloat16, float16 or only float32.
 TEST(GgmlBlocks, FingerprintsCoverTheValuesOfWholeRows) {
   constexpr size_t kColumns = 8192, kBlock = 34;
   for (const float scale : {1.0f, 1.125f, 1 + 1.0f / 1024}) {
@@ -127,7 +127,8 @@ TEST(GgmlBlocks, FingerprintsCoverTheValuesOfWholeRows) {
         wide{"t", DType::f32, "F32", {17, kColumns}, std::as_bytes(std::span(values))};
     const Sha256 a = digest_matrix(narrow, 2), b = digest_matrix(wide, 1);
     EXPECT_EQ(a, b) << scale;
-    std::vector<uint16_t> as_it_is;  // the values in their narrowest type
+    // The values as bfloat16 or, for the larger scales, as float16. The last scale needs float32.
+    std::vector<uint16_t> as_it_is;
     TensorView published{"t", DType::bf16, "BF16", {17, kColumns}, {}};
     if (scale > 1) published.dtype = DType::f16;
     for (const float x : values) as_it_is.push_back(scale > 1 ? round_f16(x) : round_bf16(x));
@@ -177,10 +178,10 @@ TEST(GgmlBlocks, NamesListTheTypesOfTensors) {
   EXPECT_EQ(parse_contract(name), Contract::ggml);
   EXPECT_EQ(parse_contract_name(name)->text(), name);
   EXPECT_EQ(types_text({{"lm_head.weight", WeightType::q8}}), "ggml(*=q8_0)");
-  // q5 computes like q8.
+  // The name lists q5 as q8_0, because both compute the same.
   EXPECT_EQ(types_text({{"lm_head.weight", WeightType::q5}, {"norm.weight", WeightType::q8}}),
             "ggml(*=q8_0)");
-  // A list too long for the name.
+  // This list is too long for a name.
   Types many;
   for (int layer = 0; layer < 1000; ++layer)
     many.emplace_back("layers." + std::to_string(layer) + ".mlp.down_proj.weight",

@@ -12,7 +12,7 @@ namespace {
 
 struct OfType {
   uint32_t type;
-  std::vector<size_t> scales;  // offsets of float16 numbers, kept small here
+  std::vector<size_t> scales;  // where a block has float16 numbers, here small
   const char* digest;
 };
 

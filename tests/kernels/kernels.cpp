@@ -445,7 +445,8 @@ std::vector<float> product_of_pairs(const Kernels& k, const PairWeights& w,
   return alone;
 }
 
-// Every upper half with the lower halves around the rounding threshold.
+// Inputs are all upper halves of a float32, each with lower halves at and around the rounding
+// threshold.
 TEST_P(Kernel, PairsAreRoundedToNearestEven) {
   std::vector<float> values;
   for (uint32_t high = 0; high < 0x10000; ++high) {
@@ -527,7 +528,7 @@ TEST_P(Kernel, PairsFlushDenormals) {
   EXPECT_GT(changed, 5000u);  // of 25600
 }
 
-// One case for each rule: w and x of two steps, the odd step first.
+// Each case tests one rule. It has the weights and inputs of a pair, w1 x1 first and then w0 x0.
 TEST_P(Kernel, PairsAtTheEdges) {
   struct Case {
     float w1, x1, w0, x0, expected;
@@ -546,12 +547,12 @@ TEST_P(Kernel, PairsAtTheEdges) {
       {0x1p-63f, 0x1p-63f, -0x1.02p-75f, 0x1p-76f, 0},     // tiny after rounding to 24 bits
       {-0x1p-63f, 0x1p-63f, 0x1.02p-75f, 0x1p-76f, -0.0f},
       {-0x1p-63f, 0x1p-63f, 0x1p-75f, 0x1p-76f, -kLeast},
-      {1, kLeast, -0x1.02p-25f, kLeast, 0},  // either factor may be the small one
+      {1, kLeast, -0x1.02p-25f, kLeast, 0},  // a small input; next: a small weight
       {1, kLeast, -kLeast, 0x1.02p-25f, 0},
       {0x1p-50f, 0x1.8p-76f, -0x1p-63f, 0x1p-63f, 0},  // cancels below the least normal number
       {1, 1, -1, 1, 0},                                // gives +0
       {0x1p100f, 0x1p100f, 1, 1, kInf},
-      {0x1p100f, 0x1p100f, -0x1p100f, 0x1p100f, kInf},  // the second product is finite, not rounded
+      {0x1p100f, 0x1p100f, -0x1p100f, 0x1p100f, kInf},  // infinity minus an exact product
       {kInf, 1, -1, kInf, kNan},
       {1, 1, 0x1p-12f, 0x1p-12f, 1},  // a tie between 1 and its successor
       {1.0078125f, 1.0078125f, 0x1p-12f, 0x1p-12f, 0x1.0404p+0f + 0x1p-24f},
@@ -583,7 +584,7 @@ TEST_P(Kernel, PairsLeaveTheFloatEnvironmentAlone) {
 TEST_P(Kernel, PairsTileGivesTheBitsOfMatrixVector) {
   for (size_t depth : {2, 6, 16, 66, 260, 514}) {
     for (size_t blocks : {1, 2, 3, 4}) {
-      std::vector<std::vector<float>> expected;  // by row; independent of the other rows
+      std::vector<std::vector<float>> expected;  // of each row, whichever share its tile
       for (int rows = 1; rows <= kTileRows; ++rows) {
         Stream s(depth + blocks);
         const bool tiny = depth == 66;
@@ -778,7 +779,8 @@ TEST_P(Kernel, LayerNormHasSixteenLanesAndATree) {
 // no effect. The large eps hides the variance, and 1 / sqrt(eps) is a power of two.
 TEST_P(Kernel, LayerNormSumOrder) {
   std::vector<float> x(32, 1.0f);
-  // The sum is 2^25, as in RmsNormSumOrder. Only sums of at least 4 of the other lanes add to it.
+  // x[0] + x[8] is 2^25, as in RmsNormSumOrder. Of the other lanes, only sums of at least 4 add to
+  // it.
   x[0] = x[8] = 0x1p24f;
   const float mean = (0x1p25f + 28.0f) / 32;
   const Fenced<float> in(x), w(std::vector<float>(32, 1.0f)), b(std::vector<float>(32, 0.0f)),

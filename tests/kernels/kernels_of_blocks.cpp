@@ -109,10 +109,10 @@ std::vector<float> hard_inputs(size_t n, uint64_t seed) {
         break;
       case 2:
         for (size_t i = 0; i < kQuantBlock; ++i) block[i] = s.real() * 0x1p-126f;
-        break;  // denormals, below the limit
+        break;  // denormals: a block is zero if no input reaches 2^-100
       case 3:
         for (size_t i = 0; i < kQuantBlock; ++i) block[i] = s.real() * 0x1p-100f;
-        break;  // around the limit
+        break;  // around 2^-100
       case 4:
         for (size_t i = 0; i < kQuantBlock; ++i) block[i] = s.real() * 0x1.fffffep127f;
         break;
@@ -226,7 +226,7 @@ TEST_P(KernelsOfBlocks, ExpandedWeightsAreTheSame) {
     const Fenced<uint8_t> q8(256 / 64 * static_cast<size_t>(kStripBytesQ8));
     w.tile(k, q8.data());
     QuantWeights expected(WeightType::q8, 1, 256, 9);
-    // q5 integers move to q8's zero; q4 keeps its own.
+    // Expanded q5 integers have q8's zero, 128 instead of 16. Those of q4 keep their own.
     const int moved = type == WeightType::q5 ? 128 - 16 : 0;
     for (size_t i = 0; i < w.u.size(); ++i) expected.u[i] = w.u[i] + moved;
     expected.scale = w.scale;

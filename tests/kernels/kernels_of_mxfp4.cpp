@@ -177,7 +177,7 @@ TEST_P(KernelsOfMxfp4, TileGivesTheBitsOfPlainIntegers) {
   }
 }
 
-// The largest sums of a block, where integers of 16 bits would overflow if they could.
+// The largest sums of a block, at which 16-bit integers would come closest to overflowing.
 TEST_P(KernelsOfMxfp4, TheLargestSums) {
   for (const int code : {7, 15, 0}) {
     for (const float x : {3.0f, -3.0f}) {

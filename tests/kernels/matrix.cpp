@@ -82,7 +82,8 @@ TEST(Packing, SixteenBitBytes) {
       }
     }
     EXPECT_EQ(std::memcmp(packed_bytes(m), expected.data(), m.bytes()), 0);
-    // Row 0 has columns 0 and 1; then row 1 has columns 5 and 6 of the flat tensor.
+    // The packed bytes begin with elements 0 and 1 of the tensor, which are in row 0. Elements 5 and
+    // 6, the first two of row 1, follow.
     const uint8_t head[] = {0x00, 0x40, 0x01, 0x40, 0x05, 0x40, 0x06, 0x40};
     EXPECT_EQ(std::memcmp(packed_bytes(m), head, sizeof head), 0);
     // The last column of row 16 has a zero as its partner. The 15 missing rows are zero.
@@ -200,8 +201,8 @@ uint16_t nearest(const Format& f, const std::vector<double>& values, float x) {
   return static_cast<uint16_t>(sign | (take_above ? above : below));
 }
 
-// Returns the magnitudes of the bit patterns from 0 up to infinity, in order. Infinity counts as
-// f.beyond.
+// Returns the magnitudes of the bit patterns from 0 up to infinity, in order. f.beyond, the number
+// after the largest finite one, stands for infinity.
 std::vector<double> magnitudes(const Format& f) {
   std::vector<double> values;
   for (uint16_t bits = 0; bits < f.infinity; ++bits) values.push_back(f.exact(bits));

@@ -1,4 +1,5 @@
-// Pools rows into one embedding, in the order that the header gives, restated one number at a time.
+// Pooling of rows into one embedding. The expected numbers are computed one at a time, in the order
+// that the header documents.
 #include "stet/kernels/pooling.hpp"
 
 #include <gtest/gtest.h>

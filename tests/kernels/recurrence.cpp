@@ -9,7 +9,7 @@ namespace {
 
 class RecurrenceKernels : public EachIsa {};
 
-// An asymmetric pattern of some magnitude, without zeros.
+// Returns element i of an asymmetric pattern of numbers in [-1.1, 1.1], none of them 0.
 float value(size_t i, size_t salt) {
   return (static_cast<float>((i * 37 + salt * 11) % 101) - 50.25f) / 47.0f;
 }
@@ -19,7 +19,7 @@ Fenced<float> values(size_t n, size_t salt, float scale = 1) {
   return x;
 }
 
-// One row of the tests of elementwise functions.
+// Returns exp of each element, from the portable kernel.
 std::vector<float> exponentials(const std::vector<float>& x) {
   std::vector<float> y(x.size());
   kernels_portable.exp(x.data(), y.data(), x.size());
@@ -125,7 +125,7 @@ TEST_P(RecurrenceKernels, Convolution) {
         }
         EXPECT_TRUE(y.untouched());
       }
-      // y may be the last input.
+      // The output may overwrite the last input.
       k.convolve(inputs.data(), w.data(), ldw, bias.data(), taps, rows.back().data(), n);
       for (size_t i = 0; i < n; ++i) EXPECT_EQ(bits_of(rows.back()[i]), bits_of(y[i]));
     }

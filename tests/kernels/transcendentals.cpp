@@ -120,7 +120,7 @@ TEST(Transcendentals, GeluByErf) {
   EXPECT_GE(all, 1.51) << "kernels.hpp states too large an error";
 }
 
-// Every table over a sweep of all floats, including NaNs.
+// Compares all instruction sets on every 4099th bit pattern of float32, including NaNs.
 TEST(Transcendentals, EveryInstructionSetGivesTheSameBits) {
   using Member = void (*Kernels::*)(const float*, float*, size_t);
   std::vector<float> x(kStep), expected(kStep), y(kStep);

@@ -66,7 +66,7 @@ std::vector<int32_t> turn_ids(int conversation, int turn) {
   return ids;
 }
 
-// A turn: a message, and the most likely tokens after it.
+// Appends a message and then, one by one, the five most likely next tokens.
 void reply(Session& session, std::span<const int32_t> ids) {
   session.append(ids);
   for (int i = 0; i < 5; ++i) {
@@ -124,7 +124,7 @@ class Actor {
           converse();
       }
     } catch (const Error& e) {
-      // Not acknowledged. Another process may have changed the name first.
+      // The store did not acknowledge this. Another process may have changed the name first.
       if (e.kind != ErrorKind::io && e.kind != ErrorKind::mismatch)
         log_ << "wrong " << e.what() << std::endl;
     }
@@ -265,7 +265,8 @@ class Chaos {
     reap(WNOHANG);
     return !processes_.empty();
   }
-  // Waits until more was acknowledged, after which the faults may repeat. Returns false at the end.
+  // Waits until the processes have logged more, after which the faults may repeat. Returns false if
+  // no process runs any more.
   bool goes_on() {
     const uintmax_t before = logged();
     eventually([&] { return !running() || logged() > before + 10000; });
@@ -273,7 +274,8 @@ class Chaos {
   }
 
   void check() {
-    const auto store = open_chaos(url_, {10, 120});  // no more faults: other tests may run
+    // No faults occur any more, but other tests may slow the servers down, so timeouts are long.
+    const auto store = open_chaos(url_, {10, 120});
     Alone alone;
     std::set<std::string> states;
     std::map<std::string, std::set<std::string>> names;
@@ -347,7 +349,7 @@ void cut_connections(const RedisServer& server) {
 void run_out_of_memory(const RedisServer& server) {
   const std::string info = server.ask({"INFO", "memory"});
   const size_t at = info.find("used_memory:");
-  if (at == std::string::npos) return;  // it does not answer
+  if (at == std::string::npos) return;  // the server does not answer
   const long used = std::atol(info.c_str() + at + 12);
   server.ask({"CONFIG", "SET", "maxmemory-policy", "volatile-lru"});
   server.ask({"CONFIG", "SET", "maxmemory", std::to_string(used * 9 / 10)});

@@ -29,7 +29,8 @@ struct RawStore {
   std::string url;
   std::function<std::string(const std::string&)> read;
   std::function<void(const std::string&, const std::string&)> write;
-  std::function<std::string(RecordKind, const std::string&)> where;  // from hex hash or name
+  // Returns a record's path or key. Takes its hash in hex, or the name.
+  std::function<std::string(RecordKind, const std::string&)> where;
 };
 
 std::string hex_of(const Sha256& hash) { return sha256_text(hash).substr(7); }
@@ -46,7 +47,7 @@ class Damage {
       models_.push_back(test::model(asset_path(name)));
       Session s(models_.back(), {.capacity = 1024});
       std::vector<int32_t> ids;
-      // Four blocks, and a few more tokens, which every restore computes.
+      // Four full blocks, which the store keeps, and three more tokens, which every restore computes.
       for (int i = 0; i < 4 * 64 + 3; ++i) ids.push_back(3 + i * 37 % 450);
       s.append(ids);
       sessions_.push_back(std::move(s));
@@ -170,7 +171,7 @@ class Damage {
       EXPECT_NE(std::string(e.what()).find(target.name.substr(0, 16)), std::string::npos)
           << e.what();
     }
-    // A collection does not take what the other name refers to, and takes nothing if a name cannot
+    // gc() deletes nothing that the other model's name refers to, and nothing at all if a name cannot
     // be read.
     GcOptions now;
     now.grace = 14 * 24 * 3600;

@@ -1,4 +1,5 @@
-// Replaces the C library's functions of these names. Both names of open() are needed.
+// Replaces the C library's functions of these names. Callers may use open() or open64(), so both are
+// defined; with _FILE_OFFSET_BITS, one would be renamed to the other.
 #undef _FILE_OFFSET_BITS
 #include "tests/store/dying_files.hpp"
 
@@ -20,7 +21,7 @@ using stet::test::death;
 
 time_t passed = 0;  // seconds of waiting skipped by a dead process
 
-// Returns false if this call or an earlier one was the last.
+// Counts a call. Returns false if this call kills the process, or if the process is dead already.
 bool lives() {
   if (death.dead) return false;
   death.dead = death.left >= 0 && death.left-- == 0;

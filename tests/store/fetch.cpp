@@ -99,7 +99,8 @@ class StoreFetch : public testing::Test {
   StoreSnapshot put(Session& s) {
     return open_snapshot(*store_, put_session(*store_, s, {}).place);
   }
-  // Teaches the meter costs with enough samples to outweigh everything else.
+  // Gives the meter so many samples of these costs, in seconds per token and per byte, that they
+  // outweigh its other samples.
   void costs(double token, double byte) {
     store_->meter().learn([&](FetchPolicy& p) {
       for (int i = 0; i < 200; ++i) {
@@ -129,7 +130,8 @@ TEST_F(StoreFetch, ComputesWhenThatIsFaster) {
   const StoreRestoreReport r = restore(from, s);
   EXPECT_EQ(r.text(), "0 blocks fetched, 4 computed (4 were faster to compute)");
   EXPECT_EQ(r.restored.recomputed, 300);
-  EXPECT_LE(backend_->requests, 1);  // one request, to measure whether it has become faster
+  // The store may send one request, to measure whether the backend has become faster.
+  EXPECT_LE(backend_->requests, 1);
   backend_->before = [](auto, const auto&) {};
   reopen({.fetch = FetchChoice::always});
   EXPECT_EQ(restore(from, s).text(), "4 blocks fetched, 0 computed");
@@ -138,8 +140,8 @@ TEST_F(StoreFetch, ComputesWhenThatIsFaster) {
   EXPECT_EQ(restore(from, s).text(), "4 blocks fetched, 0 computed");
 }
 
-// With equal speeds the front is computed and the rest fetched. The cut between them depends on
-// time; no bit does.
+// At similar speeds, the first blocks are computed and the rest are fetched. Timing decides where
+// the fetched ones begin, but changes no bit.
 TEST_F(StoreFetch, BothAtOnceGiveTheSameBytes) {
   Session s = session(1500);
   const StoreSnapshot from = put(s);
@@ -165,7 +167,7 @@ TEST_F(StoreFetch, ABlockThatDoesNotArriveIsComputed) {
   const StoreSnapshot from = put(s);
   backend_->before = [&](std::span<const Sha256> names, const std::atomic<bool>& stop) {
     const bool first = std::ranges::count(names, from.record.blocks[0]) > 0;
-    while (first && !stop) std::this_thread::yield();  // only that request hangs
+    while (first && !stop) std::this_thread::yield();  // only the request for the first block hangs
   };
   const StoreRestoreReport r = restore(from, s);
   EXPECT_GE(r.computed, 1u);

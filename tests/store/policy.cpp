@@ -132,7 +132,7 @@ TEST(StorePolicy, MeasurementsReplaceAssumptions) {
   p.answered(-1);
   EXPECT_DOUBLE_EQ(p.costs().token_seconds, 0.5);
   EXPECT_EQ(p.costs().byte_seconds, 0.5);
-  p.assume(7, 128);  // the measured time stays, but the shape is accepted
+  p.assume(7, 128);  // sets the growth, but not the measured time
   EXPECT_DOUBLE_EQ(p.costs().token_seconds, 0.5);
   EXPECT_EQ(p.costs().growth, 128);
 }

@@ -82,7 +82,8 @@ TEST(RedisSlot, IsThatOfTheSpecification) {
   EXPECT_EQ(redis_slot("foo{bar}{zap}"), redis_slot("bar"));
 }
 
-// Gives a fixed answer to every request except that for the slots of a cluster, then closes.
+// A server that gives one fixed answer to any request and then closes the connection. Only to a
+// request for a cluster's slots it answers that it is no cluster.
 class FakeServer {
  public:
   explicit FakeServer(std::string answer) : answer_(std::move(answer)) {
@@ -164,7 +165,8 @@ TEST(RedisValues, MalformedAnswersAreRefused) {
   }
 }
 
-// A sealed block of `payload` bytes, and the record that its chunks arrive in.
+// A sealed block with a payload of `payload` bytes, and the record that a reader assembles from its
+// chunks.
 struct Arriving {
   explicit Arriving(size_t payload) : bytes(payload) {
     std::mt19937 random(static_cast<unsigned>(payload));
@@ -388,7 +390,7 @@ TEST_F(RedisStoreTest, AServerThatStopsOrHangsIsBypassed) {
   EXPECT_EQ(restore(from, s).fetched, 4u);
   server_->kill();
   EXPECT_EQ(restore(from, s).computed, 4u);
-  server_->start();  // an empty server
+  server_->start();  // has lost all blocks
   EXPECT_EQ(restore(from, s).computed, 4u);
 }
 

@@ -138,7 +138,7 @@ class StoreWorld {
 
   // After the grace time without activity, only records reachable from names are left.
   void finish() {
-    busy_ = true;  // stops the second process
+    busy_ = true;  // the second process does nothing from here on
     leases_.clear();
     pass(2 * kGrace + kLongestLease);
     learn();
@@ -161,12 +161,12 @@ class StoreWorld {
     Sha256 parent;
     bool cut = false;  // the parent was missing when this state was last put or kept
     std::vector<int> blocks;
-    std::set<int> kept;  // the blocks that existed at that time
+    std::set<int> kept;  // those of `blocks` that existed at that time
   };
   struct ModelLease {
     std::vector<Sha256> states;
     int64_t until;
-    bool sure = false;  // true: it exists; false: it may
+    bool sure = false;  // true: the lease exists; false: it may exist
     std::shared_ptr<Store::Lease> held = nullptr;
   };
   using History = std::vector<Sha256>;
@@ -188,7 +188,7 @@ class StoreWorld {
     return std::make_unique<Store>(std::move(backend), StoreKey{}, StoreOptions{clock, 1});
   }
 
-  // Lets the second process act during the first one's work. It does not die.
+  // Lets the second process act during the first one's work. The second process is never killed.
   void interrupt() {
     if (busy_ || death.dead || pick(12) > 0) return;
     busy_ = true;
@@ -354,7 +354,7 @@ class StoreWorld {
     try {
       store.set_name(name, last, *state);
     } catch (const Error&) {
-      // It was killed, or another process changed the name or deleted the state first.
+      // The process was killed, or another one changed the name or deleted the state first.
       EXPECT_TRUE(death.dead || names_[name] != before || !is_there(*state));
     }
     learn_name(name, *state);
@@ -372,9 +372,9 @@ class StoreWorld {
     learn_name(name, std::nullopt);
   }
 
-  // Updates the model of a name after a process was killed. The name must have its previous value
-  // or, if a state was `added`, the new one. If none was added, it was deleted or has its previous
-  // value.
+  // Updates the model of a name after an attempt to change it, which may have failed or been killed.
+  // If the attempt was to set the name to state `added`, the name must have its previous value or
+  // that state. If it was to delete the name, the name must be deleted or have its previous value.
   void learn_name(const std::string& name, const std::optional<Sha256>& added) {
     const Alive alive;
     History found;
@@ -414,7 +414,7 @@ class StoreWorld {
       }
       leases_[at].held = std::move(held);
     } catch (const Error&) {
-      // It was killed, or another process deleted the state.
+      // The process was killed, or another one deleted the state.
       EXPECT_TRUE(death.dead || !is_there(*state));
     }
   }
@@ -437,7 +437,7 @@ class StoreWorld {
 
   void collect(Store& store) {
     const int64_t before = clock_ - kGrace;
-    std::set<Sha256> idle, there;  // idle: must be deleted if nothing interferes
+    std::set<Sha256> idle, there;  // idle: unused for longer than the grace time
     list_all([&](const RecordInfo& e) {
       if (e.used < before - slack_) idle.insert(e.name);
     });
@@ -461,7 +461,7 @@ class StoreWorld {
     }
   }
 
-  // Lets a new process see what the killed one left.
+  // Expects the history of every name to be that of the model.
   void learn() {
     for (auto& [name, history] : names_) {
       History found;
@@ -494,13 +494,14 @@ class StoreWorld {
   const std::function<void(int)> pass_;
   const int64_t slack_;
   const int calls_;
-  // A process that dies before it has set a file's time leaves the file system's time.
+  // The clock starts at the real time. A process that dies before it sets a file's time leaves the
+  // time that the file system gave.
   int64_t clock_ = std::time(nullptr), acts_ = 0;
   bool busy_ = false;
   std::unique_ptr<Store> store_, other_;
   int next_ = 0;
   std::map<Sha256, ModelState> states_;
-  std::map<Sha256, int64_t> used_;  // the latest certain use of each state and block
+  std::map<Sha256, int64_t> used_;  // last time when a state or block was surely used
   std::map<std::string, History> names_;
   std::map<int, ModelLease> leases_;
   int next_lease_ = 0;

@@ -201,13 +201,13 @@ TEST(StoreRecord, TheTagOfAnotherIsRefused) {
   swapped(state_of(kName, payload), kTagAt, 16);
   swapped(state_of(Sha256(), payload), kNonceAt, 32);
   swapped(sealed(key, {RecordKind::name, kName, 0, as_bytes(payload)}), kNonceAt, 32);
-  // The whole front of one record does not fit the payload of another.
+  // The header of one record is refused with the payload of another.
   std::vector<std::byte> bytes = state_of(kName, other);
   copy_bytes(bytes, state_of(kName, payload), 0, kRecordFront);
   expect_refused(key, RecordKind::state, kName, bytes, "format: r: content: ");
 }
 
-// Fetches stored blocks however fast this machine computes.
+// Options by which stored blocks are always fetched, even if computing them would be faster.
 const StoreOptions kAlways = [] {
   StoreOptions o;
   o.fetch = FetchChoice::always;
@@ -412,7 +412,7 @@ TEST_F(StoreSessions, ACopyInAnotherDirectorySharesTheBytes) {
   for (const std::string& file : block_files()) {
     struct stat info = {};
     ASSERT_EQ(::stat(file.c_str(), &info), 0);
-    EXPECT_LE(info.st_nlink, 2u);  // 1 if the file system shares the bytes itself
+    EXPECT_LE(info.st_nlink, 2u);  // 2: a hard link; 1: the file system cloned the bytes
     const std::string copy = scratch_ / "other/blocks/" + fs::path(file).filename().string();
     EXPECT_EQ(read_text(file), read_text(copy));
     fs::remove(file);
@@ -487,7 +487,7 @@ TEST_F(StoreSessions, ABudgetIsNeverExceeded) {
   EXPECT_EQ(r.computed, 1u);
   Session other = session(1);
   other.append(std::vector<int32_t>(128, 9));
-  EXPECT_EQ(round_trip(other).computed, 0u);  // the least recently used ones were evicted
+  EXPECT_EQ(round_trip(other).computed, 0u);  // the least recently used blocks were evicted
   EXPECT_EQ(total(), 3 * block);
 }
 
@@ -560,7 +560,8 @@ TEST(BlockMemory, ReusesFreedMemory) {
     const auto first = blocks.take(kBlock), second = blocks.take(kBlock - 4095);
     EXPECT_NE(first->data(), second->data());
     EXPECT_TRUE(others.contains(first->data()) && others.contains(second->data()));
-    last = blocks.take(kBlock);  // two of the three were kept
+    // The memory of two of the three released blocks was kept for reuse, so this one is new.
+    last = blocks.take(kBlock);
     last->data()[kBlock - 1] = std::byte{1};
   }
   EXPECT_EQ(last->data()[kBlock - 1], std::byte{1});

@@ -44,8 +44,9 @@ constexpr size_t kTaskRows = kTilesPerTask * kTileRows;
 
 inline size_t padded(size_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
-// The softmax sums of a tile of queries lie in one array. The first kLanes floats hold the maxima,
-// the sums and, as bits, which queries saw any position. The weighted values [rows][ldv] follow.
+// The softmax sums of a tile of queries lie in one array. Its first kLanes floats hold each query's
+// maximum, then each query's sum, then a word with a bit for each query. The bit is set if the query
+// saw any position. The weighted values [rows][ldv] follow.
 inline size_t tile_floats(size_t rows, size_t ldv) { return kLanes + rows * ldv; }
 inline SoftmaxSums tile_at(float* at) { return {at, at + kTileRows, at + kLanes}; }
 inline void set_seen(float* at, unsigned bits) {
@@ -267,9 +268,10 @@ inline void attend_queries(const Queries& s, size_t first, size_t count, const L
   for (size_t i = 0; i < count; i += kTileRows) finish(s, first + i, rows(i), part(local.sums, i));
 }
 
-// Attention during decoding: handles spans of a single position, as many as `partial` has room for.
-// The threads share the heads of all blocks in memory order (split-KV, as in Flash-Decoding). The
-// sums of each tile are stored in `partial`, then merged in the same order as in attend_queries.
+// Attention during decoding, for spans of a single position: as many spans at once as `partial` has
+// room for. The threads share the heads of all blocks in memory order (split-KV, as in
+// Flash-Decoding). The sums of each tile are stored in `partial`, then merged in the same order as
+// in attend_queries.
 class DecodeAttention {
  public:
   DecodeAttention(const Pass& p, const AttentionShape& a, Rows q, Rows y,
@@ -347,10 +349,10 @@ class DecodeAttention {
   }
 
  private:
-  // A position in the sequence of all blocks' heads, in memory order.
+  // Points to one KV head of one block. advance() goes through all of them in memory order.
   struct Cursor {
     const DecodeAttention* all;
-    size_t span = 0, before = 0, block = 0, kv_head = 0;  // before: the blocks of earlier spans
+    size_t span = 0, before = 0, block = 0, kv_head = 0;  // before: blocks in earlier spans
 
     Cursor(const DecodeAttention& s, size_t i) : all(&s) {
       for (; i >= blocks() * s.a_.kv_heads; ++span)

@@ -22,19 +22,21 @@ struct Rope {
   double factor = 1;              // used by all scalings
   double low_freq_factor = 1;     // llama3
   double high_freq_factor = 4;    // llama3
-  double original_positions = 0;  // all but linear: original_max_position_embeddings
-  double beta_fast = 32;  // yarn: pairs that rotate more often than this keep their frequency,
-  double beta_slow = 1;   // pairs that rotate less often are divided by the factor
-  bool truncate = true;   // yarn: round the two bounds above to whole pairs
+  double original_positions = 0;  // llama3, yarn, longrope: original_max_position_embeddings
+  // yarn counts a pair's rotations within original_positions. Pairs with more than beta_fast keep
+  // their frequency; the frequency of pairs with fewer than beta_slow is divided by the factor.
+  double beta_fast = 32;
+  double beta_slow = 1;
+  bool truncate = true;  // yarn: round the two bounds above to whole pairs
   // yarn and longrope: factor of cosines and sines. 0 means the default of the paper.
   double attention_factor = 0;
   // longrope: divisor of each pair's frequency, for contexts up to original_positions and for
   // longer ones. is_long selects the second, for models whose max_positions is larger.
   std::vector<double> short_factors = {}, long_factors = {};
   bool is_long = false;
-  // Rotated dimensions of each head; 0: ModelConfig::rotated(). proportional: of their pairs, the
-  // first `part` rotates, at the frequencies that it has among all pairs; the others are not
-  // rotated.
+  // `dim` is the number of rotated dimensions of each head; 0: ModelConfig::rotated(). proportional:
+  // only the first fraction `part` of their pairs is rotated. Frequencies are those that the pairs
+  // have if all are rotated.
   int64_t dim = 0;
   double part = 1;
 
@@ -72,8 +74,8 @@ struct Recurrence {
   enum class Kind { none, delta_net, short_conv, mamba2 };
 
   Kind kind = Kind::none;
-  int64_t heads = 0;      // delta_net: of values; mamba2: all
-  int64_t groups = 0;     // delta_net: heads of queries and keys; mamba2: groups of B and C
+  int64_t heads = 0;      // delta_net: number of value heads; mamba2: number of heads
+  int64_t groups = 0;     // delta_net: number of query and key heads; mamba2: groups of B and C
   int64_t key_dim = 0;    // delta_net: per key head; mamba2: the state's size per column
   int64_t value_dim = 0;  // per head
   int64_t taps = 0;       // inputs of the causal convolution, including the current position
@@ -134,7 +136,7 @@ struct STET_API ModelConfig {
   // Per layer, if layers differ. Empty: every layer has kv_heads, head_dim and intermediate_size,
   // and its own keys and values.
   std::vector<int64_t> kv_heads_of, head_dim_of, owner_of, intermediate_of;
-  std::vector<int64_t> values_are_keys;  // per layer: 1 if LayerShape says so; empty: 0
+  std::vector<int64_t> values_are_keys;  // per layer: 1 for LayerShape::values_are_keys; empty: 0
   Recurrence recurrence;
   std::vector<int64_t> recurrent_of;  // per layer: 1 if it is recurrent; empty: 0
   // Gemma 3n and 4: each layer has an input for a token beside the residual stream. These are its

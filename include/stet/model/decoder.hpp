@@ -58,7 +58,7 @@ struct Biases {
 struct AttentionLayers {
   AttentionLayers(WeightLoader& w, const ModelConfig& c, const std::string& at, Biases biases = {},
                   bool fused = false);
-  // For a layer of shape `s`, in a model whose layers differ. It may have no keys or values.
+  // Loads a layer of shape `s` in a model whose layers differ. The layer may lack keys and values.
   AttentionLayers(WeightLoader& w, int64_t hidden, const LayerShape& s, const std::string& at,
                   Biases biases = {}, bool fused = false);
 

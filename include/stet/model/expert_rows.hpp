@@ -22,16 +22,17 @@ struct Experts {
 
 namespace detail {
 
-// Rows that are computed together, and upper bounds that depend on their number alone.
+// Rows that are computed together. The numbers of slots, experts and tiles are upper bounds. They
+// depend on the number of rows, not on the experts that the router chose.
 struct ExpertRows {
   size_t row, count;  // rows [row, row + count) of the pass
   size_t slots;       // slots of all experts
   size_t experts;     // experts that have a row
-  size_t tiles;       // tiles that the slots fill
+  size_t tiles;       // tiles of all experts' slots
 };
 
-// Returns the number of rows to compute together. If an intervention may give a row any number of
-// experts, the slots have room for fewer rows.
+// Returns the number of rows to compute together. It is smaller if an intervention may choose any
+// number of experts, because each row may then need a slot for every expert.
 inline size_t expert_rows_at_once(const LayerPass& at) {
   const Pass& p = at.p;
   const size_t slots = p.scratch->experts.hidden.count,
@@ -72,7 +73,7 @@ struct ActiveExpert {
   ActiveExpert(const ExpertScratch& s, size_t a)
       : id(s.experts[a]), first(s.first[a]), rows(s.first[a + 1] - first), tile(s.tiles[a]) {}
 
-  size_t id, first, rows, tile;  // the expert, its slots, its first tile
+  size_t id, first, rows, tile;  // expert; first slot and number of slots; first tile
 };
 
 inline void add_bias(const Kernels& k, const Vector& bias, size_t at, float* y, size_t n) {

@@ -28,7 +28,7 @@ constexpr size_t kExpertOutputBytes = 2 * kGemvRows * kExpertOutputs * sizeof(fl
 
 inline size_t pad_to(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-// Returns the most slots that matrix-vector products have room for.
+// Returns the number of slots that matrix-vector products have room for.
 inline size_t few_slots(const ExpertShape& e) {
   return static_cast<size_t>(std::max(e.count, kGemvRows * e.chosen));
 }

@@ -140,7 +140,7 @@ inline void shared_expert(const LayerPass& at, const SharedExpert& shared, Gate 
   const Pass& p = at.p;
   gated_mlp(at, shared.gate_up, shared.down, f, x);
   if (shared.gate.weight.rows() == 0) return;
-  // The router's logits have been read.
+  // The memory of the router's logits is free by now, because route() has read them.
   const Rows gates = p.scratch->experts.logits.rows(0, x.count).columns(0, 1);
   Pass exact = p;
   exact.contract = Contract::f32;

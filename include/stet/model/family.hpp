@@ -79,13 +79,13 @@ STET_API Rope read_rope(const JsonReader& json, const std::string& layer_type, d
 // or the config itself; otherwise from `part`. A family that calls this lists the field in
 // RopeFields.
 STET_API void read_rotary_part(const JsonReader& json, double part, ModelConfig* config);
-// Returns the windows of all layers: `window` if layer_types says sliding or, without layer_types,
-// if slides(i) is true; otherwise 0.
+// Returns each layer's window: `window` if layer_types says sliding or, without layer_types, if
+// slides(i) is true; otherwise 0.
 STET_API std::vector<int64_t> read_windows(const JsonReader& json, int64_t layers, int64_t window,
                                            const std::function<bool(int64_t)>& slides);
-// Returns ModelConfig::recurrent_of: 1 for layers that layer_types calls by one of the names
-// `recurrent` or, without layer_types, if otherwise(i) is true. Empty if there is none. Throws an
-// unsupported Error for a type that is in neither list.
+// Returns ModelConfig::recurrent_of: 1 for layers whose layer_types entry is in `recurrent` or,
+// without layer_types, for which otherwise(i) is true. Empty if there is none. Throws an unsupported
+// Error for a type that is neither in `recurrent` nor in `attention`.
 STET_API std::vector<int64_t> read_recurrent(const JsonReader& json, int64_t layers,
                                              const std::vector<std::string>& recurrent,
                                              const std::vector<std::string>& attention,

@@ -48,9 +48,9 @@ struct Intervention {
   std::shared_ptr<const std::vector<float>> values;
   // Set by attach(): the number of positions and prunes at that time.
   int64_t at = 0, prunes = 0;
-  // If positions have moved between attach() and detach(): the number of prunes when detach() set
-  // `end`, which then counts positions after those prunes. Until then, `end` was open. -1: `end`
-  // counts positions as `begin` does.
+  // If positions moved between attach() and detach(), detach() sets this to the number of prunes so
+  // far. `end` then counts positions after those prunes, and for states with fewer prunes the
+  // intervention has no end. -1: `end` counts positions as `begin` does.
   int64_t ended = -1;
 
   bool operator==(const Intervention& o) const {
@@ -85,7 +85,8 @@ struct HeadState {
   bool transposed;
 
   size_t count() const { return rows * columns; }
-  // Copies `published`, [columns][rows] if transposed, to the state, or the state to it.
+  // set() copies `published` to the state; copy_to() copies the state to `published`. If transposed,
+  // `published` is [columns][rows].
   void set(const float* published) const {
     if (!transposed) return void(std::memcpy(numbers, published, count() * sizeof(float)));
     for (size_t i = 0; i < count(); ++i) numbers[i] = published[i % columns * rows + i / columns];
@@ -253,7 +254,7 @@ class Hooks {
     int64_t first;
   };
   struct StateScratch {
-    size_t row;     // the first of a span
+    size_t row;     // the first row of a span
     Memory memory;  // [heads][key_dim][value_dim]
   };
   struct Slot {

@@ -81,9 +81,9 @@ inline void norm_heads(const LayerPass& at, const Norm& n, Rows x) {
 
 namespace detail {
 
-// Recomputes the queries, keys or values of each head whose input was changed by a hook. Its row of
-// q_input, k_input or v_input then differs from the residual stream. Interventions on ln1 apply to
-// these inputs, too. Uses p.out as scratch.
+// Recomputes the queries, keys or values of each head whose input was changed by a hook. The input
+// in q_input, k_input or v_input then differs from the residual stream. Interventions on ln1 apply
+// to these inputs, too. Uses p.out as scratch.
 inline void recompute_changed_heads(const LayerPass& at, Point point, const Norm* n,
                                     const Linear& qkv, Rows inputs, size_t begin, Rows to) {
   const Team t = at.t;
@@ -92,7 +92,7 @@ inline void recompute_changed_heads(const LayerPass& at, Point point, const Norm
   const auto dim = static_cast<size_t>(point == Point::v_input ? shape.value_dim : shape.key_dim);
   const size_t width = p.x.width, count = inputs.count;
   const Rows alone = p.out.rows(begin, count), products = p.hooks->head_products().rows(0, count);
-  // first column of `to` in the product
+  // `first` is the column of the product where the columns of `to` begin.
   const bool of_keys = point == Point::v_input && shape.values_are_keys;
   const auto first =
       of_keys ? static_cast<size_t>(shape.queries()) : static_cast<size_t>(to.data - p.qkv.data);

@@ -32,8 +32,8 @@ class STET_API Matrix {
   Matrix() = default;
   // Stacks tensors [n_i][columns] of one dtype (the caller checks that). ggml blocks keep their
   // numbers: q8_0, q4_0 and q5_0 become q8, q4 and q5. If `heads` is not 0, there is one tensor
-  // that stores q, k and v of each head in turn; packing separates them. With `place`, the packed
-  // bytes go there, which the caller keeps alive and which must be zero.
+  // that stores q, k and v of each head in turn; packing separates them. If `place` is not null, the
+  // packed bytes are written there: to memory that holds zeros and that the caller keeps alive.
   Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads, size_t heads = 0,
          const Before& before = {}, std::byte* place = nullptr);
   // Packs the transpose of a stored tensor [columns][rows].

@@ -89,9 +89,9 @@ class STET_API Model {
   const FileSource& source() const { return *source_; }
   const std::string& directory() const { return source_->path(); }
   size_t weight_bytes() const { return weight_bytes_; }
-  // Returns the packed matrices that a token is multiplied with: all but the embeddings, if the
-  // head is separate. The first experts stand for those that a token uses, as many as it uses. The
-  // matrices live as long as the model.
+  // Returns the bytes of the packed matrices that one token is multiplied with. Embeddings are left
+  // out unless they are also the head. Of a layer's experts, the list has as many as a token uses,
+  // and always the first ones. The bytes live as long as the model.
   const std::vector<std::span<const std::byte>>& matrices() const { return matrices_; }
   // Returns the tensors of the model in loading order (matrix.hpp). They are views that live as
   // long as the model.
@@ -155,7 +155,7 @@ class STET_API Model {
   std::string types_;
   struct {
     std::string file, name, dtype;
-  } not_bf16_;  // the first matrix of another type; no name if there is none
+  } not_bf16_;  // the first matrix that is not bf16; an empty name if there is none
   mutable std::mutex workspaces_mutex_;
   mutable std::vector<std::unique_ptr<Workspace>> workspaces_;
 };
@@ -207,7 +207,7 @@ inline std::unique_ptr<Workspace> Model::acquire_workspace(size_t rows, int thre
       workspaces_.erase(it);
       return found;
     }
-    if (!workspaces_.empty()) {  // one that fits both replaces one that is too small
+    if (!workspaces_.empty()) {  // replaced below by a larger one
       rows = std::max(rows, workspaces_.back()->rows);
       threads = std::max(threads, workspaces_.back()->threads);
       workspaces_.pop_back();

@@ -38,10 +38,10 @@ inline auto gate_kernel(const Kernels& k, const Gate& by) {
 
 // Computes y = W x for many rows.
 void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
-// Computes linear_gated() for a matrix whose half is a multiple of kLanes. Gates go no further than
-// the first-level cache.
+// Computes linear_gated() for a matrix whose half is a multiple of kLanes. Gates and ups are used
+// while they are in the first-level cache and are not stored in gate_up.
 void gemm_gated(Team t, const Pass& p, const Matrix& w, Gate gate, Rows x, Rows y);
-// Widens panels to float32 and multiplies them by OpenBLAS, which must be loaded.
+// Computes y = W x with OpenBLAS, which must be loaded, on panels that it widens to float32.
 STET_API void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
 // Loads OpenBLAS, once per process. Throws an unsupported Error with the loader's reason if it is
 // not available. Any thread may call it.
@@ -101,10 +101,11 @@ struct Piece {
   }
 };
 
-// Each of the following types is the arithmetic of a contract, for one piece: a multiple of kUnit
-// and at most kDepth inputs deep. It then stays in the second-level cache beside the next piece and
-// the sums (bench/README.md). A tile of packed rows has kElements of Packed per kInputs inputs.
-// begin() prepares the weights in `local`, panel after panel.
+// Each of the following types is the arithmetic of a contract for one piece of a group of panels.
+// The depth of a piece is a multiple of kUnit and at most kDepth inputs. The piece therefore stays
+// in the second-level cache beside the next piece and the sums (bench/README.md). A tile of packed
+// rows has kElements of Packed per kInputs inputs. begin() prepares the weights in `local`, panel
+// after panel.
 
 // Widens the inputs k0 .. k0 + kc of a panel to float32, in the order of the chain.
 inline void widen_panel(const Kernels& k, const Panel& panel, size_t k0, size_t kc, float* to) {
@@ -243,8 +244,9 @@ struct TileOutput {
 };
 
 // Each of the following types is a destination of a product, computed in groups of kPanels panels.
-// last_sums() returns the destination of the i-th panel's final sums, for the rows of a tile from
-// `row` on. `tile` is scratch memory for the whole group's. finish() then processes them.
+// last_sums() returns where the i-th panel's final sums go, for the rows of a tile from `row` on.
+// `tile` is scratch memory with room for the final sums of the whole group. finish() then turns the
+// sums in `tile`, if there are any, into outputs.
 
 // Computes y = W x.
 struct Plain {
@@ -357,13 +359,13 @@ void group_product(const Pass& p, const Output& out, const Group& group, const G
   }
 }
 
-// Returns the number of parts that the rows of a product are divided into. All threads should finish
-// its groups of panels at about the same time. Of 18 groups, 16 threads would each compute one, and
-// then two threads the rest. Each part prepares the weights again, which costs about 1/64 of a group
-// (bench/shares.py).
+// Returns the number of parts that the rows of a product are divided into, so that all threads
+// finish at about the same time. Without parts, 16 threads that share 18 groups of panels compute one
+// each, and two threads then compute the rest while 14 wait. Each part prepares the weights again,
+// which costs about 1/64 of a group (bench/shares.py).
 constexpr size_t row_parts(size_t groups, size_t tiles, size_t threads) {
   constexpr size_t kMost = 8, kLeastTiles = 8, kOnce = 64;
-  // The last piece of the slowest thread ends half a piece late on average. Costs are compared as
+  // The slowest thread is assumed to finish half a piece of work late. Costs are compared as
   // cost(parts) / parts; a gain of less than 1/25 is none.
   const auto cost = [&](size_t parts) {
     return (2 * ((groups * parts + threads - 1) / threads) + 1) * (kOnce + parts - 1);

@@ -149,7 +149,7 @@ inline void l2_norm_heads(const LayerPass& at, size_t dim, float factor, Rows x)
 
 namespace detail {
 
-// Returns the same tokens from the one at `begin` on, `count` of them, whose state before is `from`.
+// Returns tokens [begin, begin + count) of `all`. `from` is the state before the first of them.
 inline StateTokens some_tokens(const StateTokens& all, size_t begin, size_t count,
                                const float* from) {
   StateTokens some = all;
