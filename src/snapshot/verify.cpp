@@ -250,43 +250,50 @@ void compare_stored_arrays(const Claim& claim, VerifyReport& report) {
                                  .found = "digest " + digest_text(*differ.in1)};
 }
 
-// Returns the first difference between the logits after an anchor's tokens and what the anchor holds
-// of them.
+bool same_bits(std::span<const float> a, std::span<const float> b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+}
+
+// Returns a difference at the last token before `end`, which names the digests of both.
+Difference number_difference(const char* what, int64_t end, std::span<const float> expected,
+                             std::span<const float> found) {
+  return {.what = what,
+          .position = end - 1,
+          .expected = "digest " + digest_text(digest_of(std::as_bytes(expected))),
+          .found = "digest " + digest_text(digest_of(std::as_bytes(found)))};
+}
+
+// Compares what an anchor holds of its last token, the row of hidden state or the logits, with the
+// replay. `computed` holds the row.
 std::optional<Difference> compare_last(const Anchor& stored, const Anchor& computed,
-                                       Session& again) {
+                                       const Session& again) {
   if (stored.last == nullptr) return std::nullopt;
-  std::span<const float> expected = *computed.last;
-  if (stored.hidden != computed.hidden) {
-    again.rewind(stored.position);
-    expected = again.logits();
+  std::vector<float> expected = *computed.last;
+  if (!stored.hidden) {
+    Session there = again.fork();
+    there.rewind(stored.position);
+    expected.assign(there.logits().begin(), there.logits().end());
   }
-  if (expected.size() == stored.last->size() &&
-      std::memcmp(expected.data(), stored.last->data(), expected.size_bytes()) == 0)
-    return std::nullopt;
-  return Difference{
-      .what = stored.hidden ? "hidden state of an anchor" : "logits of an anchor",
-      .position = stored.position - 1,
-      .expected = "digest " + digest_text(digest_of(std::as_bytes(expected))),
-      .found = "digest " + digest_text(digest_of(std::as_bytes(std::span(*stored.last))))};
+  if (same_bits(expected, *stored.last)) return std::nullopt;
+  return number_difference(stored.hidden ? "hidden state of an anchor" : "logits of an anchor",
+                           stored.position, expected, *stored.last);
 }
 
 // Compares the anchors that tokens determine with those that the replay made at their positions.
 void compare_anchors(const Claim& claim, const Session& again, VerifyReport& report) {
   if (claim.stored == nullptr || report.difference) return;
-  const RecurrentShape& shape = again.recurrent().shape();
+  const size_t numbers = again.recurrent().shape().numbers;
   for (const auto& a : claim.stored->anchors.all()) {
     const Anchor* const computed = again.anchors().find(a->position);
-    if (computed == nullptr || !detail::gives_arrays_again(*claim.stored, 0, a->position)) continue;
-    const std::span<const float> expected(computed->arrays->numbers(), shape.numbers),
-        found(a->arrays->numbers(), shape.numbers);
-    if (std::memcmp(expected.data(), found.data(), found.size_bytes()) != 0)
-      report.difference =
-          Difference{.what = "recurrent arrays of an anchor",
-                     .position = a->position - 1,
-                     .expected = "digest " + digest_text(digest_of(std::as_bytes(expected))),
-                     .found = "digest " + digest_text(digest_of(std::as_bytes(found)))};
-    Session there = again.fork();
-    if (!report.difference) report.difference = compare_last(*a, *computed, there);
+    if (computed == nullptr || !computed->hidden ||
+        !detail::gives_arrays_again(*claim.stored, 0, a->position))
+      continue;
+    const std::span expected(computed->arrays->numbers(), numbers),
+        found(a->arrays->numbers(), numbers);
+    report.difference =
+        same_bits(expected, found)
+            ? compare_last(*a, *computed, again)
+            : number_difference("recurrent arrays of an anchor", a->position, expected, found);
     if (report.difference) return;
     ++report.anchors;
   }

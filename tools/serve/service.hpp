@@ -87,8 +87,8 @@ struct DrawOptions {
   std::optional<int32_t> choose;  // id of the first token
   int64_t n = 1;
   int top_logprobs = -1;  // number of alternatives per token; -1: no log-probabilities
-  // For a reply that is ended by its length. If set, text that may yet become a stop string or a
-  // character waits in the state for the continuation. Else it is sent at the end.
+  // Decides what happens to text that may yet become a stop string or a character when a reply ends
+  // by its length. If set, the text waits in the state for the continuation. Else it is sent.
   bool hold_back = false;
 
   void apply(GenerationState& state, const Model& model) const;

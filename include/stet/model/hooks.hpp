@@ -36,7 +36,7 @@ struct Intervention {
   std::vector<int64_t> layers;  // empty: all
   std::vector<int64_t> heads;   // empty: all columns
   int64_t begin = 0, end = -1;  // positions; end -1: unbounded
-  // For scores and patterns: the key positions concerned; key_end -1: unbounded.
+  // Scores and patterns are changed at these key positions alone; key_end -1: unbounded.
   int64_t key_begin = 0, key_end = -1;
   Op op = Op::add;
   float amount = 1, bias = 0, threshold = 0;  // bias and threshold: for clamp

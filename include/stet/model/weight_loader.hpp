@@ -22,8 +22,7 @@ struct WeightSpec {
   bool is_vector = false, transposed = false, looked_up = false, in_place = false;
   int64_t heads = 0;   // not 0: the checkpoint stores q, k and v of each head together
   bool exact = false;  // multiplied in float32 under every contract
-  // In a packed checkpoint: the matrix that contains the tensor, and the first row of the tensor in
-  // it.
+  // A packed checkpoint has the tensor in this matrix of matrix_rows rows, from first_row on.
   std::string matrix;
   int64_t first_row = 0, matrix_rows = 0;
 };
