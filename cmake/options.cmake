@@ -4,6 +4,8 @@
 add_library(stet_options INTERFACE)
 target_compile_options(stet_options INTERFACE
   -fno-fast-math -ffp-contract=off -fno-math-errno -fno-trapping-math)
+# Large functions of the headers are compiled once, in src/session/separate.cpp.
+target_compile_definitions(stet_options INTERFACE STET_SEPARATE)
 if(STET_WARNINGS OR STET_WERROR)
   target_compile_options(stet_options INTERFACE
     -Wall -Wextra -Wpedantic -Wconversion -Wno-sign-conversion $<$<BOOL:${STET_WERROR}>:-Werror>)

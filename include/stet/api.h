@@ -17,4 +17,13 @@
 #endif
 #endif
 
+/* Functions of the files "*-inl.hpp" are inline, so a program needs nothing but the headers for them.
+ * With STET_SEPARATE defined, headers only declare them, and libstet.a has them: this compiles
+ * faster. libstet.so does not export them. */
+#ifdef STET_SEPARATE
+#define STET_INL
+#else
+#define STET_INL inline
+#endif
+
 #endif

@@ -15,7 +15,7 @@ namespace stet {
 
 namespace detail {
 
-inline std::string_view trimmed(std::string_view text) {
+STET_INL std::string_view trimmed(std::string_view text) {
   constexpr std::string_view kSpace = " \t\r\n\v\f";
   const size_t begin = text.find_first_not_of(kSpace);
   return begin == std::string_view::npos
@@ -25,8 +25,8 @@ inline std::string_view trimmed(std::string_view text) {
 
 // Returns the range where a rendering contains the whole content of message `origin`, at or after
 // `from`. Returns an empty range if it does not.
-inline TextRange find_content(const jinja::Text& text, const std::string& content, int origin,
-                              size_t from) {
+STET_INL TextRange find_content(const jinja::Text& text, const std::string& content, int origin,
+                                size_t from) {
   // search from the end, because the role printed before the content may be the same text
   for (size_t i = text.marks.size(); i > 0; --i) {
     const jinja::Mark& mark = text.marks[i - 1];
@@ -38,13 +38,14 @@ inline TextRange find_content(const jinja::Text& text, const std::string& conten
 }
 
 // Returns true if two messages are equal apart from their positions.
-inline bool same_text(const Message& a, const Message& b) {
+STET_INL bool same_text(const Message& a, const Message& b) {
   return a.role == b.role && a.content == b.content && a.fields == b.fields &&
          a.generated == b.generated;
 }
 
 // Returns the number of tokens whose text lies before byte `end` of their text.
-inline int64_t tokens_before(const Tokenizer& tokenizer, std::span<const int32_t> ids, size_t end) {
+STET_INL int64_t tokens_before(const Tokenizer& tokenizer, std::span<const int32_t> ids,
+                               size_t end) {
   size_t bytes = 0;
   int64_t count = 0;
   for (const int32_t id : ids) {
@@ -55,12 +56,12 @@ inline int64_t tokens_before(const Tokenizer& tokenizer, std::span<const int32_t
   return count;
 }
 
-inline int64_t count_users(const std::vector<Message>& messages) {
+STET_INL int64_t count_users(const std::vector<Message>& messages) {
   return std::count_if(messages.begin(), messages.end(),
                        [](const Message& m) { return m.role == "user"; });
 }
 
-inline size_t common_prefix(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
+STET_INL size_t common_prefix(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
   const size_t n = std::min(a.size(), b.size());
   return static_cast<size_t>(
       std::mismatch(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(n), b.begin()).first -
@@ -69,46 +70,33 @@ inline size_t common_prefix(const std::vector<int32_t>& a, const std::vector<int
 
 }  // namespace detail
 
-// The tokens of a rendering, and the positions of the messages in them.
-struct Conversation::Plan {
-  std::string text;  // the rendered text
-  std::vector<int32_t> ids;
-  std::vector<Message> messages;
-  int64_t kept = 0;
-  PromptReport report;
-  int64_t begun = 0;          // tokens at the end that begin a continued reply
-  std::vector<int64_t> ends;  // positions after the contents of messages, where anchors are kept
-
-  // Adds tokens that contain messages first .. last-1, none of them generated.
-  void add_text(const std::vector<int32_t>& tokens, size_t first, size_t last, bool fresh) {
-    const auto begin = static_cast<int64_t>(ids.size());
-    add(tokens, fresh);
-    for (size_t i = first; i < last; ++i) {
-      messages[i].begin = begin;
-      messages[i].end = static_cast<int64_t>(ids.size());
-      messages[i].generated = false;
-    }
+STET_INL void Conversation::Plan::add_text(const std::vector<int32_t>& tokens, size_t first,
+                                           size_t last, bool fresh) {
+  const auto begin = static_cast<int64_t>(ids.size());
+  add(tokens, fresh);
+  for (size_t i = first; i < last; ++i) {
+    messages[i].begin = begin;
+    messages[i].end = static_cast<int64_t>(ids.size());
+    messages[i].generated = false;
   }
-  void add(const std::vector<int32_t>& tokens, bool fresh) {
-    ids.insert(ids.end(), tokens.begin(), tokens.end());
-    pieces.emplace_back(static_cast<int64_t>(ids.size()), fresh);
-  }
-  void compare(const std::vector<int32_t>& transcript) {
-    report = {};
-    kept = report.kept = static_cast<int64_t>(detail::common_prefix(ids, transcript));
-    int64_t begin = kept;
-    for (const auto& [end, fresh] : pieces) {
-      (fresh ? report.added : report.recomputed) += std::max<int64_t>(0, end - begin);
-      begin = std::max(begin, end);
-    }
-  }
+}
 
- private:
-  // Pieces of the tokens: the end position, and whether a message in the piece is new.
-  std::vector<std::pair<int64_t, bool>> pieces;
-};
+STET_INL void Conversation::Plan::add(const std::vector<int32_t>& tokens, bool fresh) {
+  ids.insert(ids.end(), tokens.begin(), tokens.end());
+  pieces.emplace_back(static_cast<int64_t>(ids.size()), fresh);
+}
 
-inline Conversation::Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer)
+STET_INL void Conversation::Plan::compare(const std::vector<int32_t>& transcript) {
+  report = {};
+  kept = report.kept = static_cast<int64_t>(detail::common_prefix(ids, transcript));
+  int64_t begin = kept;
+  for (const auto& [end, fresh] : pieces) {
+    (fresh ? report.added : report.recomputed) += std::max<int64_t>(0, end - begin);
+    begin = std::max(begin, end);
+  }
+}
+
+STET_INL Conversation::Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer)
     : session_(std::move(session)), tokenizer_(std::move(tokenizer)) {
   ChatState& chat = session_.chat();
   const std::string_view source = chat.chat_template.empty() ? tokenizer_->chat_template()
@@ -125,16 +113,18 @@ inline Conversation::Conversation(Session session, std::shared_ptr<const Tokeniz
                                  : ChatTemplate(chat.chat_template, "chat_template", *tokenizer_));
 }
 
-inline Conversation::Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer,
-                                  std::shared_ptr<const ChatTemplate> chat_template)
+STET_INL Conversation::Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer,
+                                    std::shared_ptr<const ChatTemplate> chat_template)
     : session_(std::move(session)),
       tokenizer_(std::move(tokenizer)),
       template_(std::move(chat_template)) {}
 
-inline Conversation Conversation::fork() const { return {session_.fork(), tokenizer_, template_}; }
+STET_INL Conversation Conversation::fork() const {
+  return {session_.fork(), tokenizer_, template_};
+}
 
-inline std::vector<int32_t> Conversation::tokens_at(const Message& m,
-                                                    const std::vector<int32_t>& transcript) {
+STET_INL std::vector<int32_t> Conversation::tokens_at(const Message& m,
+                                                      const std::vector<int32_t>& transcript) {
   if (m.begin < 0 || m.end < m.begin || m.end > static_cast<int64_t>(transcript.size())) {
     throw Error(ErrorKind::argument, "", "messages", "generated replies of this transcript",
                 "one at " + std::to_string(m.begin));
@@ -144,8 +134,8 @@ inline std::vector<int32_t> Conversation::tokens_at(const Message& m,
 
 // Returns the tokens of a reply, followed by tokens for the part of its content that exceeds their
 // text. Such a part exists if a stop string begins inside a token.
-inline std::vector<int32_t> Conversation::tokens_of(const Message& m,
-                                                    const std::vector<int32_t>& transcript) const {
+STET_INL std::vector<int32_t> Conversation::tokens_of(
+    const Message& m, const std::vector<int32_t>& transcript) const {
   std::vector<int32_t> ids = tokens_at(m, transcript);
   const std::string text = tokenizer_->decode(ids, true);
   if (m.content.size() > text.size() && m.content.starts_with(text)) {
@@ -158,8 +148,8 @@ inline std::vector<int32_t> Conversation::tokens_of(const Message& m,
   return ids;
 }
 
-inline jinja::Text Conversation::render(const std::vector<Message>& messages,
-                                        bool add_generation_prompt) const {
+STET_INL jinja::Text Conversation::render(const std::vector<Message>& messages,
+                                          bool add_generation_prompt) const {
   const ChatState& chat = session_.chat();
   return template_->render(
       template_messages(messages), add_generation_prompt,
@@ -169,8 +159,8 @@ inline jinja::Text Conversation::render(const std::vector<Message>& messages,
 
 // Adds to the plan the positions where messages end whose contents lie within `part` of the text.
 // `tokens` are those of the part.
-inline void Conversation::add_ends(Plan& plan, const jinja::Text& text, TextRange part,
-                                   const std::vector<int32_t>& tokens) const {
+STET_INL void Conversation::add_ends(Plan& plan, const jinja::Text& text, TextRange part,
+                                     const std::vector<int32_t>& tokens) const {
   if (session_.recurrent().empty()) return;
   for (size_t i = 0; i < text.marks.size(); ++i) {
     const jinja::Mark& mark = text.marks[i];
@@ -183,9 +173,9 @@ inline void Conversation::add_ends(Plan& plan, const jinja::Text& text, TextRang
 
 // Builds the plan of a rendering. `begun` is the range of the last message, at the end of the text,
 // if it is a reply to continue.
-inline Conversation::Plan Conversation::make_plan(const std::vector<Message>& messages,
-                                                  const jinja::Text& text,
-                                                  std::optional<TextRange> begun) const {
+STET_INL Conversation::Plan Conversation::make_plan(const std::vector<Message>& messages,
+                                                    const jinja::Text& text,
+                                                    std::optional<TextRange> begun) const {
   const ChatState& chat = session_.chat();
   const std::vector<int32_t> transcript = session_.transcript();
   Plan plan;
@@ -234,18 +224,18 @@ inline Conversation::Plan Conversation::make_plan(const std::vector<Message>& me
   return plan;
 }
 
-inline PromptReport Conversation::plan(const std::vector<Message>& messages) const {
+STET_INL PromptReport Conversation::plan(const std::vector<Message>& messages) const {
   return make_plan(messages, render(messages, true), std::nullopt).report;
 }
 
-inline Conversation::Plan Conversation::prepare(std::vector<Message> messages) const {
+STET_INL Conversation::Plan Conversation::prepare(std::vector<Message> messages) const {
   Plan plan = *lay_out(std::move(messages), false);
   check_fit(plan);
   return plan;
 }
 
-inline std::optional<Conversation::Plan> Conversation::lay_out(std::vector<Message> messages,
-                                                               bool continued) const {
+STET_INL std::optional<Conversation::Plan> Conversation::lay_out(std::vector<Message> messages,
+                                                                 bool continued) const {
   for (Message& m : messages) m.content = utf8_lossy(m.content);
   const jinja::Text text = render(messages, !continued);
   if (!continued) return make_plan(messages, text, std::nullopt);
@@ -260,7 +250,7 @@ inline std::optional<Conversation::Plan> Conversation::lay_out(std::vector<Messa
 }
 
 // Returns true if text written by the template consists only of special tokens and white space.
-inline bool Conversation::ends_turn(std::string_view text) const {
+STET_INL bool Conversation::ends_turn(std::string_view text) const {
   for (const int32_t id : tokenizer_->encode(text, Tokenizer::Bos::off, {}, true)) {
     const std::string piece = tokenizer_->bytes(id);
     if (tokenizer_->is_special(id) || detail::trimmed(piece).empty()) continue;
@@ -273,7 +263,7 @@ inline bool Conversation::ends_turn(std::string_view text) const {
   return true;
 }
 
-inline void Conversation::check_fit(const Plan& plan) const {
+STET_INL void Conversation::check_fit(const Plan& plan) const {
   const int64_t size = static_cast<int64_t>(plan.ids.size()) - shifted_out(session_.prunes());
   if (size > session_.capacity()) {
     throw Error(ErrorKind::capacity, "", "tokens",
@@ -282,24 +272,24 @@ inline void Conversation::check_fit(const Plan& plan) const {
   }
 }
 
-inline void Conversation::begin(const Plan& plan) {
+STET_INL void Conversation::begin(const Plan& plan) {
   close();
   session_.rewind(std::max<int64_t>(0, plan.kept - shifted_out(session_.prunes())));
   session_.anchor_at(plan.ends);
 }
 
-inline std::span<const int32_t> Conversation::to_process(const Plan& plan) {
+STET_INL std::span<const int32_t> Conversation::to_process(const Plan& plan) {
   return std::span(plan.ids).subspan(static_cast<size_t>(plan.kept));
 }
 
-inline void Conversation::prompted(const Plan& plan) {
+STET_INL void Conversation::prompted(const Plan& plan) {
   open_prompt_turn(session_, session_.size() - static_cast<int64_t>(plan.ids.size()) + plan.kept);
   session_.chat().messages = plan.messages;
   if (plan.begun > 0) begin_continued(plan.begun);
 }
 
 // Makes the last `tokens` tokens the beginning of a reply that was cut.
-inline void Conversation::begin_continued(int64_t tokens) {
+STET_INL void Conversation::begin_continued(int64_t tokens) {
   GenerationState& state = session_.generation();
   const int64_t reply = session_.size() - tokens;
   Turn turn{reply, reply, session_.size(), true};
@@ -312,7 +302,8 @@ inline void Conversation::begin_continued(int64_t tokens) {
   state.stream = stream.state();
 }
 
-inline PromptReport Conversation::prompt(std::vector<Message> messages, const Progress& progress) {
+STET_INL PromptReport Conversation::prompt(std::vector<Message> messages,
+                                           const Progress& progress) {
   const Plan plan = prepare(std::move(messages));
   Session before = session_.fork();
   try {
@@ -326,7 +317,7 @@ inline PromptReport Conversation::prompt(std::vector<Message> messages, const Pr
   return plan.report;
 }
 
-inline PromptReport Conversation::say(const std::string& text, const Progress& progress) {
+STET_INL PromptReport Conversation::say(const std::string& text, const Progress& progress) {
   std::vector<Message> all = messages();
   all.push_back({"user", text, "", 0, 0, false});
   return prompt(std::move(all), progress);
@@ -334,17 +325,17 @@ inline PromptReport Conversation::say(const std::string& text, const Progress& p
 
 // ---------------------------------------------------------------- replies
 
-inline bool Conversation::open() const {
+STET_INL bool Conversation::open() const {
   const std::vector<Turn>& turns = session_.generation().turns;
   return !turns.empty() && turns.back().open && turns.back().end > turns.back().reply &&
          !messages().empty() && messages().back().generated;
 }
 
-inline std::string Conversation::text_of(const Message& m) const {
+STET_INL std::string Conversation::text_of(const Message& m) const {
   return tokenizer_->decode(tokens_at(m, session_.transcript()), true);
 }
 
-inline void Conversation::begin_reply() {
+STET_INL void Conversation::begin_reply() {
   std::vector<Message>& all = session_.chat().messages;
   if (!open())
     all.push_back(
@@ -352,13 +343,13 @@ inline void Conversation::begin_reply() {
   shown_ = shown_text(all.back());
 }
 
-inline void Conversation::end_reply(const Reply& reply) {
+STET_INL void Conversation::end_reply(const Reply& reply) {
   settle(reply);
   if (reply.stop == StopReason::stop_string)
     end_at(session_.chat().messages.back(), shown_ + reply.text);
 }
 
-inline Reply Conversation::reply(const GenerateOptions& options, const TextSink& sink) {
+STET_INL Reply Conversation::reply(const GenerateOptions& options, const TextSink& sink) {
   begin_reply();
   Reply reply;
   try {
@@ -372,7 +363,7 @@ inline Reply Conversation::reply(const GenerateOptions& options, const TextSink&
 }
 
 // Returns the text that a reply has shown so far: that of all its tokens without what is held back.
-inline std::string Conversation::shown_text(const Message& m) const {
+STET_INL std::string Conversation::shown_text(const Message& m) const {
   TextStream stream(*tokenizer_, true);
   std::string text;
   for (const int32_t id : tokens_at(m, session_.transcript())) text += stream.push(id);
@@ -380,7 +371,7 @@ inline std::string Conversation::shown_text(const Message& m) const {
 }
 
 // Updates the last message after tokens were drawn. Excludes a stop token at the end.
-inline void Conversation::settle(const Reply& reply) {
+STET_INL void Conversation::settle(const Reply& reply) {
   std::vector<Message>& all = session_.chat().messages;
   Message& m = all.back();
   m.end = session_.transcript_size() - (reply.stop == StopReason::eos ? 1 : 0);
@@ -391,7 +382,7 @@ inline void Conversation::settle(const Reply& reply) {
 
 // Ends a message at a stop string. Keeps the tokens before it; the stop string may begin inside a
 // token.
-inline void Conversation::end_at(Message& m, const std::string& content) {
+STET_INL void Conversation::end_at(Message& m, const std::string& content) {
   TextStream stream(*tokenizer_, true);
   std::string text;
   int64_t end = m.begin, at = m.begin;
@@ -405,20 +396,20 @@ inline void Conversation::end_at(Message& m, const std::string& content) {
   m.content = content;
 }
 
-inline std::string Conversation::close() {
+STET_INL std::string Conversation::close() {
   return open() ? stet::end_reply(session_, tokenizer_.get()) : "";
 }
 
 // ---------------------------------------------------------------- going back
 
 // Rewinds to a position of the transcript and drops later messages.
-inline void Conversation::cut(int64_t position, size_t messages) {
+STET_INL void Conversation::cut(int64_t position, size_t messages) {
   session_.rewind(std::max<int64_t>(0, position - shifted_out(session_.prunes())));
   std::vector<Message>& all = session_.chat().messages;
   all.resize(std::min(all.size(), messages));
 }
 
-inline void Conversation::rewind(int64_t turns) {
+STET_INL void Conversation::rewind(int64_t turns) {
   const std::vector<Message>& all = messages();
   size_t first = all.size();
   int64_t found = 0;
@@ -438,14 +429,14 @@ inline void Conversation::rewind(int64_t turns) {
   cut(position, first);
 }
 
-inline void Conversation::retry() {
+STET_INL void Conversation::retry() {
   const std::vector<Message>& all = messages();
   if (all.empty() || !all.back().generated)
     throw Error(ErrorKind::argument, "", "retry", "a reply to draw again", "none");
   cut(all.back().begin, all.size() - 1);
 }
 
-inline void Conversation::set_system(const std::string& text) {
+STET_INL void Conversation::set_system(const std::string& text) {
   std::vector<Message>& all = session_.chat().messages;
   const bool there = !all.empty() && all.front().role == "system";
   if (text.empty()) {

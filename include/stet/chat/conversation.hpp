@@ -123,6 +123,34 @@ class Conversation {
   std::string shown_;  // text of a continued reply before the continuation
 };
 
+namespace detail {
+// Returns the number of messages with the role "user".
+int64_t count_users(const std::vector<Message>& messages);
+}  // namespace detail
+
+// The tokens of a rendering, and the positions of the messages in them.
+struct Conversation::Plan {
+  std::string text;  // the rendered text
+  std::vector<int32_t> ids;
+  std::vector<Message> messages;
+  int64_t kept = 0;
+  PromptReport report;
+  int64_t begun = 0;          // tokens at the end that begin a continued reply
+  std::vector<int64_t> ends;  // positions after the contents of messages, where anchors are kept
+
+  // Adds tokens that contain messages first .. last-1, none of them generated.
+  void add_text(const std::vector<int32_t>& tokens, size_t first, size_t last, bool fresh);
+  void add(const std::vector<int32_t>& tokens, bool fresh);
+  // Sets `kept` and `report`: how much of the tokens a session with `transcript` has.
+  void compare(const std::vector<int32_t>& transcript);
+
+ private:
+  // Pieces of the tokens: the end position, and whether a message in the piece is new.
+  std::vector<std::pair<int64_t, bool>> pieces;
+};
+
 }  // namespace stet
 
+#ifndef STET_SEPARATE
 #include "stet/chat/conversation-inl.hpp"
+#endif

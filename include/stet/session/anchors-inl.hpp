@@ -19,7 +19,7 @@ std::shared_ptr<std::vector<float>> logits_of(const Model& model, const ComputeO
 // Returns true if processing positions from .. to-1 again, with the keys and values of earlier
 // positions, yields the same arrays as the first time. A rewind to `to` discards the edits of later
 // positions.
-inline bool gives_arrays_again(const State& state, int64_t from, int64_t to) {
+STET_INL bool gives_arrays_again(const State& state, int64_t from, int64_t to) {
   if (from == to) return true;
   if (!is_replayable(state.origin.contract)) return false;
   return std::ranges::all_of(state.edits, [&](const KvEdit& e) {
@@ -34,25 +34,25 @@ inline bool gives_arrays_again(const State& state, int64_t from, int64_t to) {
 
 // ------------------------------------------------------------------ anchors
 
-inline void Session::add_anchor(Anchor anchor) {
+STET_INL void Session::add_anchor(Anchor anchor) {
   anchor.by_content =
       anchor.by_content || !state_.edits.empty() || !is_replayable(state_.origin.contract);
   state_.anchors.add(std::move(anchor));
 }
 
-inline void Session::keep_anchor(bool by_content) {
+STET_INL void Session::keep_anchor(bool by_content) {
   if (state_.recurrent.empty() || size() == 0) return;
   if (state_.logits != nullptr) logits_shared_.set();
   add_anchor({size(), state_.recurrent.share(), state_.logits, false, false, by_content});
   state_.anchors.settle(anchor_bytes_, state_.recurrent.shape().bytes());
 }
 
-inline void Session::keep_anchor() {
+STET_INL void Session::keep_anchor() {
   refuse_in_sink("keep_anchor");
   keep_anchor(false);
 }
 
-inline void Session::anchor_at(std::vector<int64_t> positions) {
+STET_INL void Session::anchor_at(std::vector<int64_t> positions) {
   refuse_in_sink("anchor_at");
   if (state_.recurrent.empty()) return;
   std::erase_if(positions, [&](int64_t p) { return p <= size(); });
@@ -61,7 +61,7 @@ inline void Session::anchor_at(std::vector<int64_t> positions) {
 }
 
 // Returns how many of the next `rest` tokens of an append the next pass may process.
-inline size_t Session::until_anchor(size_t rest) const {
+STET_INL size_t Session::until_anchor(size_t rest) const {
   if (state_.recurrent.empty()) return rest;
   const int64_t end = size() + static_cast<int64_t>(rest);
   return static_cast<size_t>(next_anchor(size(), end, anchors_wanted_) - size());
@@ -69,7 +69,7 @@ inline size_t Session::until_anchor(size_t rest) const {
 
 // Ends a pass of an append whose last position is `end` - 1: commits its arrays, and adds an anchor
 // if one is wanted here. `hidden` is the input of the head at the pass's last token, [hidden_size].
-inline void Session::end_pass(const float* hidden, int64_t end) {
+STET_INL void Session::end_pass(const float* hidden, int64_t end) {
   if (state_.recurrent.empty()) return;
   state_.recurrent.commit_pass();
   const bool wanted = std::ranges::binary_search(anchors_wanted_, size());
@@ -84,8 +84,8 @@ inline void Session::end_pass(const float* hidden, int64_t end) {
 
 // Returns the last position at or before `from_at_most` from which the arrays at `to` can be
 // computed. Returns nothing if there is none.
-inline std::optional<Session::StartingPoint> Session::starting_point(int64_t from_at_most,
-                                                                     int64_t to) const {
+STET_INL std::optional<Session::StartingPoint> Session::starting_point(int64_t from_at_most,
+                                                                       int64_t to) const {
   const Anchors::All& all = state_.anchors.all();
   for (size_t i = all.size(); i-- > 0;) {
     const Anchor& a = *all[i];
@@ -97,7 +97,7 @@ inline std::optional<Session::StartingPoint> Session::starting_point(int64_t fro
   return std::nullopt;
 }
 
-inline Session::StartingPoint Session::checked_starting_point(int64_t to) const {
+STET_INL Session::StartingPoint Session::checked_starting_point(int64_t to) const {
   if (const std::optional<StartingPoint> found = starting_point(to, to)) return *found;
   std::string anchors;
   for (const auto& a : state_.anchors.all())
@@ -109,7 +109,7 @@ inline Session::StartingPoint Session::checked_starting_point(int64_t to) const 
               std::to_string(to));
 }
 
-inline int64_t Session::rewind_cost(int64_t to) const {
+STET_INL int64_t Session::rewind_cost(int64_t to) const {
   if (state_.recurrent.empty()) return recompute_.rewind_cost(state_, to);
   if (to < 0 || to >= size()) return 0;
   const std::optional<StartingPoint> from = starting_point(to, to);
@@ -117,7 +117,7 @@ inline int64_t Session::rewind_cost(int64_t to) const {
 }
 
 // Returns a session of the first `to` tokens. Those from the starting point on are processed again.
-inline Session Session::compute_from(const StartingPoint& from, int64_t to) const {
+STET_INL Session Session::compute_from(const StartingPoint& from, int64_t to) const {
   Session again(*this);
   again.callbacks_.clear();
   discard_interventions(again.state_, to);
@@ -130,7 +130,7 @@ inline Session Session::compute_from(const StartingPoint& from, int64_t to) cons
   return again;
 }
 
-inline int64_t Session::process_again(int64_t to) {
+STET_INL int64_t Session::process_again(int64_t to) {
   refuse_in_sink("process_again");
   if (state_.recurrent.empty() || to <= 0 || to > size()) return to;
   const std::optional<StartingPoint> from = starting_point(to - 1, to);
@@ -144,7 +144,7 @@ inline int64_t Session::process_again(int64_t to) {
 
 // Cuts the session to `to` positions, with the recurrent arrays there. In an edited state, they are
 // kept as an anchor, because the tokens after them can be processed again only from there on.
-inline void Session::rewind_recurrent(int64_t to) {
+STET_INL void Session::rewind_recurrent(int64_t to) {
   const StartingPoint from = checked_starting_point(to);
   if (from.position == to) {
     cut(to);
@@ -164,7 +164,7 @@ inline void Session::rewind_recurrent(int64_t to) {
   logits_shared_.set();
 }
 
-inline void Session::restore_recurrent_logits() {
+STET_INL void Session::restore_recurrent_logits() {
   const Anchor* const here = state_.anchors.find(size());
   logits_shared_.set();
   if (here != nullptr && here->last != nullptr) {
@@ -184,7 +184,7 @@ inline void Session::restore_recurrent_logits() {
 
 // ------------------------------------------------------------------ pruning
 
-inline void Session::refuse_prune() const {
+STET_INL void Session::refuse_prune() const {
   if (state_.recurrent.empty()) return;
   throw Error(ErrorKind::unsupported, "", "prune",
               "--recompute, which processes the tokens that stay anew: recurrent layers cannot "
@@ -196,7 +196,7 @@ namespace detail {
 
 // Subtracts the gap's length from the positions of messages after it, and removes messages inside
 // it.
-inline void shift_messages(ChatState& chat, int64_t begin, int64_t end) {
+STET_INL void shift_messages(ChatState& chat, int64_t begin, int64_t end) {
   const auto moved = [&](int64_t at) {
     return at < begin ? at : std::max(begin, at - (end - begin));
   };
@@ -212,7 +212,7 @@ inline void shift_messages(ChatState& chat, int64_t begin, int64_t end) {
 }  // namespace detail
 
 // Removes positions begin .. end-1 by processing all later tokens again without them.
-inline void Session::process_without(int64_t begin, int64_t end) {
+STET_INL void Session::process_without(int64_t begin, int64_t end) {
   for (const Intervention& w : state_.interventions) {
     if (w.at > begin || w.end > begin || w.begin > begin)
       throw Error(ErrorKind::unsupported, "", "prune",

@@ -18,24 +18,6 @@ namespace stet {
 
 namespace detail {
 
-inline std::string entry_name(size_t entry) { return "batch[" + std::to_string(entry) + "]: "; }
-
-// A workspace that a pass borrows from the model. It goes back when the pass ends, even if the pass
-// throws.
-class WorkspaceLease {
- public:
-  WorkspaceLease(const Model& model, size_t rows, int threads)
-      : model_(model), w_(model.acquire_workspace(rows, threads)) {}
-  ~WorkspaceLease() { model_.release_workspace(std::move(w_)); }
-  WorkspaceLease(const WorkspaceLease&) = delete;
-  WorkspaceLease& operator=(const WorkspaceLease&) = delete;
-  Workspace& operator*() const { return *w_; }
-
- private:
-  const Model& model_;
-  std::unique_ptr<Workspace> w_;
-};
-
 // A copy of a watched point's rows.
 struct WatchedRows {
   const Watch* watch;
@@ -49,8 +31,8 @@ constexpr size_t kWatchedBytes = size_t{64} << 20;
 
 // Returns the largest number of tokens per pass for which the watched rows fit in memory.
 // `positions` is the number of positions after the call.
-inline size_t watched_rows(const ModelConfig& c, const Watch& watch, int64_t positions,
-                           size_t most) {
+STET_INL size_t watched_rows(const ModelConfig& c, const Watch& watch, int64_t positions,
+                             size_t most) {
   size_t row = 0, state = 0;
   for (const PointAt& at : watch.points)
     (at.point == Point::state ? state : row) +=
@@ -60,7 +42,7 @@ inline size_t watched_rows(const ModelConfig& c, const Watch& watch, int64_t pos
 }
 
 // Throws an argument Error for hook_state without positions: its rows are too large for all.
-inline void check_state_positions(const ModelConfig& c, const Watch& watch) {
+STET_INL void check_state_positions(const ModelConfig& c, const Watch& watch) {
   if (!watch.state_positions.empty()) return;
   for (size_t i = 0; i < watch.points.size(); ++i) {
     const PointAt& at = watch.points[i];
@@ -74,7 +56,8 @@ inline void check_state_positions(const ModelConfig& c, const Watch& watch) {
 }
 
 // Throws an argument Error for a point of keys or values in a layer that reads another's.
-inline void refuse_shared_point(const ModelConfig& c, const std::string& field, const PointAt& at) {
+STET_INL void refuse_shared_point(const ModelConfig& c, const std::string& field,
+                                  const PointAt& at) {
   const int64_t owner = c.layer(at.layer).owner;
   if (!has_point(c, at.point) || owner == at.layer || owner < 0 || !is_of_keys(at.point)) return;
   throw Error(ErrorKind::argument, "", field,
@@ -83,7 +66,7 @@ inline void refuse_shared_point(const ModelConfig& c, const std::string& field, 
               point_name(at));
 }
 
-inline void check_watch(const ModelConfig& c, const Watch& watch) {
+STET_INL void check_watch(const ModelConfig& c, const Watch& watch) {
   for (size_t i = 0; i < watch.points.size(); ++i) {
     const PointAt& at = watch.points[i];
     const bool layer = at.layer >= 0 && at.layer < (point_info(at.point).of_layer ? c.layers : 1);
@@ -101,7 +84,7 @@ inline void check_watch(const ModelConfig& c, const Watch& watch) {
 }
 
 // Throws an argument Error if the callback is null or has an unsuitable point.
-inline void check_callback(const ModelConfig& c, const Callback* callback) {
+STET_INL void check_callback(const ModelConfig& c, const Callback* callback) {
   if (callback == nullptr || !callback->change)
     throw Error(ErrorKind::argument, "", "callback", "a function", "none");
   check_watch(c, {callback->points, nullptr});
@@ -114,39 +97,10 @@ inline void check_callback(const ModelConfig& c, const Callback* callback) {
   }
 }
 
-inline Pass make_pass(const ComputeOptions& compute, Workspace& w, const Hooks* hooks) {
-  const auto cut = [&w](const Rows& rows) { return rows.rows(0, w.ids.size()); };
-  return {&kernels_of(compute),
-          compute.contract,
-          w.ids,
-          w.spans,
-          &w.scratch,
-          hooks,
-          cut(w.x),
-          cut(w.normed),
-          cut(w.qkv),
-          cut(w.attention),
-          cut(w.gate_up),
-          cut(w.mlp),
-          cut(w.out),
-          w.own};
-}
-
-// Runs `step` for one entry of a batch. Adds the entry's name to an Error.
-template <class Step>
-void for_entry(size_t entries, size_t index, Step step) {
-  try {
-    step();
-  } catch (const Error& e) {
-    if (entries == 1) throw;
-    throw Error(e.kind, e.file, entry_name(index) + e.field, e.expected, e.found);
-  }
-}
-
 // Returns the logits [vocab_size] for one row of hidden state that the head reads, [hidden_size].
-inline std::shared_ptr<std::vector<float>> logits_of(const Model& model,
-                                                     const ComputeOptions& compute,
-                                                     const std::vector<float>& hidden) {
+STET_INL std::shared_ptr<std::vector<float>> logits_of(const Model& model,
+                                                       const ComputeOptions& compute,
+                                                       const std::vector<float>& hidden) {
   const WorkspaceLease w(model, 1, threads_of(compute));
   (*w).ids.clear();
   const Pass pass = make_pass(compute, *w, nullptr);
@@ -213,7 +167,7 @@ class BatchAppend {
   std::vector<std::vector<float>*> drafted_logits_;  // for drafted rows, as in Workspace::last
 };
 
-inline void append(std::span<const BatchEntry> batch, const BatchOptions& options) {
+STET_INL void append(std::span<const BatchEntry> batch, const BatchOptions& options) {
   for (size_t i = 0; i < batch.size(); ++i) {
     if (batch[i].session == nullptr)
       throw Error(ErrorKind::argument, "", detail::entry_name(i) + "session", "a session", "null");
@@ -227,7 +181,7 @@ inline void append(std::span<const BatchEntry> batch, const BatchOptions& option
 }
 
 // Returns true if all rows, with drafted ones, fit in one pass without watches and sinks.
-inline bool BatchAppend::has_drafts() const {
+STET_INL bool BatchAppend::has_drafts() const {
   size_t rows = 0, drafts = 0;
   for (const BatchEntry& e : batch_) {
     if (e.watch != nullptr) return false;
@@ -240,7 +194,7 @@ inline bool BatchAppend::has_drafts() const {
 
 // Runs the passes, with drafts if there are any. If that fails, runs them again without drafts. A
 // drafted row can fail where the tokens do not, for example by a value too large for the cache.
-inline void BatchAppend::run() {
+STET_INL void BatchAppend::run() {
   const bool alone =
       batch_.size() == 1 && batch_[0].watch == nullptr && !sinks_.logits && !sinks_.progress;
   if (alone && batch_[0].session->accept_drafted(batch_[0].ids)) return;
@@ -257,7 +211,7 @@ inline void BatchAppend::run() {
   run_passes();
 }
 
-inline void BatchAppend::run_passes() {
+STET_INL void BatchAppend::run_passes() {
   size_t begun = 0, tokens = 0;
   drafted_logits_.clear();
   try {
@@ -285,11 +239,11 @@ inline void BatchAppend::run_passes() {
   drop_windows();
 }
 
-inline void BatchAppend::drop_windows() {
+STET_INL void BatchAppend::drop_windows() {
   for (const BatchEntry& entry : batch_) entry.session->drop_windows();
 }
 
-inline void BatchAppend::begin_entry(size_t index) {
+STET_INL void BatchAppend::begin_entry(size_t index) {
   const BatchEntry& entry = batch_[index];
   detail::for_entry(batch_.size(), index, [&] {
     for (const BatchEntry& other : batch_.first(entry.session->pending_.before < 0 ? 0 : index)) {
@@ -307,7 +261,8 @@ inline void BatchAppend::begin_entry(size_t index) {
 
 // Repeats a pass until all mapped data that it read was intact, healing damaged blocks in between.
 // Its spans belong to the entries from `first_entry` on.
-inline void BatchAppend::run_until_valid(size_t first_entry, const Pass& pass, const Workspace& w) {
+STET_INL void BatchAppend::run_until_valid(size_t first_entry, const Pass& pass,
+                                           const Workspace& w) {
   const auto forward = [&](Team t) { model().forward(t, pass); };
   for (int tries = 0; tries <= detail::kMaxRestarts; ++tries) {
     const uint64_t weights = model().weights_version();
@@ -331,7 +286,7 @@ inline void BatchAppend::run_until_valid(size_t first_entry, const Pass& pass, c
 
 // Processes the next `most` tokens of the batch. They come from consecutive entries, of which the
 // first may continue an earlier pass and the last may continue in the next.
-inline void BatchAppend::run_pass(size_t most, Workspace& w) {
+STET_INL void BatchAppend::run_pass(size_t most, Workspace& w) {
   const auto done = [](const BatchEntry& e) {
     return static_cast<size_t>(e.session->size() - e.session->pending_.before);
   };
@@ -379,8 +334,8 @@ inline void BatchAppend::run_pass(size_t most, Workspace& w) {
 
 // Keeps the rows of a span from `first` on, which are drafted. Their inputs of the head follow
 // those of the entries.
-inline void BatchAppend::take_drafted(size_t entry, const Pass& pass, const Span& span,
-                                      size_t first, Workspace& w) {
+STET_INL void BatchAppend::take_drafted(size_t entry, const Pass& pass, const Span& span,
+                                        size_t first, Workspace& w) {
   Session& session = *batch_[entry].session;
   session.drafted_.begin(session.pending_.draft, static_cast<size_t>(model().config().vocab_size));
   for (size_t i = 0; i < session.drafted_.size(); ++i) {
@@ -394,7 +349,7 @@ inline void BatchAppend::take_drafted(size_t entry, const Pass& pass, const Span
 
 // Returns the hooks of this pass: interventions, callbacks and watched points. Null if there are
 // none.
-inline std::unique_ptr<Hooks> BatchAppend::hooks_of(
+STET_INL std::unique_ptr<Hooks> BatchAppend::hooks_of(
     size_t first_entry, const Workspace& w, std::vector<detail::WatchedRows>& watched) const {
   const ModelConfig& c = model().config();
   std::unique_ptr<Hooks> hooks;
@@ -442,7 +397,7 @@ inline std::unique_ptr<Hooks> BatchAppend::hooks_of(
 }
 
 // Passes the logits of every row to the sink, if there is one (only for a batch of one).
-inline void BatchAppend::hand_out(const Pass& pass, const Workspace& w) {
+STET_INL void BatchAppend::hand_out(const Pass& pass, const Workspace& w) {
   for (size_t at = 0; sinks_.logits && at < pass.out.count; at += w.logits.count) {
     const Rows part = w.logits.rows(0, std::min(w.logits.count, pass.out.count - at));
     run_head(pass, pass.out.rows(at, part.count), part);
@@ -450,14 +405,14 @@ inline void BatchAppend::hand_out(const Pass& pass, const Workspace& w) {
   }
 }
 
-inline void BatchAppend::run_head(const Pass& pass, Rows hidden, Rows logits) const {
+STET_INL void BatchAppend::run_head(const Pass& pass, Rows hidden, Rows logits) const {
   const auto head = [&](Team t) { model().head(t, pass, hidden, logits); };
   run_interruptible(detail::team_of(first_.compute_), std::ref(head));
 }
 
 // Computes the logits of every entry and drafted row. Repeats this if the weights changed
 // meanwhile.
-inline void BatchAppend::compute_logits(const Pass& pass, Workspace& w) {
+STET_INL void BatchAppend::compute_logits(const Pass& pass, Workspace& w) {
   for (int tries = 0; tries <= detail::kMaxRestarts; ++tries) {
     const uint64_t weights = model().weights_version();
     const size_t rows = batch_.size() + drafted_logits_.size();

@@ -16,7 +16,7 @@ namespace stet {
 namespace detail {
 
 // Returns the blocks of positions begin .. end-1 that lack layers.
-inline std::vector<int64_t> partial_blocks(const State& state, int64_t begin, int64_t end) {
+STET_INL std::vector<int64_t> partial_blocks(const State& state, int64_t begin, int64_t end) {
   std::vector<int64_t> found;
   for (int64_t b = std::max<int64_t>(0, begin) / kBlockPositions; b < blocks_of(end); ++b) {
     if (!state.kv.block_info(b).holds_all()) found.push_back(b);
@@ -25,14 +25,14 @@ inline std::vector<int64_t> partial_blocks(const State& state, int64_t begin, in
 }
 
 // Returns the first block that tokens do not determine.
-inline int64_t first_edited_block(const State& state) {
+STET_INL int64_t first_edited_block(const State& state) {
   if (state.edits.empty()) return state.kv.blocks();
   const std::vector<bool> given = replayable_blocks(state);
   return std::find(given.begin(), given.end(), false) - given.begin();
 }
 
 // Throws a format Error if tokens do not determine one of the blocks.
-inline void refuse_edited(const State& state, const std::vector<int64_t>& damaged) {
+STET_INL void refuse_edited(const State& state, const std::vector<int64_t>& damaged) {
   if (state.edits.empty()) return;
   const std::vector<bool> given = replayable_blocks(state);
   for (const int64_t b : damaged) {
@@ -45,7 +45,7 @@ inline void refuse_edited(const State& state, const std::vector<int64_t>& damage
 }
 
 // Returns the state without keys, values and edits, as replay() needs it.
-inline State recipe_of(const State& state) {
+STET_INL State recipe_of(const State& state) {
   State recipe;
   recipe.origin = state.origin;
   recipe.tokens = state.tokens;
@@ -58,7 +58,7 @@ inline State recipe_of(const State& state) {
 
 }  // namespace detail
 
-inline std::string HealedBlocks::text() const {
+STET_INL std::string HealedBlocks::text() const {
   if (file.empty())
     return std::to_string(tokens) + " tokens processed again, whose windows were not kept";
   std::string list;
@@ -68,13 +68,13 @@ inline std::string HealedBlocks::text() const {
          std::to_string(tokens) + " tokens";
 }
 
-inline Recomputer::Recomputer(std::shared_ptr<const Model> model, Contract contract,
-                              const WindowOptions& options)
+STET_INL Recomputer::Recomputer(std::shared_ptr<const Model> model, Contract contract,
+                                const WindowOptions& options)
     : model_(std::move(model)), before_recall_(options.before_recall) {
   if (options.only) window_ = plan_window(model_->config(), contract, options);
 }
 
-inline Recomputer Recomputer::fork() const {
+STET_INL Recomputer Recomputer::fork() const {
   Recomputer copy = *this;
   copy.healed_.clear();
   copy.after_layer = nullptr;
@@ -95,7 +95,7 @@ void Recomputer::with_healing(Target target, Reads reads) {
   }
 }
 
-inline void Recomputer::mend(Target target, KvCache::Look look) {
+STET_INL void Recomputer::mend(Target target, KvCache::Look look) {
   const std::vector<int64_t> damaged =
       target.state.kv.find_damage(look, detail::threads_of(target.compute));
   if (!damaged.empty()) heal(target, damaged);
@@ -104,7 +104,7 @@ inline void Recomputer::mend(Target target, KvCache::Look look) {
 // Recomputes run by run. Each run covers whole blocks and begins where the window before it is
 // held. If a prune came later than that, keys that its tokens saw no longer exist, and everything
 // is recomputed. Edits are not reproduced in either case.
-inline void Recomputer::heal(Target target, const std::vector<int64_t>& damaged) {
+STET_INL void Recomputer::heal(Target target, const std::vector<int64_t>& damaged) {
   State& state = target.state;
   detail::refuse_edited(state, damaged);
   announce_or_refuse(state, damaged);
@@ -131,14 +131,14 @@ inline void Recomputer::heal(Target target, const std::vector<int64_t>& damaged)
 }
 
 // Calls before_recall, or throws without one, before dropped layers are recomputed.
-inline void Recomputer::announce_or_refuse(const State& state,
-                                           const std::vector<int64_t>& damaged) const {
+STET_INL void Recomputer::announce_or_refuse(const State& state,
+                                             const std::vector<int64_t>& damaged) const {
   const bool recalled =
       std::ranges::any_of(damaged, [&](int64_t b) { return !state.kv.block_info(b).holds_all(); });
   if (recalled) announce(cost(state, damaged), damaged[0]);
 }
 
-inline void Recomputer::announce(int64_t tokens, int64_t dropped) const {
+STET_INL void Recomputer::announce(int64_t tokens, int64_t dropped) const {
   if (before_recall_ == nullptr) {
     throw Error(
         ErrorKind::argument, "", "window-only",
@@ -151,8 +151,8 @@ inline void Recomputer::announce(int64_t tokens, int64_t dropped) const {
 
 // Replaces damaged blocks by those of another session, after all of them have proved equal to the
 // saved ones.
-inline void Recomputer::take_blocks(State& state, const Session& from,
-                                    std::span<const int64_t> damaged, int64_t tokens) {
+STET_INL void Recomputer::take_blocks(State& state, const Session& from,
+                                      std::span<const int64_t> damaged, int64_t tokens) {
   blocks_changed();
   const KvShape& shape = state.kv.shape();
   for (const int64_t b : damaged) {
@@ -176,7 +176,7 @@ inline void Recomputer::take_blocks(State& state, const Session& from,
 // Returns a session over the first `size` tokens (a multiple of 64, or an anchor's position) that
 // shares the state's blocks. In a window-only state, it drops windows only before the block
 // `wanted`.
-inline Session Recomputer::front(Target target, int64_t size, int64_t wanted) const {
+STET_INL Session Recomputer::front(Target target, int64_t size, int64_t wanted) const {
   State& whole = target.state;
   State state;
   state.origin = whole.origin;
@@ -211,8 +211,8 @@ inline Session Recomputer::front(Target target, int64_t size, int64_t wanted) co
 
 // Returns the latest block boundary at or before `block` whose preceding window is held and before
 // which nothing was edited. In models with recurrent layers, returns an anchor's position.
-inline int64_t Recomputer::resume_point(const State& state, int64_t block,
-                                        int64_t first_edited) const {
+STET_INL int64_t Recomputer::resume_point(const State& state, int64_t block,
+                                          int64_t first_edited) const {
   if (!state.recurrent.empty()) {
     int64_t found = 0;
     for (const auto& a : state.anchors.all()) {
@@ -233,8 +233,8 @@ inline int64_t Recomputer::resume_point(const State& state, int64_t block,
 
 // Groups blocks, in ascending order, into runs. A block joins the current run if its own
 // recomputation would have to begin before the run's end.
-inline std::vector<Recomputer::Run> Recomputer::runs(const State& state,
-                                                     const std::vector<int64_t>& blocks) const {
+STET_INL std::vector<Recomputer::Run> Recomputer::runs(const State& state,
+                                                       const std::vector<int64_t>& blocks) const {
   std::vector<Run> all;
   const int64_t first_edited = detail::first_edited_block(state);
   for (const int64_t b : blocks) {
@@ -248,7 +248,7 @@ inline std::vector<Recomputer::Run> Recomputer::runs(const State& state,
 }
 
 // Returns the number of tokens that heal() processes.
-inline int64_t Recomputer::cost(const State& state, const std::vector<int64_t>& blocks) const {
+STET_INL int64_t Recomputer::cost(const State& state, const std::vector<int64_t>& blocks) const {
   int64_t tokens = 0;
   for (const Run& run : runs(state, blocks)) {
     if (run.begin < state.floor()) return tokens + state.transcript_size();
@@ -259,7 +259,7 @@ inline int64_t Recomputer::cost(const State& state, const std::vector<int64_t>& 
 
 // ------------------------------------------------------------------ windows
 
-inline void Recomputer::drop_windows(State& state, int64_t before) {
+STET_INL void Recomputer::drop_windows(State& state, int64_t before) {
   if (window_ == nullptr || !state.edits.empty() || !is_replayable(state.origin.contract)) return;
   const int64_t end = window_->first_whole(state.size());
   const int64_t kept_from = before < 0 ? end : window_->first_whole(before),
@@ -277,21 +277,21 @@ inline void Recomputer::drop_windows(State& state, int64_t before) {
 }
 
 // Returns true if a query at an anchor sees the block.
-inline bool Recomputer::needed_by_anchor(const State& state, int64_t block) const {
+STET_INL bool Recomputer::needed_by_anchor(const State& state, int64_t block) const {
   return std::ranges::any_of(state.anchors.all(), [&](const auto& a) {
     return block < blocks_of(a->position) &&
            (block + 1) * kBlockPositions > a->position - widest_window();
   });
 }
 
-inline std::vector<int64_t> Recomputer::needed_by_rewind(const State& state, int64_t size) const {
+STET_INL std::vector<int64_t> Recomputer::needed_by_rewind(const State& state, int64_t size) const {
   return detail::partial_blocks(state, size - widest_window(), size);
 }
 
 // Returns the blocks with missing layers that a prune needs: those that it changes or moves. A
 // shift also needs those before the gap that are in the next token's window.
-inline std::vector<int64_t> Recomputer::needed_by_prune(const State& state, int64_t begin,
-                                                        int64_t end, bool shift) const {
+STET_INL std::vector<int64_t> Recomputer::needed_by_prune(const State& state, int64_t begin,
+                                                          int64_t end, bool shift) const {
   if (begin < 0 || begin >= end || end > state.size()) return {};
   if (!shift) {
     std::vector<int64_t> found;
@@ -309,28 +309,28 @@ inline std::vector<int64_t> Recomputer::needed_by_prune(const State& state, int6
   return found;
 }
 
-inline int64_t Recomputer::rewind_cost(const State& state, int64_t size) const {
+STET_INL int64_t Recomputer::rewind_cost(const State& state, int64_t size) const {
   if (size < 0 || size > state.size()) return 0;
   return cost(state, needed_by_rewind(state, size));
 }
 
-inline int64_t Recomputer::prune_cost(const State& state, int64_t begin, int64_t end,
-                                      bool shift) const {
+STET_INL int64_t Recomputer::prune_cost(const State& state, int64_t begin, int64_t end,
+                                        bool shift) const {
   return cost(state, needed_by_prune(state, begin, end, shift));
 }
 
-inline void Recomputer::before_rewind(Target target, int64_t size) {
+STET_INL void Recomputer::before_rewind(Target target, int64_t size) {
   const std::vector<int64_t> needed = needed_by_rewind(target.state, size);
   if (!needed.empty()) heal(target, needed);
 }
 
-inline void Recomputer::before_prune(Target target, int64_t begin, int64_t end, bool shift) {
+STET_INL void Recomputer::before_prune(Target target, int64_t begin, int64_t end, bool shift) {
   const std::vector<int64_t> needed = needed_by_prune(target.state, begin, end, shift);
   if (!needed.empty()) heal(target, needed);
   blocks_changed();
 }
 
-inline void Recomputer::set_whole_kv(Target target) const {
+STET_INL void Recomputer::set_whole_kv(Target target) const {
   const auto lacking = [](const State& state) {
     return detail::partial_blocks(state, 0, state.size());
   };

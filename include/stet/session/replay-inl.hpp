@@ -9,9 +9,9 @@ namespace stet {
 
 // Appends the transcript in order, and repeats each prune and intervention at the size at which it
 // was made.
-inline Session replay(std::shared_ptr<const Model> model, const State& state,
-                      const SessionOptions& options, const Progress& progress,
-                      const Appender& append) {
+STET_INL Session replay(std::shared_ptr<const Model> model, const State& state,
+                        const SessionOptions& options, const Progress& progress,
+                        const Appender& append) {
   if (!state.edits.empty()) {
     throw Error(ErrorKind::argument, "", "edits",
                 "none: a state whose keys or values were edited cannot be computed again",

@@ -11,8 +11,7 @@ namespace stet {
 
 namespace detail {
 
-// The shape of the keys and values of a model.
-inline KvShape kv_shape(const ModelConfig& c, KvType type) {
+STET_INL KvShape kv_shape(const ModelConfig& c, KvType type) {
   std::vector<KvLayer> layers;
   for (int64_t i = 0; i < c.layers; ++i) {
     const LayerShape l = c.layer(i);
@@ -22,7 +21,7 @@ inline KvShape kv_shape(const ModelConfig& c, KvType type) {
   return KvShape::of(std::move(layers), type);
 }
 
-inline void check_ids(std::span<const int32_t> ids, int64_t vocab) {
+STET_INL void check_ids(std::span<const int32_t> ids, int64_t vocab) {
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] >= 0 && ids[i] < vocab) continue;
     throw Error(ErrorKind::argument, "", "ids[" + std::to_string(i) + "]",
@@ -30,20 +29,21 @@ inline void check_ids(std::span<const int32_t> ids, int64_t vocab) {
   }
 }
 
-inline std::string contract_text(const StateOrigin& origin) {
+STET_INL std::string contract_text(const StateOrigin& origin) {
   return origin.contract + " version " + std::to_string(origin.version);
 }
 
 }  // namespace detail
 
-inline StateOrigin origin_of(const Model& model, Contract contract) {
+STET_INL StateOrigin origin_of(const Model& model, Contract contract) {
   return {contract_name(model, contract), kContractVersion, model.fingerprint()};
 }
 
 namespace detail {
 
 // Throws a mismatch Error unless a session of `model` can continue the state.
-inline void check_origin(const StateOrigin& state, const StateOrigin& session, const Model& model) {
+STET_INL void check_origin(const StateOrigin& state, const StateOrigin& session,
+                           const Model& model) {
   if (contract_text(state) != contract_text(session)) {
     throw Error(ErrorKind::mismatch, "", "contract",
                 contract_text(state) + ", under which the tokens were processed",
@@ -57,7 +57,7 @@ inline void check_origin(const StateOrigin& state, const StateOrigin& session, c
 
 // Checks the sizes of kept rows. They can come from files and are copied into buffers of this
 // model's size.
-inline void check_rewind_logits(const RewindLogits& kept, const ModelConfig& config) {
+STET_INL void check_rewind_logits(const RewindLogits& kept, const ModelConfig& config) {
   for (const RewindLogits::Row& row : kept.rows()) {
     const int64_t numbers = row.hidden ? config.hidden_size : config.vocab_size;
     if (row.values != nullptr && static_cast<int64_t>(row.values->size()) == numbers) continue;
@@ -69,7 +69,7 @@ inline void check_rewind_logits(const RewindLogits& kept, const ModelConfig& con
 
 }  // namespace detail
 
-inline Session::Session(std::shared_ptr<const Model> model, const SessionOptions& options)
+STET_INL Session::Session(std::shared_ptr<const Model> model, const SessionOptions& options)
     : model_(std::move(model)), compute_(options.compute), anchor_bytes_(options.anchor_bytes) {
   detail::check_compute(compute_, *model_);
   const ModelConfig& c = model_->config();
@@ -81,8 +81,8 @@ inline Session::Session(std::shared_ptr<const Model> model, const SessionOptions
   recompute_.set_whole_kv(target());
 }
 
-inline Session::Session(std::shared_ptr<const Model> model, State state,
-                        const SessionOptions& options)
+STET_INL Session::Session(std::shared_ptr<const Model> model, State state,
+                          const SessionOptions& options)
     : model_(std::move(model)),
       compute_(options.compute),
       state_(std::move(state)),
@@ -108,28 +108,28 @@ inline Session::Session(std::shared_ptr<const Model> model, State state,
   recompute_.set_whole_kv(target());
 }
 
-inline void Session::set_before_recall(std::function<void(int64_t)> callback) {
+STET_INL void Session::set_before_recall(std::function<void(int64_t)> callback) {
   recompute_.set_before_recall(std::move(callback));
   recompute_.set_whole_kv(target());
 }
 
-inline void Session::refuse_in_sink(const char* call) const {
+STET_INL void Session::refuse_in_sink(const char* call) const {
   if (pending_.before < 0) return;
   throw Error(ErrorKind::argument, "", call, "a call after append() has returned",
               "a call from its sink");
 }
 
 // Begins an operation other than append() and logits().
-inline void Session::enter(const char* call) const {
+STET_INL void Session::enter(const char* call) const {
   refuse_in_sink(call);
   forget_drafted();
 }
 
-inline bool Session::can_speculate() const {
+STET_INL bool Session::can_speculate() const {
   return detail::can_speculate(*model_, compute_.contract) && callbacks_.empty();
 }
 
-inline void Session::discard_drafted() {
+STET_INL void Session::discard_drafted() {
   if (drafted_.empty()) return;
   KvWriter(state_.kv).truncate(size());
   drafted_.clear();
@@ -137,13 +137,13 @@ inline void Session::discard_drafted() {
 
 // Drafted rows are not seen by callers, so a const session may discard them. A session that was
 // declared const has none.
-inline void Session::forget_drafted() const {
+STET_INL void Session::forget_drafted() const {
   if (!drafted_.empty()) const_cast<Session*>(this)->discard_drafted();
 }
 
 // Makes the first drafted row part of the session if it is the row of `ids`. If it throws, nothing
 // has changed.
-inline bool Session::accept_drafted(std::span<const int32_t> ids) {
+STET_INL bool Session::accept_drafted(std::span<const int32_t> ids) {
   refuse_in_sink("append");
   if (ids.size() != 1 || !accepts(ids[0])) return false;
   if (!state_.edits.empty())
@@ -156,7 +156,7 @@ inline bool Session::accept_drafted(std::span<const int32_t> ids) {
 }
 
 // Replaces the logits. The next append reuses their buffer unless it is shared.
-inline void Session::take_logits(std::shared_ptr<std::vector<float>> logits) {
+STET_INL void Session::take_logits(std::shared_ptr<std::vector<float>> logits) {
   if (!logits_shared_.is_set()) {
     if (spare_ == nullptr)
       spare_ = std::move(state_.logits);
@@ -169,14 +169,14 @@ inline void Session::take_logits(std::shared_ptr<std::vector<float>> logits) {
 
 // Drops keys and values that are outside their layer's window. If memory runs out meanwhile, keeps
 // them until the next call.
-inline void Session::drop_windows() {
+STET_INL void Session::drop_windows() {
   try {
     recompute_.drop_windows(state_, pending_.before);
   } catch (const std::bad_alloc&) {
   }
 }
 
-inline void Session::set_compute(const ComputeOptions& compute) {
+STET_INL void Session::set_compute(const ComputeOptions& compute) {
   enter("set_compute");
   detail::check_compute(compute, *model_);
   const StateOrigin origin = origin_of(*model_, compute.contract);
@@ -185,7 +185,7 @@ inline void Session::set_compute(const ComputeOptions& compute) {
   compute_ = compute;
 }
 
-inline Session::Session(const Session& other)
+STET_INL Session::Session(const Session& other)
     : model_(other.model_),
       compute_(other.compute_),
       state_(other.state_),
@@ -196,7 +196,7 @@ inline Session::Session(const Session& other)
   logits_shared_.set();
 }
 
-inline Session Session::fork() const {
+STET_INL Session Session::fork() const {
   enter("fork");
   Session copy(*this);
   copy.keep_anchor();
@@ -207,7 +207,7 @@ namespace detail {
 
 // Returns a Watch that captures hidden states as points: the residual stream before each layer, and
 // the head's input. Adds the points of `more`, unless it is null.
-inline Watch watch_hidden(const ModelConfig& c, const HiddenSink& hidden, const Watch* more) {
+STET_INL Watch watch_hidden(const ModelConfig& c, const HiddenSink& hidden, const Watch* more) {
   Watch w;
   for (int64_t i = 0; i < c.layers; ++i) w.points.push_back({Point::resid_pre, i});
   w.points.push_back({Point::ln_final, 0});
@@ -232,9 +232,9 @@ inline Watch watch_hidden(const ModelConfig& c, const HiddenSink& hidden, const 
 
 }  // namespace detail
 
-inline void Session::append(std::span<const int32_t> ids, const LogitSink& logits,
-                            const HiddenSink& hidden, const Progress& progress,
-                            const Watch* watch) {
+STET_INL void Session::append(std::span<const int32_t> ids, const LogitSink& logits,
+                              const HiddenSink& hidden, const Progress& progress,
+                              const Watch* watch) {
   refuse_in_sink("append");
   if (ids.empty()) return;
   Watch both;
@@ -248,8 +248,8 @@ inline void Session::append(std::span<const int32_t> ids, const LogitSink& logit
 
 // Does everything that can fail before the first pass. Prepares the cache last, so that a failure
 // leaves nothing to undo.
-inline void Session::begin_append(const Session& first, std::span<const int32_t> ids,
-                                  std::span<const int32_t> draft) {
+STET_INL void Session::begin_append(const Session& first, std::span<const int32_t> ids,
+                                    std::span<const int32_t> draft) {
   enter("append");
   if (model_ != first.model_)
     throw Error(ErrorKind::argument, "", "model", "the model of the first session",
@@ -280,8 +280,8 @@ inline void Session::begin_append(const Session& first, std::span<const int32_t>
 }
 
 // Returns as much of a draft as this session can process after `ids`.
-inline std::span<const int32_t> Session::fitting_draft(std::span<const int32_t> ids,
-                                                       std::span<const int32_t> draft) const {
+STET_INL std::span<const int32_t> Session::fitting_draft(std::span<const int32_t> ids,
+                                                         std::span<const int32_t> draft) const {
   const int64_t room = capacity() - size() - static_cast<int64_t>(ids.size());
   if (draft.empty() || !can_speculate() || room <= 0) return {};
   detail::check_ids(draft, model_->config().vocab_size);
@@ -289,20 +289,20 @@ inline std::span<const int32_t> Session::fitting_draft(std::span<const int32_t> 
 }
 
 // Logs the callback. One entry covers all later positions; its room is reserved.
-inline void Session::mark_callback() {
+STET_INL void Session::mark_callback() {
   KvEdit e = detail::entry(state_, KvEdit::What::callback);
   e.position = size();
   state_.edits.push_back(std::move(e));
   pending_.marked = true;
 }
 
-inline std::shared_ptr<std::vector<float>> Session::new_logits_buffer() const {
+STET_INL std::shared_ptr<std::vector<float>> Session::new_logits_buffer() const {
   auto room = std::make_shared<std::vector<float>>();
   room->reserve(static_cast<size_t>(model_->config().vocab_size));
   return room;
 }
 
-inline void Session::undo_append() {
+STET_INL void Session::undo_append() {
   recompute_.blocks_changed();
   drafted_.clear();
   KvWriter(state_.kv).truncate(pending_.before);
@@ -316,7 +316,7 @@ inline void Session::undo_append() {
 }
 
 // Commits the append; cannot fail.
-inline void Session::finish_append() {
+STET_INL void Session::finish_append() {
   if (!state_.recurrent.empty()) {
     state_.recurrent.finish_append();
     state_.anchors.settle(anchor_bytes_, state_.recurrent.shape().bytes());
@@ -326,39 +326,39 @@ inline void Session::finish_append() {
   pending_ = {};
 }
 
-inline void Session::attach(Intervention intervention) {
+STET_INL void Session::attach(Intervention intervention) {
   enter("attach");
   logits();  // computed first, because the intervention does not apply to the last token
   stet::attach(state_, model_->config(), std::move(intervention));
 }
 
-inline void Session::detach(size_t index, int64_t from) {
+STET_INL void Session::detach(size_t index, int64_t from) {
   enter("detach");
   logits();  // computed first, because the intervention applied to the last token
   stet::detach(state_, model_->config(), index, from);
 }
 
-inline void Session::attach(std::shared_ptr<const Callback> callback) {
+STET_INL void Session::attach(std::shared_ptr<const Callback> callback) {
   enter("attach");
   detail::check_callback(model_->config(), callback.get());
   logits();
   callbacks_.push_back({std::move(callback), size()});
 }
 
-inline void Session::detach_callbacks() {
+STET_INL void Session::detach_callbacks() {
   enter("detach_callbacks");
   if (!callbacks_.empty()) logits();  // computed first, under the callbacks
   callbacks_.clear();
 }
 
 // Moves the starts of callbacks that are after the gap closed by a shift.
-inline void Session::move_callbacks(const Prune& p) {
+STET_INL void Session::move_callbacks(const Prune& p) {
   for (Attached& a : callbacks_) {
     if (p.shift && a.from > p.begin) a.from = std::max(p.begin, a.from - (p.end - p.begin));
   }
 }
 
-inline void Session::rewind(int64_t to) {
+STET_INL void Session::rewind(int64_t to) {
   enter("rewind");
   if (to < 0 || to > size()) {
     throw Error(ErrorKind::argument, "", "rewind", "a position in 0.." + std::to_string(size()),
@@ -388,7 +388,7 @@ inline void Session::rewind(int64_t to) {
   state_.chat.rewind(to + shifted_out(state_.prunes));
 }
 
-inline void Session::cut(int64_t to) {
+STET_INL void Session::cut(int64_t to) {
   recompute_.blocks_changed();
   with_healing([&] { KvWriter(state_.kv).truncate(to); });
   state_.tokens.resize(static_cast<size_t>(to));
@@ -397,7 +397,7 @@ inline void Session::cut(int64_t to) {
   state_.logits.reset();
 }
 
-inline int64_t Session::prune(const PruneOptions& options) {
+STET_INL int64_t Session::prune(const PruneOptions& options) {
   enter("prune");
   detail::check_prune_options(options);
   if (!options.recompute) refuse_prune();
@@ -415,7 +415,7 @@ inline int64_t Session::prune(const PruneOptions& options) {
   return gone;
 }
 
-inline void Session::prune_range(int64_t begin, int64_t end, bool shift) {
+STET_INL void Session::prune_range(int64_t begin, int64_t end, bool shift) {
   enter("prune");
   refuse_prune();
   logits();
@@ -424,17 +424,17 @@ inline void Session::prune_range(int64_t begin, int64_t end, bool shift) {
   if (begin != end) move_callbacks(state_.prunes.back());
 }
 
-inline void Session::set_key(int64_t layer, int64_t head, int64_t position,
-                             std::span<const float> x) {
+STET_INL void Session::set_key(int64_t layer, int64_t head, int64_t position,
+                               std::span<const float> x) {
   change_kv("set_key", [&] { stet::set_key(state_, layer, head, position, x); });
 }
 
-inline void Session::set_value(int64_t layer, int64_t head, int64_t position,
-                               std::span<const float> x) {
+STET_INL void Session::set_value(int64_t layer, int64_t head, int64_t position,
+                                 std::span<const float> x) {
   change_kv("set_value", [&] { stet::set_value(state_, layer, head, position, x); });
 }
 
-inline void Session::set_array(int64_t layer, int64_t index, std::span<const float> x) {
+STET_INL void Session::set_array(int64_t layer, int64_t index, std::span<const float> x) {
   enter("set_array");
   logits();
   logits_shared_.set();  // the anchor keeps a reference to them
@@ -450,39 +450,39 @@ void Session::change_kv(const char* call, Change change) {
   with_healing(change);
 }
 
-inline void Session::zero_kv(const KvRange& range) {
+STET_INL void Session::zero_kv(const KvRange& range) {
   change_kv("zero_kv", [&] { stet::zero_kv(state_, range); });
 }
 
-inline void Session::scale_kv(const KvRange& range, float factor) {
+STET_INL void Session::scale_kv(const KvRange& range, float factor) {
   change_kv("scale_kv", [&] { stet::scale_kv(state_, range, factor); });
 }
 
-inline void Session::set_kv(const KvRange& range, std::span<const float> x) {
+STET_INL void Session::set_kv(const KvRange& range, std::span<const float> x) {
   change_kv("set_kv", [&] { stet::set_kv(state_, range, x); });
 }
 
-inline void Session::copy_kv(const KvRange& range, const Session& from, int64_t from_position) {
+STET_INL void Session::copy_kv(const KvRange& range, const Session& from, int64_t from_position) {
   from.forget_drafted();
   change_kv("copy_kv",
             [&] { stet::copy_kv(state_, model_->config(), range, from.state_, from_position); });
 }
 
-inline std::vector<BlockIdentity> Session::block_identities() {
+STET_INL std::vector<BlockIdentity> Session::block_identities() {
   enter("block_identities");
   std::vector<BlockIdentity> all;
   with_healing([&] { all = stet::block_identities(state_, compute_.threads); });
   return all;
 }
 
-inline std::span<const float> Session::logits() {
+STET_INL std::span<const float> Session::logits() {
   refuse_in_sink("logits");
   if (state_.tokens.empty()) return {};
   if (state_.logits == nullptr) restore_logits();
   return *state_.logits;
 }
 
-inline void Session::restore_logits() {
+STET_INL void Session::restore_logits() {
   if (const RewindLogits::Row* row = state_.kept.find(size() - 1)) {
     state_.logits = row->hidden ? detail::logits_of(*model_, compute_, *row->values) : row->values;
     logits_shared_.set();
@@ -514,7 +514,7 @@ inline void Session::restore_logits() {
 }
 
 // Keeps the head's input of the next positions, [positions][hidden_size].
-inline void Session::keep_rows(Rows hidden) {
+STET_INL void Session::keep_rows(Rows hidden) {
   for (size_t i = 0; i < hidden.count; ++i) {
     state_.kept.keep(
         {size() + static_cast<int64_t>(i), true,
@@ -522,7 +522,7 @@ inline void Session::keep_rows(Rows hidden) {
   }
 }
 
-inline const State& Session::state() {
+STET_INL const State& Session::state() {
   logits();
   forget_drafted();
   recompute_.mend(target(), KvCache::Look::all_blocks);

@@ -18,6 +18,7 @@
 #include "stet/session/identity.hpp"
 #include "stet/session/intervention.hpp"
 #include "stet/session/kv_range.hpp"
+#include "stet/session/pass_setup.hpp"
 #include "stet/session/prune.hpp"
 #include "stet/session/recompute.hpp"
 #include "stet/session/state.hpp"
@@ -38,6 +39,15 @@ struct SessionOptions {
 
 // Returns the contract, version and fingerprint that a session stamps on its states.
 StateOrigin origin_of(const Model& model, Contract contract);
+
+namespace detail {
+// Returns the shape of the keys and values of a model.
+KvShape kv_shape(const ModelConfig& c, KvType type);
+// Throws an argument Error for an id outside of the vocabulary.
+void check_ids(std::span<const int32_t> ids, int64_t vocab);
+// Returns the name and version of the contract, for messages.
+std::string contract_text(const StateOrigin& origin);
+}  // namespace detail
 
 // Receives consecutive rows: `logits` of positions first .. first + logits.count - 1.
 using LogitSink = std::function<void(int64_t first, Rows logits)>;
@@ -344,8 +354,10 @@ Session replay(std::shared_ptr<const Model> model, const State& state,
 
 }  // namespace stet
 
+#ifndef STET_SEPARATE
 #include "stet/session/anchors-inl.hpp"
 #include "stet/session/batch-inl.hpp"
 #include "stet/session/recompute-inl.hpp"
 #include "stet/session/replay-inl.hpp"
 #include "stet/session/session-inl.hpp"
+#endif

@@ -1,0 +1,23 @@
+// Compiles the functions of "*-inl.hpp" for programs that define STET_SEPARATE (api.h), such as the
+// command and the tests.
+#include "stet/chat/conversation.hpp"
+#include "stet/generate/batch.hpp"
+#include "stet/generate/generate.hpp"
+#include "stet/session/session.hpp"
+#include "stet/session/splice.hpp"
+#include "stet/session/trace.hpp"
+
+#include "stet/chat/conversation-inl.hpp"
+#include "stet/generate/batch-inl.hpp"
+#include "stet/generate/generate-inl.hpp"
+#include "stet/session/anchors-inl.hpp"
+#include "stet/session/batch-inl.hpp"
+#include "stet/session/edit-inl.hpp"
+#include "stet/session/kv_range-inl.hpp"
+#include "stet/session/prune-inl.hpp"
+#include "stet/session/recompute-inl.hpp"
+#include "stet/session/replay-inl.hpp"
+#include "stet/session/session-inl.hpp"
+#include "stet/session/splice-inl.hpp"
+#include "stet/session/trace-inl.hpp"
+#include "stet/session/window-inl.hpp"
