@@ -10,18 +10,31 @@ check_linker_flag(CXX -fuse-ld=gold STET_HAVE_GOLD)
 set(STET_TEST_LINKER $<$<BOOL:${STET_HAVE_GOLD}>:-fuse-ld=gold>)
 set(STET_TEST_BATCH 12 CACHE STRING "files of a room of tests that are compiled as one")
 
-#   stet_test_program(NAME ROOM SOURCES FILE... [COMPUTES FILE...] [SLOW REGEX] [THOROUGH REGEX]
-#                     [TOGETHER REGEX] [LINKS LIBRARY...] [NEEDS TARGET...] [PROPERTIES NAME VALUE...])
+# Gives the tests of tests/slow.txt that add_test() defines in this folder the label "slow", as
+# discover.cmake does for the cases of programs. A room calls it after its last test.
+function(stet_label_slow)
+  file(STRINGS ${PROJECT_SOURCE_DIR}/tests/slow.txt slow)
+  get_property(tests DIRECTORY PROPERTY TESTS)
+  foreach(test ${tests})
+    get_property(labels TEST ${test} PROPERTY LABELS)
+    if(test IN_LIST slow AND NOT slow IN_LIST labels)
+      set_property(TEST ${test} APPEND PROPERTY LABELS slow)
+      set_property(TEST ${test} PROPERTY COST 1000)
+    endif()
+  endforeach()
+endfunction()
+
+#   stet_test_program(NAME ROOM SOURCES FILE... [COMPUTES FILE...] [THOROUGH REGEX] [TOGETHER REGEX]
+#                     [LINKS LIBRARY...] [NEEDS TARGET...] [PROPERTIES NAME VALUE...])
 # Adds a program, and a ctest test ROOM/Suite.Case for each of its cases. All parameters of a case
 # are one test.
 #     COMPUTES    files that compute expected values or damage many bytes; compiled with -O1
-#     SLOW        cases with the label "slow", which tools/check skips
 #     THOROUGH    cases with the label "thorough", which only tools/check --full runs
 #     TOGETHER    suites that are one test each, ROOM/Suite, because their cases share expensive set-up
 #     NEEDS       targets that are built first: programs that the tests run
 #     PROPERTIES  ctest properties of all tests
 function(stet_test_program name room)
-  cmake_parse_arguments(PARSE_ARGV 2 own "" "SLOW;THOROUGH;TOGETHER" "SOURCES;COMPUTES;LINKS;NEEDS;PROPERTIES")
+  cmake_parse_arguments(PARSE_ARGV 2 own "" "THOROUGH;TOGETHER" "SOURCES;COMPUTES;LINKS;NEEDS;PROPERTIES")
   set(parts)
   foreach(part SOURCES COMPUTES)
     if(own_${part})
@@ -51,7 +64,6 @@ function(stet_test_program name room)
   file(GENERATE OUTPUT ${file} CONTENT
 "set(program [==[$<TARGET_FILE:${name}>]==])
 set(room [==[${room}]==])
-set(slow [==[${own_SLOW}]==])
 set(thorough [==[${own_THOROUGH}]==])
 set(together [==[${own_TOGETHER}]==])
 set(properties [==[${own_PROPERTIES}]==])
@@ -64,11 +76,11 @@ endfunction()
 # Adds the program ROOM_tests from all sources of the folder except APART. Pass the files of APART
 # to stet_test_program.
 function(stet_test_room room)
-  cmake_parse_arguments(PARSE_ARGV 1 own "" "SLOW;THOROUGH;TOGETHER" "APART;COMPUTES;SOURCES;LINKS;NEEDS;PROPERTIES")
+  cmake_parse_arguments(PARSE_ARGV 1 own "" "THOROUGH;TOGETHER" "APART;COMPUTES;SOURCES;LINKS;NEEDS;PROPERTIES")
   file(GLOB sources CONFIGURE_DEPENDS RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} *.cpp)
   list(REMOVE_ITEM sources ${own_APART} ${own_COMPUTES} "")
   set(options)
-  foreach(option SLOW THOROUGH TOGETHER LINKS NEEDS PROPERTIES)
+  foreach(option THOROUGH TOGETHER LINKS NEEDS PROPERTIES)
     if(own_${option})
       list(APPEND options ${option} ${own_${option}})
     endif()
