@@ -14,15 +14,15 @@
 namespace stet {
 namespace {
 
-constexpr int kSuperParts = 8, kPart = 32, kSixParts = 16, kSixPart = 16;
+constexpr int kParts = 8, kPart = 32, kSixParts = 16, kSixPart = 16;
 
 // Returns the nearest integer, ties to even; 0 if x is too large or NaN.
-int nearest(float x) {
+int nearest_step(float x) {
   if (!(std::fabs(x) <= 4194303.0f)) return 0;
   const float magic = 12582912.0f;  // 1.5 * 2^23
   return static_cast<int>(x + magic - magic);
 }
-int nearest(float x, int low, int high) { return std::clamp(nearest(x), low, high); }
+int nearest_step(float x, int low, int high) { return std::clamp(nearest_step(x), low, high); }
 
 // Parameters of the search for scales and minimums of a part of q4_k or q5_k.
 struct Search {
@@ -87,7 +87,7 @@ ScaleMinimum search(const float* x, const float* importance, const Search& s) {
   if (most - least < 1e-10f) return best;
   const auto rounded = [&](float steps, int* u) {  // counted from the best minimum so far
     const float inverse = steps / (most - least);
-    for (int i = 0; i < kPart; ++i) u[i] = nearest(inverse * (x[i] - least), 0, s.top);
+    for (int i = 0; i < kPart; ++i) u[i] = nearest_step(inverse * (x[i] - least), 0, s.top);
   };
   rounded(static_cast<float>(s.top), best.u);
   best.scale = 1 / (static_cast<float>(s.top) / (most - least));
@@ -121,9 +121,9 @@ void put_six_bits(const int* scale, const int* minimum, uint8_t* to) {
 // Rounds to q4_k or q5_k: finds d, the minimums' d and the integers of all parts, then u again for
 // these.
 SuperIntegers round_super(const float* x, const float* importance, const Search& s) {
-  ScaleMinimum part[kSuperParts];
+  ScaleMinimum part[kParts];
   float most_scale = 0, most_minimum = 0;
-  for (int p = 0; p < kSuperParts; ++p) {
+  for (int p = 0; p < kParts; ++p) {
     const float* const counts = importance == nullptr ? nullptr : importance + kPart * p;
     part[p] = search(x + kPart * p, counts, s);
     most_scale = std::max(most_scale, part[p].scale);
@@ -134,19 +134,19 @@ SuperIntegers round_super(const float* x, const float* importance, const Search&
   SuperIntegers y;
   y.d = round_f16(most_scale / 63.0f);
   y.m = round_f16(most_minimum / 63.0f);
-  for (int p = 0; p < kSuperParts; ++p) {
-    y.scale[p] = nearest(to_scale * part[p].scale, 0, 63);
-    y.minimum[p] = nearest(to_minimum * part[p].minimum, 0, 63);
+  for (int p = 0; p < kParts; ++p) {
+    y.scale[p] = nearest_step(to_scale * part[p].scale, 0, 63);
+    y.minimum[p] = nearest_step(to_minimum * part[p].minimum, 0, 63);
     const float d = widen_f16(y.d) * static_cast<float>(y.scale[p]),
                 m = widen_f16(y.m) * static_cast<float>(y.minimum[p]);
     for (int i = 0; i < kPart; ++i)
-      y.u[kPart * p + i] = d == 0 ? part[p].u[i] : nearest((x[kPart * p + i] + m) / d, 0, s.top);
+      y.u[kPart * p + i] = d == 0 ? part[p].u[i] : nearest_step((x[kPart * p + i] + m) / d, 0, s.top);
   }
   return y;
 }
 
 void put_nibbles(const int* u, uint8_t* to) {
-  for (int first = 0; first < kSuperParts * kPart; first += 2 * kPart, to += kPart) {
+  for (int first = 0; first < kParts * kPart; first += 2 * kPart, to += kPart) {
     for (int i = first; i < first + kPart; ++i)
       to[i - first] = static_cast<uint8_t>((u[i] & 15) | (u[i + kPart] & 15) << 4);
   }
@@ -174,7 +174,7 @@ struct SixSearch {
     int other[kSixPart];
     float other_x = 0, other_l = 0;
     for (int i = 0; i < kSixPart; ++i) {
-      other[i] = nearest(inverse * x[i], -32, 31);
+      other[i] = nearest_step(inverse * x[i], -32, 31);
       const float w = weight(i), f = static_cast<float>(other[i]);
       other_x += w * x[i] * f;
       other_l += w * f * f;
@@ -234,7 +234,7 @@ void store_super_q5(const SuperIntegers& from, uint8_t* to) {
   put_six_bits(from.scale, from.minimum, to + 4);
   for (int i = 0; i < kPart; ++i) {
     int fifth = 0;
-    for (int p = 0; p < kSuperParts; ++p) fifth |= (from.u[kPart * p + i] >> 4) << p;
+    for (int p = 0; p < kParts; ++p) fifth |= (from.u[kPart * p + i] >> 4) << p;
     to[16 + i] = static_cast<uint8_t>(fifth);
   }
   put_nibbles(from.u, to + 48);
@@ -272,10 +272,10 @@ void round_super_q6(std::span<const float, kSuperBlock> x, const float* importan
   const float inverse = -128.0f / most;
   y.d = round_f16(1 / inverse);
   for (int p = 0; p < kSixParts; ++p) {
-    y.scale[p] = nearest(inverse * scale[p], -128, 127);
+    y.scale[p] = nearest_step(inverse * scale[p], -128, 127);
     const float d = widen_f16(y.d) * static_cast<float>(y.scale[p]);
     for (int w = kSixPart * p; w < kSixPart * (p + 1); ++w)
-      y.u[w] = 32 + (d == 0 ? 0 : nearest(x[static_cast<size_t>(w)] / d, -32, 31));
+      y.u[w] = 32 + (d == 0 ? 0 : nearest_step(x[static_cast<size_t>(w)] / d, -32, 31));
   }
   store_super_q6(y, to);
 }

@@ -37,7 +37,7 @@ uint32_t key_of(float x) {
 // Saturates on overflow, so that no finite logit becomes infinite. Turns -0 into 0.
 float saturate(float x) { return (x > kLargest ? kLargest : x < -kLargest ? -kLargest : x) + 0.0f; }
 
-float nearest(double x) { return saturate(static_cast<float>(x)); }
+float nearest_float(double x) { return saturate(static_cast<float>(x)); }
 
 float penalised(float x, float penalty) { return saturate(x < 0 ? x * penalty : x / penalty); }
 
@@ -201,7 +201,7 @@ void Sampler::score_tokens(const SamplingSettings& settings, std::span<const flo
   std::copy(logits.begin(), logits.end(), scores_.begin());
   for (const auto& [id, bias] : settings.logit_bias) {
     check({&id, 1}, "logit_bias");
-    if (scores_[id] != kMinusInfinity) scores_[id] = nearest(scores_[id] + bias);
+    if (scores_[id] != kMinusInfinity) scores_[id] = nearest_float(scores_[id] + bias);
   }
   for (const int32_t id : previous_ids) weights_[id] = scores_[id];
   for (const int32_t id : previous_ids) {  // may contain duplicates
@@ -215,7 +215,7 @@ void Sampler::score_tokens(const SamplingSettings& settings, std::span<const flo
     const double count = std::exchange(counts[id], 0.0f);
     if (count == 0 || scores_[id] == kMinusInfinity) continue;
     const double less = count * settings.frequency_penalty + settings.presence_penalty;
-    scores_[id] = nearest(scores_[id] - less);
+    scores_[id] = nearest_float(scores_[id] - less);
   }
   const auto scaled = scale_by(settings);
   for (float& x : scores_) x = scaled(x);

@@ -1,4 +1,4 @@
-// What passes of sessions have in common: the workspace, the Pass, and errors of a batch's entries.
+// Setup of a pass over rows of sessions: the workspace, the Pass, and errors of a batch's entries.
 #pragma once
 
 #include <cstddef>
