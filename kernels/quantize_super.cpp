@@ -140,7 +140,8 @@ SuperIntegers round_super(const float* x, const float* importance, const Search&
     const float d = widen_f16(y.d) * static_cast<float>(y.scale[p]),
                 m = widen_f16(y.m) * static_cast<float>(y.minimum[p]);
     for (int i = 0; i < kPart; ++i)
-      y.u[kPart * p + i] = d == 0 ? part[p].u[i] : nearest_step((x[kPart * p + i] + m) / d, 0, s.top);
+      y.u[kPart * p + i] =
+          d == 0 ? part[p].u[i] : nearest_step((x[kPart * p + i] + m) / d, 0, s.top);
   }
   return y;
 }
