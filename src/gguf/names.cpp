@@ -58,6 +58,12 @@ bool may_have_experts(std::string_view architecture) {
          architecture == "granitemoe" || architecture == "gpt-oss";
 }
 
+// Returns true if layers of this layout may have a recurrence in place of attention.
+bool may_be_recurrent(GgufLayout layout) {
+  return layout == GgufLayout::qwen_hybrid || layout == GgufLayout::lfm2 ||
+         layout == GgufLayout::granite_hybrid;
+}
+
 const GgufArchitecture* find_architecture(const std::string& name) {
   for (const GgufArchitecture& a : kArchitectures) {
     if (name == a.name) return &a;
@@ -178,7 +184,15 @@ GgufNames::GgufNames(const std::vector<Gguf>& parts)
   if (each || architecture_.layout == GgufLayout::gemma4)  // 0 for layers without attention
     kv_heads_ = std::ranges::max(of_layers("attention.head_count_kv", 0, heads_));
   else
-    kv_heads_ = keys_.integer(key("attention.head_count_kv"), 1, heads_).value_or(heads_);
+    kv_heads_ = keys_.integer(key("attention.head_count_kv"), 0, heads_).value_or(heads_);
+  if (kv_heads_ > 0) return;
+  if (!may_be_recurrent(architecture_.layout))
+    keys_.fail(key("attention.head_count_kv"), "an integer in 1.." + std::to_string(heads_), "0");
+  if (const std::optional<int64_t> attends = layer_with("attn_q.weight"))
+    keys_.fail(key("attention.head_count_kv"),
+               fmt::format("the key and value heads of layer {}, which has attention", *attends),
+               "0 for every layer");
+  kv_heads_ = keys_.integer(kGgufKvHeads, 1, heads_).value_or(heads_);  // no layer has attention
 }
 
 const GgufTensor* GgufNames::find(const std::string& name) const {

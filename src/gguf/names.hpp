@@ -139,6 +139,7 @@ class GgufNames {
 
 // Keys that stet adds for information that llama.cpp's keys cannot express.
 inline constexpr const char *kGgufModelType = "stet.model_type",
-                            *kGgufGeneration = "stet.generation_config";
+                            *kGgufGeneration = "stet.generation_config",
+                            *kGgufKvHeads = "stet.head_count_kv";  // if no layer has attention
 
 }  // namespace stet

@@ -25,6 +25,8 @@ class Writer {
       for (const LayerShape& l : layers()) kv_heads.push_back(l.recurrent ? 0 : l.kv_heads);
     }
     counts("attention.head_count_kv", kv_heads, c_.kv_heads);
+    if (std::ranges::count(kv_heads, 0) == c_.layers)
+      keys_.u32(kGgufKvHeads, static_cast<uint64_t>(c_.kv_heads));
     const bool layer_norm = a_.layout == GgufLayout::gpt2 || a_.layout == GgufLayout::gpt_neox;
     number(layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon",
            c_.norm_eps);

@@ -12,6 +12,7 @@
 
 #include "stet/snapshot/snapshot.hpp"
 #include "stet/snapshot/verify.hpp"
+#include "stet/text/tokenizer.hpp"
 #include "tests/command/pipe.hpp"
 #include "tests/support/models.hpp"
 #include "tests/support/run_command.hpp"
@@ -80,7 +81,7 @@ TEST_F(ChatCommand, ScriptsAreCheckedBeforeTheyRun) {
   for (const auto& [text, error] :
        {std::pair{"{", "expected JSON, or lines of text"},
         {"{\"turns\": 3}", "turns: expected an array, found 3"},
-        {"[3]", "turns[0]: expected a string, or an object with user or command, found 3"},
+        {"[3]", "turns[0]: expected a string, or an object with user, command or tool, found 3"},
         {"[{\"command\": \"x\"}]", "turns[0].command: expected a command that begins with /"}}) {
     write_file(scratch / "bad.json", text);
     const Outcome o = run_stet({"chat", "--threads", "1", "--script", scratch / "bad.json"});
@@ -89,6 +90,113 @@ TEST_F(ChatCommand, ScriptsAreCheckedBeforeTheyRun) {
   }
   EXPECT_EQ(run_stet({"chat", "--threads", "1", "--json"}).status, 2);
   EXPECT_EQ(run_stet({"chat", "--threads", "1", "--script", lines({"/nonsense"})}).status, 1);
+}
+
+class ChatWithTools : public ChatCommand {
+ protected:
+  ChatWithTools() {
+    write_file(
+        tools,
+        R"([{"type": "function", "function": {"name": "get_weather", "description": "Größe <x>",
+      "parameters": {"type": "object", "properties": {"days": {"type": "integer", "maximum": 1e2}}}}},
+      {"name": "noop"}])");
+  }
+  // Runs a chat of Qwen's template with the tools and a script.
+  Outcome chat(const std::string& json, Args more = {}) const {
+    write_file(scratch / "turns.json", json);
+    Args args = {"chat",    "--threads", "1",
+                 "-n",      "5",         "--greedy",
+                 "--tools", tools,       "--chat-template",
+                 qwen,      "--script",  scratch / "turns.json",
+                 "--json"};
+    args.insert(args.end(), more.begin(), more.end());
+    return run_stet(args);
+  }
+  // Returns what `stet template` prints for messages and the tools.
+  Json rendered(const Json& messages) const {
+    const Outcome o =
+        run_stet({"template", "--messages", messages.dump(), "--add-generation-prompt", "--tools",
+                  tools, "--chat-template", qwen, "--plain-special", "--json"});
+    EXPECT_EQ(o.status, 0) << o.err;
+    return Json::parse(o.out);
+  }
+  const std::string tools = scratch / "tools.json", qwen = data_path("jinja/qwen3.jinja");
+};
+
+TEST_F(ChatWithTools, ThePromptIsThatOfTheTemplate) {
+  const Outcome o = chat(R"([{"user": "Which weather?"},
+    {"tool": ["18 <|im_end|>", {"content": "{\"rain\": 2}", "name": "get_weather"}]}])");
+  EXPECT_EQ(o.status, 0) << o.err;
+  const std::vector<Json> turns = lines_of(o.out);
+  ASSERT_EQ(turns.size(), 2u) << o.out;
+  Json messages = {{{"role", "user"}, {"content", "Which weather?"}}};
+  EXPECT_EQ(turns[0]["prompt_ids"], rendered(messages)["ids"]);
+  EXPECT_EQ(turns[1]["tool"], Json({"18 <|im_end|>", "{\"rain\": 2}"}));
+  EXPECT_EQ(turns[1]["tokens"]["recomputed"], 0);
+  // The reply keeps its tokens, so that the text is compared.
+  messages.push_back({{"role", "assistant"}, {"content", turns[0]["text"]}});
+  messages.push_back({{"role", "tool"}, {"content", "18 <|im_end|>"}});
+  messages.push_back({{"role", "tool"}, {"content", "{\"rain\": 2}"}, {"name", "get_weather"}});
+  std::vector<int32_t> ids;
+  for (const auto& [turn, part] : {std::pair{0, "prompt_ids"}, {0, "ids"}, {1, "prompt_ids"}}) {
+    for (const Json& id : turns[static_cast<size_t>(turn)][part]) ids.push_back(id.get<int32_t>());
+  }
+  const std::string text = rendered(messages)["text"];
+  EXPECT_EQ(Tokenizer::load(STET_ROOT "/assets/pocket-gemma3")->decode(ids, false), text);
+  EXPECT_NE(text.find("<tool_response>\n{\"rain\": 2}\n</tool_response>"), std::string::npos)
+      << text;
+}
+
+TEST_F(ChatWithTools, ResultsAreSentByACommandToo) {
+  const Outcome by_command = chat(R"([{"user": "Hi"}, {"command": "/tool 18 degrees"}])"),
+                by_turn = chat(R"([{"user": "Hi"}, {"tool": "18 degrees"}])");
+  EXPECT_EQ(by_command.status, 0) << by_command.err;
+  const std::vector<Json> command = lines_of(by_command.out), turn = lines_of(by_turn.out);
+  ASSERT_EQ(command.size(), 2u);
+  ASSERT_EQ(turn.size(), 2u);
+  EXPECT_EQ(command[1]["digests"], turn[1]["digests"]);
+}
+
+TEST_F(ChatWithTools, ResumingKeepsThem) {
+  ASSERT_EQ(
+      chat(R"([{"user": "Hi"}])", {"--save", snapshot, "--var", "a=1", "--var", "b=2"}).status, 0);
+  const Outcome o = run_stet({"chat", "--threads", "1", "--resume", snapshot, "-o", snapshot,
+                              "--var", "b=3", "--script", lines({"/messages"})});
+  ASSERT_EQ(o.status, 0) << o.err;
+  Json expected = {{"a", 1}, {"b", 3}, {"tools", Json::parse(read_text(tools))}};
+  EXPECT_EQ(Json::parse(Snapshot::open(snapshot).meta().chat.variables), expected);
+}
+
+TEST_F(ChatWithTools, Refusals) {
+  for (const auto& [text, error] :
+       {std::pair{R"({"name": "f"})", ": expected a JSON array of functions, [{\"type\""},
+        {"[3]", ": [0]: expected an object, found 3"},
+        {R"([{"name": "f"}, {"function": {}}])",
+         ": [1].function.name: expected the name of a function, found null"},
+        {R"([{"name": "f", "parameters": []}])",
+         ": [0].parameters: expected a JSON schema, found []"},
+        {"[", ": line 1, column 2: expected valid JSON, found the end of the text"}}) {
+    write_file(tools, text);
+    const Outcome o = chat("[]");
+    EXPECT_EQ(o.status, 1) << text;
+    EXPECT_NE(o.err.find(tools + error), std::string::npos) << o.err;
+  }
+  write_file(tools, "[]");
+  EXPECT_EQ(chat("[]", {"--var", "tools=[]"}).status, 2);
+  EXPECT_NE(chat(R"([{"tool": "18"}])").err.find("/tool: there is no reply that calls a function"),
+            std::string::npos);
+  EXPECT_NE(
+      chat(R"([{"tool": []}])").err.find("turns[0].tool: expected a result, or several, found []"),
+      std::string::npos);
+  EXPECT_NE(chat(R"([{"tool": {"name": "f"}}])")
+                .err.find("turns[0].tool.content: expected a string, found null"),
+            std::string::npos);
+  const Outcome none = run_stet({"chat", "--tools", tools, "--script", lines({"Hi"})});
+  EXPECT_EQ(none.status, 1);
+  EXPECT_NE(none.err.find("--tools: expected a chat template that has tools, found one without "
+                          "(--chat-template FILE uses another one)"),
+            std::string::npos)
+      << none.err;
 }
 
 // Each turn runs in its own process, which is killed as soon as the state is on disk.

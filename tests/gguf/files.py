@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -239,6 +240,36 @@ class Gguf(unittest.TestCase):
         limited = os.path.join(ROOT, "tests", "data", "models", "granite-odd-tiny")
         self.assertIn("recurrence",
                       run("convert-model", "-m", limited, "-o", self.file, "--tokenizer", "none", status=1))
+
+    def test_models_without_attention_layers_are_those_of_the_checkpoint(self):
+        ids = ["--ids", ",".join(str(7 * i % 300) for i in range(40)), "--digest"]
+        for name in ("qwen35-tiny", "lfm2-tiny", "lfm2moe-tiny", "granite-h-tiny"):
+            model = os.path.join(self.directory.name, name)
+            gguf_recurrent.without_attention(os.path.join(ROOT, "tests", "data", "models", name), model)
+            expected = run("logits", "-m", model, *ids)
+            gguf_recurrent.write(model, self.file, "F32")  # llama.cpp's converter
+            self.assertEqual(expected, run("logits", "-m", self.file, *ids), name)
+            run("convert-model", "-m", model, "-o", self.file, "--tokenizer", "none")
+            self.assertEqual(expected, run("logits", "-m", self.file, "--compute", "f32", *ids), name)
+            self.assertEqual(
+                *[json.loads(run("inspect", m, "--json"))["fingerprints"] for m in (model, self.file)], name)
+
+    def test_layers_with_attention_need_heads_for_keys_and_values(self):
+        model = os.path.join(ROOT, "tests", "data", "models", "lfm2-tiny")
+        gguf_recurrent.write(model, self.file, "F32")
+        with open(os.path.join(model, "config.json")) as file:
+            c = json.load(file)
+        kv, layers = c["num_key_value_heads"], c["num_hidden_layers"]
+        attends = c["layer_types"].index("full_attention")
+        with open(self.file, "rb") as file:
+            raw = file.read()
+        at = raw.index(b"head_count_kv") + len("head_count_kv") + 4 + 4 + 8
+        zeros = struct.pack(f"<{layers}i", *[0] * layers)
+        self.assertEqual(max(struct.unpack_from(f"<{layers}i", raw, at)), kv)
+        with open(self.file, "wb") as file:
+            file.write(raw[:at] + zeros + raw[at + len(zeros):])
+        self.assertIn(f"lfm2.attention.head_count_kv: expected the key and value heads of layer {attends}, which has "
+                      "attention, found 0 for every layer", run("inspect", self.file, status=1))
 
     def test_q8_0_and_q4_0_go_into_their_contracts_without_loss(self):
         for pocket, (kind, contract) in with_pockets((("Q8_0", "q8"), ("Q4_0", "q4"))):

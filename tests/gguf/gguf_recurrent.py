@@ -178,6 +178,29 @@ def write(directory, path, kind):
     write_file(path, keys_of(c, architecture), [(n, x, kind if blocks(n, x) else "F32") for n, x in tensors])
 
 
+def without_attention(directory, to):
+    """Writes a directory again with the recurrence of the first recurrent layer in place of every layer's attention."""
+    with open(os.path.join(directory, "config.json")) as file:
+        c = json.load(file)
+    layers = c["num_hidden_layers"]
+    types = c.get("layer_types") or ["linear_attention" if (i + 1) % 4 else "full_attention" for i in range(layers)]
+    first = next(i for i, t in enumerate(types) if t not in ("full_attention", "attention"))
+    has, recurrence = {}, {}
+    for name, x in read_safetensors(os.path.join(directory, "model.safetensors")).items():
+        if ".self_attn." in name:
+            continue
+        has[name] = x
+        if name.startswith(f"model.layers.{first}.") and name.split(".")[3] in ("mamba", "conv", "linear_attn"):
+            recurrence[name.split(".", 3)[3]] = x
+    for i, t in enumerate(types):
+        if t != types[first]:
+            has.update({f"model.layers.{i}.{name}": x for name, x in recurrence.items()})
+    os.makedirs(to)
+    with open(os.path.join(to, "config.json"), "w") as file:
+        json.dump({**c, "layer_types": [types[first]] * layers}, file)
+    write_safetensors(os.path.join(to, "model.safetensors"), has)
+
+
 def in_blocks(x):
     return x.ndim > 1 and x.shape[-1] % 32 == 0
 

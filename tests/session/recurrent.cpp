@@ -228,6 +228,25 @@ TEST_F(Recurrent, RoundingKeepsAnchorsByContent) {
   for (const auto& a : longer.anchors.all()) EXPECT_FALSE(a->by_content) << a->position;
 }
 
+// Without the anchors at 64 and 128, nothing could give their arrays again. Those at later block
+// ends can go: the tokens after the rounding give their arrays again.
+TEST_F(Recurrent, AnchorsFromBeforeARoundingStayWhenLaterBlocksEnd) {
+  Session exact = session(150);
+  Session s(m, with_kv_type(exact.state(), KvType::bf16), options(1));
+  for (int64_t i = 150; i < 330; ++i) s.append(part(i, i + 1));
+  EXPECT_EQ(anchors(s), (std::vector<int64_t>{64, 128, 150, 256, 320}));
+  Session to192(m, with_kv_type(exact.state(), KvType::bf16), options(1));
+  to192.append(part(150, 192));
+  EXPECT_EQ(s.rewind_cost(192), 42);
+  s.rewind(192);
+  EXPECT_TRUE(same_bytes(s.recurrent().numbers(), to192.recurrent().numbers()));
+  for (const int64_t to : {128, 64}) {
+    EXPECT_EQ(s.rewind_cost(to), 0);
+    s.rewind(to);
+    EXPECT_TRUE(same_bytes(s.recurrent().numbers(), session(to).recurrent().numbers())) << to;
+  }
+}
+
 TEST_F(Recurrent, ArraysCanBeSetAndThenTokensDoNotGiveThem) {
   Session s = session(100);
   State set = s.state();

@@ -22,8 +22,9 @@ struct ChatOptions {
   SpeculateOption speculate;
   SaveFileOptions save_as;
   RestoreFileOptions restore;
-  std::string system, script, resume, save, template_file;
+  std::string system, script, resume, save, template_file, tools_file;
   std::vector<std::string> variables;  // each NAME=JSON
+  std::optional<Json> tools;           // the functions in tools_file
   bool special_in_user_text = false, autosave = false, stats = false, json = false;
   bool overwrite = false;  // --save may replace a file that --resume has not read
 };
@@ -40,12 +41,12 @@ struct TurnReport {
   std::string text() const;  // one line
 };
 
-// Takes one turn: appends `user` and replies, replies to the messages as they are, or (go_on)
-// continues a reply that was stopped. `show` gets the text of the reply, `progress` the number of
-// prompt tokens processed. Ends early once ChatSignals::stopping(); throws Interrupted if the reply
-// has not started by then.
+// Takes one turn: appends the messages `said`, if any, and replies, or (go_on) continues a reply
+// that was stopped. `show` gets the text of the reply, `progress` the number of prompt tokens
+// processed. Ends early once ChatSignals::stopping(); throws Interrupted if the reply has not
+// started by then.
 enum class Then { reply, go_on };
-TurnReport take_turn(Conversation& conversation, const std::optional<std::string>& user, Then then,
+TurnReport take_turn(Conversation& conversation, const std::vector<Message>& said, Then then,
                      const GenerateOptions& options,
                      const std::function<void(std::string_view)>& show,
                      const Progress& progress = nullptr);
@@ -97,6 +98,8 @@ class ChatShell {
   // Takes a message, or a command that begins with '/' ("//" begins a message). Returns false after
   // /quit. Throws an exception if a command fails; everything is then as it was before.
   bool input(const std::string& line);
+  // Takes the results of a reply's tool calls, and draws the reply to them.
+  void send_results(const std::vector<Message>& results);
   std::vector<std::string> complete(const std::string& line) const;
   // Reads standard input until its end, /quit, or a signal that ends the chat. Returns false if a
   // command failed and no user at a terminal could correct it.
@@ -117,7 +120,7 @@ class ChatShell {
   bool command(const std::string& line);
   bool try_input(const std::string& text);
   bool try_leave();
-  bool converse(const std::optional<std::string>& user, Then then);
+  bool converse(const std::vector<Message>& said, Then then);
   void report_end();
   std::string prompt_text() const;
   std::string greeting() const;

@@ -6,15 +6,18 @@
 #include "tools/chat/chat.hpp"
 #include "tools/chat/signals.hpp"
 #include "tools/chat/terminal.hpp"
+#include "tools/prompt/functions.hpp"
 #include "tools/store/store.hpp"
 
 namespace stet::tool {
 namespace {
 
-std::string variables_json(const std::vector<std::string>& given) {
-  if (given.empty()) return "";
-  Json all = Json::object();
-  for (const std::string& entry : given) {
+// Returns the variables of the template in `before`, a JSON object or "", and those of --var and
+// --tools, which replace others of their names.
+std::string variables_json(const ChatOptions& o, const std::string& before) {
+  if (o.variables.empty() && !o.tools) return before;
+  Json all = before.empty() ? Json::object() : parse_ordered_json(before, "variables");
+  for (const std::string& entry : o.variables) {
     const size_t equals = entry.find('=');
     if (equals == std::string::npos || equals == 0)
       usage_error("--var", "NAME=JSON", printable(entry, 60));
@@ -26,13 +29,19 @@ std::string variables_json(const std::vector<std::string>& given) {
                   printable(e.found, 60));
     }
   }
+  if (o.tools) {
+    if (std::ranges::any_of(o.variables, [](auto& v) { return v.starts_with("tools="); }))
+      usage_error("--tools excludes --var tools=…");
+    all["tools"] = *o.tools;
+  }
   return dump(all);
 }
 
-// Applies the options for the system message, template and variables.
-void apply(const ChatOptions& o, ChatState& chat) {
+// Applies the options for the template and its variables.
+void apply(const ChatOptions& o, const Tokenizer& tokenizer, ChatState& chat) {
   if (!o.template_file.empty()) chat.chat_template = read_prompt(o.template_file);
-  if (!o.variables.empty()) chat.variables = variables_json(o.variables);
+  if (o.tools) require_tools(chat.chat_template, tokenizer);
+  chat.variables = variables_json(o, chat.variables);
   if (o.special_in_user_text) chat.special_in_text = true;
 }
 
@@ -99,12 +108,14 @@ void require_conversation(const Snapshot& snapshot) {
 
 Conversation open_chat(ChatOptions& o, std::string*) {
   const auto tokenizer = require_tokenizer(o.model.checkpoint);
+  ChatState chat;
+  apply(o, *tokenizer, chat);
   const auto model = o.model.load_model();
   Session session(model, o.model.session_options());
   session.generation() = default_generation(*model);
   o.sampling.apply(session.generation(), model->config().vocab_size);
   check_generation(session.generation(), model->config().vocab_size, 0, "");
-  apply(o, session.chat());
+  session.chat() = std::move(chat);
   return Conversation(std::move(session), tokenizer);
 }
 
@@ -125,7 +136,7 @@ Conversation resume_chat(ChatOptions& o, const std::string& path,
   *greeting = restored_text(snapshot, report, seconds() - start);
   o.sampling.apply(session.generation(), weights->config().vocab_size);
   check_generation(session.generation(), weights->config().vocab_size, session.size(), "");
-  apply(o, session.chat());
+  apply(o, *tokenizer, session.chat());
   if (loaded == nullptr) o.model = model;
   return Conversation(std::move(session), tokenizer);
 }
@@ -167,6 +178,10 @@ void add_chat(Command& app) {
   sub->add_texts("--var", o->variables,
                  "a variable of the chat template: NAME=JSON (repeat for more)")
       ->group("Conversation");
+  sub->add_option("--tools", o->tools_file,
+                  "functions that the model may call: a JSON array, as in OpenAI's API")
+      ->type_name("FILE")
+      ->group("Conversation");
   sub->add_flag("--special-in-user-text", o->special_in_user_text,
                 "treat special tokens in messages as special tokens, not as text")
       ->group("Conversation");
@@ -190,7 +205,8 @@ void add_chat(Command& app) {
       if (given && o->save.empty()) usage_error(fmt::format("{} needs --save FILE", name));
     }
     o->overwrite = o->overwrite || output->count() > 0;
-    variables_json(o->variables);  // throws before anything is loaded
+    if (!o->tools_file.empty()) o->tools = read_functions(o->tools_file);
+    variables_json(*o, "");  // throws before anything is loaded
     run_chat(*o);
   });
 }

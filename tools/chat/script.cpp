@@ -13,11 +13,12 @@ namespace {
 
 struct ScriptTurn {
   std::string input;                    // a message or a command, as typed
+  std::vector<Message> results;         // of tool calls, in place of `input`
   std::optional<std::string> expected;  // the whole reply
   std::vector<std::string> contains;    // texts that the reply must contain
 };
 
-const std::vector<std::string> kTurnFields = {"user",  "command",   "expect",
+const std::vector<std::string> kTurnFields = {"user",  "command",   "tool",    "expect",
                                               "model", "assistant", "contains"};
 
 // Returns true for members of a recorded conversation that give positions. They are not compared.
@@ -40,14 +41,30 @@ std::string text_of(const Json& j, const std::string& where, const std::string& 
   return j.get<std::string>();
 }
 
+// Reads the result of a tool call: a text, or an object with `content` and further members for the
+// template, such as name and tool_call_id.
+Message read_result(const Json& j, const std::string& where, const std::string& field) {
+  Message result{"tool", "", "", 0, 0, false};
+  if (!j.is_object()) {
+    result.content = text_of(j, where, field);
+    return result;
+  }
+  Json fields = j;
+  if (fields.contains("role")) fail(where, field + ".role", "no role", fields["role"]);
+  result.content = text_of(j.value("content", Json()), where, field + ".content");
+  fields.erase("content");
+  if (!fields.empty()) result.fields = dump(fields);
+  return result;
+}
+
 ScriptTurn read_turn(const Json& j, const std::string& where, const std::string& field) {
   ScriptTurn turn;
   if (j.is_string()) {
     turn.input = j.get<std::string>();
     return turn;
   }
-  if (!j.is_object() || j.contains("user") == j.contains("command"))
-    fail(where, field, "a string, or an object with user or command", j);
+  if (!j.is_object() || j.contains("user") + j.contains("command") + j.contains("tool") != 1)
+    fail(where, field, "a string, or an object with user, command or tool", j);
   for (const auto& [name, value] : j.items()) {
     const std::string at = field + "." + name;
     if (name == "user") {
@@ -56,6 +73,10 @@ ScriptTurn read_turn(const Json& j, const std::string& where, const std::string&
     } else if (name == "command") {
       turn.input = text_of(value, where, at);
       if (!turn.input.starts_with("/")) fail(where, at, "a command that begins with /", value);
+    } else if (name == "tool") {
+      for (const Json& result : value.is_array() ? value : Json::array({value}))
+        turn.results.push_back(read_result(result, where, at));
+      if (turn.results.empty()) fail(where, at, "a result, or several", value);
     } else if (name == "expect" || name == "model" || name == "assistant") {
       if (turn.expected) fail(where, at, "one expected reply", value);
       turn.expected = text_of(value, where, at);
@@ -99,7 +120,7 @@ Script read_lines(const std::string& text, const std::string& where) {
     if (line.ends_with('\r')) line.pop_back();
     const std::optional<std::string> turn = lines.add(line);
     if (turn && turn->find_first_not_of(" \t\n") != std::string::npos)
-      script.turns.push_back({*turn, std::nullopt, {}});
+      script.turns.push_back({*turn, {}, std::nullopt, {}});
     at = end + 1;
   }
   if (lines.open()) throw Error(ErrorKind::format, where, "", lines.expected(), "the end");
@@ -136,6 +157,19 @@ std::string mismatch_text(const ScriptTurn& turn, const std::string& reply) {
   return "";
 }
 
+void show_turn(const ScriptTurn& turn, bool is_command, const std::string& shown) {
+  for (const Message& result : turn.results)
+    out(fmt::format("{:<7}{}\n", "tool", printable(result.content, 4000)));
+  if (turn.results.empty())
+    out(fmt::format("{:<7}{}\n", is_command ? "" : "user", printable(shown, 4000)));
+}
+
+Json contents(const std::vector<Message>& messages) {
+  Json all = Json::array();
+  for (const Message& m : messages) all.push_back(m.content);
+  return all;
+}
+
 }  // namespace
 
 bool run_chat_script(ChatShell& shell, const ChatOptions& options) {
@@ -146,11 +180,13 @@ bool run_chat_script(ChatShell& shell, const ChatOptions& options) {
     if (ChatSignals::ending() != 0) break;
     const bool is_command = turn.input.starts_with("/") && !turn.input.starts_with("//");
     const std::string shown = turn.input.substr(turn.input.starts_with("//") ? 1 : 0);
-    if (!options.json)
-      out(fmt::format("{:<7}{}\n", is_command ? "" : "user", printable(shown, 4000)));
+    if (!options.json) show_turn(turn, is_command, shown);
     shell.quiet = options.json || !is_command;
     shell.clear_last();
-    if (!shell.input(turn.input)) break;
+    if (!turn.results.empty())
+      shell.send_results(turn.results);
+    else if (!shell.input(turn.input))
+      break;
     if (!shell.last()) {
       if (turn.expected || !turn.contains.empty())
         throw Error(ErrorKind::argument, options.script, "expect", "a turn with a reply",
@@ -162,7 +198,8 @@ bool run_chat_script(ChatShell& shell, const ChatOptions& options) {
     const std::string wrong = mismatch_text(turn, reply);
     good = good && wrong.empty();
     if (options.json) {
-      Json j = {{"user", shown}};
+      Json j =
+          turn.results.empty() ? Json{{"user", shown}} : Json{{"tool", contents(turn.results)}};
       j.update(shell.last()->json());
       j["positions"] = shell.current().session().size();
       if (turn.expected || !turn.contains.empty()) j["as_expected"] = wrong.empty();

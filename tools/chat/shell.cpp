@@ -15,6 +15,7 @@
 #include "tools/chat/signals.hpp"
 #include "tools/chat/terminal.hpp"
 #include "tools/command/words.hpp"
+#include "tools/prompt/functions.hpp"
 
 namespace stet::tool {
 namespace {
@@ -60,6 +61,10 @@ std::vector<std::string> paths_like(const std::string& word) {
   return paths;
 }
 
+std::vector<Message> user_message(const std::string& text) {
+  return {{"user", text, "", 0, 0, false}};
+}
+
 // Returns the command for a synonym.
 std::string command_of(const std::string& word) {
   return word == "/bye" || word == "/exit" ? "/quit" : word == "/?" ? "/help" : word;
@@ -88,13 +93,13 @@ const std::vector<ChatShell::Command>& ChatShell::commands() {
        [](ChatShell& s, const std::string&) {
          s.current().retry();
          ++s.current().session().generation().sampling.seed;
-         s.converse(std::nullopt, Then::reply);
+         s.converse({}, Then::reply);
        }},
       {"/continue", "", "continue a reply that was stopped",
        [](ChatShell& s, const std::string&) {
          if (!s.current().open())
            throw std::runtime_error("/continue: the last reply has ended; write a message");
-         s.converse(std::nullopt, Then::go_on);
+         s.converse({}, Then::go_on);
        }},
       {"/rewind", "[TURNS]", "remove the last turn, or several",
        [](ChatShell& s, const std::string& r) { s.rewind(r); }},
@@ -102,6 +107,10 @@ const std::vector<ChatShell::Command>& ChatShell::commands() {
        [](ChatShell& s, const std::string& r) { s.edit(r); }},
       {"/system", "[TEXT]", "set the system message, or remove it",
        [](ChatShell& s, const std::string& r) { s.system(r); }},
+      {"/tool", "RESULT", "send the result of the function that the last reply calls",
+       [](ChatShell& s, const std::string& r) {
+         s.send_results({{"tool", need(r, "/tool", "the result"), "", 0, 0, false}});
+       }},
       {"/fork", "NAME", "make a branch from here and switch to it",
        [](ChatShell& s, const std::string& r) { s.fork(r); }},
       {"/switch", "NAME", "switch to a branch",
@@ -143,11 +152,11 @@ bool ChatShell::interactive() { return isatty(STDIN_FILENO) != 0 && isatty(STDOU
 
 bool ChatShell::input(const std::string& line) {
   if (line.starts_with("//"))
-    converse(line.substr(1), Then::reply);
+    converse(user_message(line.substr(1)), Then::reply);
   else if (line.starts_with("/"))
     return command(line);
   else if (line.find_first_not_of(" \t\n") != std::string::npos)
-    converse(line, Then::reply);
+    converse(user_message(line), Then::reply);
   return true;
 }
 
@@ -197,13 +206,19 @@ std::string ChatShell::greeting() const {
   const Session& session = branches_.at(name_).session();
   const ModelConfig& config = session.model().config();
   const size_t messages = session.chat().messages.size();
+  const std::string functions =
+      options_.tools
+          ? fmt::format("The model may call {}; /tool RESULT sends what a call returned\n",
+                        printable(function_names(*options_.tools), 400))
+          : "";
   return fmt::format(
-      "{}: {}, {} layers, {} tokens of context{}\n"
+      "{}: {}, {} layers, {} tokens of context{}\n{}"
       "/help lists commands; \\ at the end of a line goes on in the next, \"\"\" begins several "
       "lines\n",
       printable(checkpoint_name(session.model().directory())), config.architecture, config.layers,
       session.capacity(),
-      messages == 0 ? "" : fmt::format("; {} messages so far, /messages shows them", messages));
+      messages == 0 ? "" : fmt::format("; {} messages so far, /messages shows them", messages),
+      functions);
 }
 
 bool ChatShell::run() {
@@ -270,11 +285,18 @@ bool ChatShell::try_leave() {
 
 // ---------------------------------------------------------------- conversation
 
-bool ChatShell::converse(const std::optional<std::string>& user, Then then) {
+void ChatShell::send_results(const std::vector<Message>& results) {
+  const std::vector<Message>& all = current().messages();
+  if (all.empty() || all.back().role != "assistant")
+    throw std::runtime_error("/tool: there is no reply that calls a function");
+  converse(results, Then::reply);
+}
+
+bool ChatShell::converse(const std::vector<Message>& said, Then then) {
   int64_t to_process = 0;
-  if (user && interactive() && animations_on()) {
+  if (!said.empty() && interactive() && animations_on()) {
     std::vector<Message> all = current().messages();
-    all.push_back({"user", *user, "", 0, 0, false});
+    all.insert(all.end(), said.begin(), said.end());
     const PromptReport planned = current().plan(all);
     to_process = planned.recomputed + planned.added;
   }
@@ -289,7 +311,7 @@ bool ChatShell::converse(const std::optional<std::string>& user, Then then) {
     flush_output();
   };
   try {
-    last_ = take_turn(current(), user, then, options_.generate, show, [&](int64_t done) {
+    last_ = take_turn(current(), said, then, options_.generate, show, [&](int64_t done) {
       if (reading) reading->progress(done);
     });
   } catch (const Interrupted&) {
@@ -339,7 +361,7 @@ void ChatShell::edit(const std::string& rest) {
   Conversation before = current().fork();
   current().session().chat().messages = std::move(messages);
   try {
-    if (!converse(text, Then::reply)) current() = std::move(before);
+    if (!converse(user_message(text), Then::reply)) current() = std::move(before);
   } catch (...) {
     current() = std::move(before);
     throw;

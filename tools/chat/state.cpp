@@ -20,6 +20,7 @@ std::string kv_heads_text(const KvShape& kv) {
     heads.push_back(kv.layer(l).kv_heads);
     dims.push_back(kv.layer(l).key_dim);
   }
+  if (heads.empty()) return "no kv heads";
   const auto range = [](const std::vector<int64_t>& all) {
     const auto [least, most] = std::minmax_element(all.begin(), all.end());
     return *least == *most ? std::to_string(*least) : fmt::format("{} .. {}", *least, *most);

@@ -10,13 +10,15 @@ double rate(int64_t n, double s) { return s > 0 ? static_cast<double>(n) / s : 0
 
 }  // namespace
 
-TurnReport take_turn(Conversation& conversation, const std::optional<std::string>& user, Then then,
+TurnReport take_turn(Conversation& conversation, const std::vector<Message>& said, Then then,
                      const GenerateOptions& options,
                      const std::function<void(std::string_view)>& show, const Progress& progress) {
   TurnReport report;
   const double start = seconds();
-  if (then == Then::reply && user) {
-    report.prompt = conversation.say(*user, [&](int64_t done) {
+  if (then == Then::reply && !said.empty()) {
+    std::vector<Message> all = conversation.messages();
+    all.insert(all.end(), said.begin(), said.end());
+    report.prompt = conversation.prompt(std::move(all), [&](int64_t done) {
       if (ChatSignals::stopping()) throw Interrupted();
       if (progress) progress(done);
     });

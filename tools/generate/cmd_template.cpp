@@ -6,6 +6,7 @@
 #include "stet/base/error.hpp"
 #include "stet/chat/template.hpp"
 #include "tools/command/command.hpp"
+#include "tools/prompt/functions.hpp"
 
 namespace stet::tool {
 namespace {
@@ -41,7 +42,8 @@ Value messages_of(const TemplateCommand& o) {
 
 Value variables_of(const TemplateCommand& o) {
   std::vector<std::pair<std::string, Value>> all;
-  if (!o.tools.empty()) all.emplace_back("tools", Value::from_json(read_prompt(o.tools), o.tools));
+  if (!o.tools.empty())
+    all.emplace_back("tools", Value::from_json(dump(read_functions(o.tools)), o.tools));
   for (const std::string& text : o.variables) {
     const size_t equals = text.find('=');
     if (equals == std::string::npos || equals == 0)

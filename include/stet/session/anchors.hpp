@@ -29,7 +29,7 @@ struct Anchor {
   std::shared_ptr<std::vector<float>> last = nullptr;
   bool hidden = false;      // `last` is a row of hidden state
   bool block_end = false;   // kept only until two later block ends are reached
-  bool by_content = false;  // replaying tokens might give other arrays, so no budget drops it
+  bool by_content = false;  // replaying tokens from 0 might give other arrays: no budget drops it
 };
 
 // The anchors of a session in ascending order of position. Copies share the arrays.
@@ -48,13 +48,16 @@ class Anchors {
   void reserve(size_t more) { all_.reserve(all_.size() + more); }
   // Adds an anchor, or merges it with the one at its position.
   void add(Anchor anchor);
-  // Marks all as by_content: tokens do not give them any more.
+  // Marks all as by_content, since tokens do not give them any more, and keeps those of block ends
+  // for good.
   void keep_by_content();
   // Removes the anchors after `size`.
   void truncate(int64_t size);
-  // Removes anchors of block ends before the last two. Then, while all anchors, of `bytes_each`
-  // bytes each, take more than `most` bytes, removes the oldest one but the first. The first and
-  // the last go only when no others are left. The budget never removes anchors with by_content.
+  // Removes anchors of block ends before the last two, also by_content ones: positions after an edit
+  // can be computed again from the anchor it left. Under a callback or BLAS they cannot, so a
+  // rewind to a removed anchor is refused. Then, while all take more than `most` bytes, removes the
+  // oldest but the first. Each takes `bytes_each` bytes. The first and the last go only when no
+  // others are left. The budget never removes anchors with by_content.
   // Cannot fail.
   void settle(int64_t most, size_t bytes_each);
 
@@ -105,6 +108,7 @@ inline void Anchors::keep_by_content() {
   for (auto& a : all_) {
     Anchor changed = *a;
     changed.by_content = true;
+    changed.block_end = false;
     a = std::make_shared<const Anchor>(std::move(changed));
   }
 }
