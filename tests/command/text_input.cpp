@@ -119,7 +119,7 @@ TEST_F(Scripts, AreNeverSaidToTheModel) {
 }
 
 TEST_F(Scripts, HaveNoOtherFields) {
-  const std::string fields = "expected user, command, expect, model, assistant or contains";
+  const std::string fields = "expected user, command, tool, expect, model, assistant or contains";
   EXPECT_EQ(refusal(R"([{"user": "a", "expected": "b"}])"),
             "turns[0].expected: " + fields + ": did you mean expect?, found \"b\"\n");
   EXPECT_EQ(refusal(R"(["a", {"user": "a", "contain": ["b"]}])"),
@@ -127,7 +127,7 @@ TEST_F(Scripts, HaveNoOtherFields) {
   EXPECT_EQ(refusal(R"({"sytem": "b", "turns": []})"),
             "sytem: expected system or turns: did you mean system?, found \"b\"\n");
   EXPECT_EQ(refusal(R"([{"user": "a", "command": "/quit"}])"),
-            "turns[0]: expected a string, or an object with user or command, found "
+            "turns[0]: expected a string, or an object with user, command or tool, found "
             "{\"user\":\"a\",\"command\":\"/quit\"}\n");
   EXPECT_EQ(refusal(R"([{"user": "a", "expect": "b", "model": "c"}])"),
             "turns[0].model: expected one expected reply, found \"c\"\n");
