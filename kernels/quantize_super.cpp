@@ -17,12 +17,14 @@ namespace {
 constexpr int kParts = 8, kPart = 32, kSixParts = 16, kSixPart = 16;
 
 // Returns the nearest integer, ties to even; 0 if x is too large or NaN.
-int nearest_step(float x) {
+int nearest_integer(float x) {
   if (!(std::fabs(x) <= 4194303.0f)) return 0;
   const float magic = 12582912.0f;  // 1.5 * 2^23
   return static_cast<int>(x + magic - magic);
 }
-int nearest_step(float x, int low, int high) { return std::clamp(nearest_step(x), low, high); }
+int nearest_integer(float x, int low, int high) {
+  return std::clamp(nearest_integer(x), low, high);
+}
 
 // Parameters of the search for scales and minimums of a part of q4_k or q5_k.
 struct Search {
@@ -87,7 +89,7 @@ ScaleMinimum search(const float* x, const float* importance, const Search& s) {
   if (most - least < 1e-10f) return best;
   const auto rounded = [&](float steps, int* u) {  // counted from the best minimum so far
     const float inverse = steps / (most - least);
-    for (int i = 0; i < kPart; ++i) u[i] = nearest_step(inverse * (x[i] - least), 0, s.top);
+    for (int i = 0; i < kPart; ++i) u[i] = nearest_integer(inverse * (x[i] - least), 0, s.top);
   };
   rounded(static_cast<float>(s.top), best.u);
   best.scale = 1 / (static_cast<float>(s.top) / (most - least));
@@ -135,13 +137,13 @@ SuperIntegers round_super(const float* x, const float* importance, const Search&
   y.d = round_f16(most_scale / 63.0f);
   y.m = round_f16(most_minimum / 63.0f);
   for (int p = 0; p < kParts; ++p) {
-    y.scale[p] = nearest_step(to_scale * part[p].scale, 0, 63);
-    y.minimum[p] = nearest_step(to_minimum * part[p].minimum, 0, 63);
+    y.scale[p] = nearest_integer(to_scale * part[p].scale, 0, 63);
+    y.minimum[p] = nearest_integer(to_minimum * part[p].minimum, 0, 63);
     const float d = widen_f16(y.d) * static_cast<float>(y.scale[p]),
                 m = widen_f16(y.m) * static_cast<float>(y.minimum[p]);
     for (int i = 0; i < kPart; ++i)
       y.u[kPart * p + i] =
-          d == 0 ? part[p].u[i] : nearest_step((x[kPart * p + i] + m) / d, 0, s.top);
+          d == 0 ? part[p].u[i] : nearest_integer((x[kPart * p + i] + m) / d, 0, s.top);
   }
   return y;
 }
@@ -175,7 +177,7 @@ struct SixSearch {
     int other[kSixPart];
     float other_x = 0, other_l = 0;
     for (int i = 0; i < kSixPart; ++i) {
-      other[i] = nearest_step(inverse * x[i], -32, 31);
+      other[i] = nearest_integer(inverse * x[i], -32, 31);
       const float w = weight(i), f = static_cast<float>(other[i]);
       other_x += w * x[i] * f;
       other_l += w * f * f;
@@ -273,10 +275,10 @@ void round_super_q6(std::span<const float, kSuperBlock> x, const float* importan
   const float inverse = -128.0f / most;
   y.d = round_f16(1 / inverse);
   for (int p = 0; p < kSixParts; ++p) {
-    y.scale[p] = nearest_step(inverse * scale[p], -128, 127);
+    y.scale[p] = nearest_integer(inverse * scale[p], -128, 127);
     const float d = widen_f16(y.d) * static_cast<float>(y.scale[p]);
     for (int w = kSixPart * p; w < kSixPart * (p + 1); ++w)
-      y.u[w] = 32 + (d == 0 ? 0 : nearest_step(x[static_cast<size_t>(w)] / d, -32, 31));
+      y.u[w] = 32 + (d == 0 ? 0 : nearest_integer(x[static_cast<size_t>(w)] / d, -32, 31));
   }
   store_super_q6(y, to);
 }

@@ -30,12 +30,23 @@ need() {
   rm -f "$log"
 }
 
+# Prints the number of compilers to run at once: one for each processor, as long as the available
+# memory has 2 GB for each.
+compile_jobs() {
+  local processors memory
+  processors=$(nproc)
+  memory=$(awk '/^MemAvailable:/ {print int($2 / 2000000)}' /proc/meminfo)
+  memory=$((memory > 1 ? memory : 1))
+  echo $((processors < memory ? processors : memory))
+}
+
 # build PRESET [TARGET...]: prints only errors.
 build() {
   local preset=$1 log
   shift
   log=$(mktemp)
-  if ! { cmake --preset "$preset" && cmake --build --preset "$preset" ${*:+--target "$@"}; } >"$log" 2>&1; then
+  if ! { cmake --preset "$preset" &&
+         cmake --build --preset "$preset" --parallel "$(compile_jobs)" ${*:+--target "$@"}; } >"$log" 2>&1; then
     grep -E 'error|warning|FAILED' -A4 "$log" | head -n 60 >&2 || true  # matches nothing if cmake itself failed
     tail -n 20 "$log" >&2
     rm -f "$log"

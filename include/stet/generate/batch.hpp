@@ -37,8 +37,6 @@ size_t rows_of(std::span<const BatchEntry> entries);
 
 }  // namespace detail
 
-std::vector<Reply> generate(std::span<const BatchReply> batch, const Tokenizer* tokenizer);
-
 }  // namespace stet
 
 #ifndef STET_SEPARATE

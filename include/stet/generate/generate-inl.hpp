@@ -5,6 +5,7 @@ namespace stet {
 
 namespace detail {
 
+// Returns the turn of a token drawn at this position, opening one if needed.
 STET_INL Turn& open_turn(Session& session, int64_t at) {
   std::vector<Turn>& turns = session.generation().turns;
   if (turns.empty()) turns.push_back({0, at, at, true});

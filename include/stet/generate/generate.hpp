@@ -144,9 +144,6 @@ inline bool is_stop_token(const GenerationState& state, int32_t id) {
   return std::find(state.stop_ids.begin(), state.stop_ids.end(), id) != state.stop_ids.end();
 }
 
-// Returns the turn of a token drawn at this position, opening one if needed.
-Turn& open_turn(Session& session, int64_t at);
-
 void close_turn(Session& session);
 
 }  // namespace detail
@@ -198,26 +195,10 @@ class Generator {
   std::optional<StopReason> reply_stop_;
 };
 
-const char* stop_reason_name(StopReason reason);
-
-GenerationState default_generation(const Model& model);
-
-void check_generation(const GenerationState& state, int64_t vocab_size, int64_t positions,
-                      const std::string& source);
-
-void append_prompt(Session& session, std::span<const int32_t> ids, const Progress& progress);
-
 inline void open_prompt_turn(Session& session, int64_t begin) {
   detail::close_turn(session);
   session.generation().turns.push_back({begin, session.size(), session.size(), true});
 }
-
-Reply generate(Session& session, const Tokenizer* tokenizer, const GenerateOptions& options,
-               const TextSink& sink);
-
-std::string held_text(const GenerationState& state, const Tokenizer* tokenizer);
-
-std::string end_reply(Session& session, const Tokenizer* tokenizer);
 
 }  // namespace stet
 

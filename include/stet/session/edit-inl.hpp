@@ -22,6 +22,8 @@ STET_INL void discard_edits(State& state, int64_t size) {
 
 namespace detail {
 
+// Throws an argument Error for a layer or head that does not exist, or a layer without its own keys
+// and values.
 STET_INL void check_head(const KvShape& shape, int64_t layer, int64_t head) {
   check_index("layer", layer, shape.layers);
   check_owns(shape, "layer", layer);
@@ -106,6 +108,7 @@ STET_INL void set_array(State& state, int64_t layer, int64_t index, std::span<co
   std::ranges::copy(state.recurrent.numbers(), changed->memory.as<float>());
   std::ranges::copy(x, changed->memory.as<float>() + array.offset);
   detail::keep_logits(state);
+  // The arrays become an anchor, because the tokens do not give them.
   state.anchors.add({state.size(), changed, state.logits, false, false, true});
   state.recurrent.set(changed);
   state.edits.push_back(std::move(e));
@@ -124,6 +127,7 @@ STET_INL std::vector<float> read_kv(const State& state, bool key, int64_t layer,
   return x;
 }
 
+// Converts the keys and values of a block to another type.
 STET_INL void convert_block(const KvShape& from, const std::byte* in, const KvShape& to,
                             std::byte* out) {
   for (int64_t layer = 0; layer < from.layers; ++layer) {
@@ -140,6 +144,7 @@ STET_INL void convert_block(const KvShape& from, const std::byte* in, const KvSh
   }
 }
 
+// Returns the keys and values of all layers, recomputing dropped ones.
 STET_INL KvCache whole_kv(const State& state) {
   for (int64_t b = 0; b < state.kv.blocks(); ++b) {
     if (state.kv.block_info(b).holds_all()) continue;
@@ -180,6 +185,12 @@ STET_INL State with_kv_type(const State& state, KvType type, int64_t capacity) {
 }
 
 namespace detail {
+
+// Returns true if an edit was made after the last token had been processed.
+STET_INL bool is_later(const KvEdit& e, const State& state) {
+  return std::pair(e.prunes, e.at) >
+         std::pair(static_cast<int64_t>(state.prunes.size()), state.size() - 1);
+}
 
 STET_INL bool cache_gives_logits(const State& state) {
   return std::ranges::all_of(state.edits, [&](const KvEdit& e) {

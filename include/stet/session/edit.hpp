@@ -53,18 +53,12 @@ bool tokens_give_logits(const State& state);
 
 const char* kv_edit_name(KvEdit::What what);
 
-void discard_edits(State& state, int64_t size);
-
 namespace detail {
 
 inline void check_index(const char* field, int64_t i, int64_t count) {
   if (i >= 0 && i < count) return;
   throw Error(ErrorKind::argument, "", field, "0.." + std::to_string(count - 1), std::to_string(i));
 }
-
-// Throws an argument Error for a layer or head that does not exist, or a layer without its own keys
-// and values.
-void check_head(const KvShape& shape, int64_t layer, int64_t head);
 
 // Returns the number of elements of a key or value.
 inline size_t row_dim(const KvShape& shape, bool key, int64_t layer) {
@@ -74,8 +68,6 @@ inline size_t row_dim(const KvShape& shape, bool key, int64_t layer) {
 
 // Throws an argument Error for numbers that the cache's type would turn into infinities.
 void check_fits(const KvShape& shape, KvEdit::What what, std::span<const float> x);
-
-void check_edit(const State& state, const KvEdit& e, std::span<const float> x);
 
 inline KvEdit entry(const State& state, KvEdit::What what) {
   return {what, state.size(), static_cast<int64_t>(state.prunes.size()), -1, -1, -1};
@@ -88,22 +80,14 @@ inline bool keep_logits(State& state) {
          state.kept.keep({state.size() - 1, false, state.logits});
 }
 
-void edit(State& state, const KvEdit& e, std::span<const float> x);
-
-}  // namespace detail
-
-void set_key(State& state, int64_t layer, int64_t head, int64_t position, std::span<const float> x);
-
-void set_value(State& state, int64_t layer, int64_t head, int64_t position,
-               std::span<const float> x);
-
-// Keeps the arrays as an anchor, because they cannot be recomputed from tokens.
-void set_array(State& state, int64_t layer, int64_t index, std::span<const float> x);
-
-namespace detail {
-
 std::vector<float> read_kv(const State& state, bool key, int64_t layer, int64_t head,
                            int64_t position);
+
+// Returns true if the logits can be computed from the cache, because it still holds the keys and
+// values that the last token saw. An edit after the token changes these, and a callback that took
+// part may have been removed. Splices do no harm: spliced positions have only the logits that the
+// cache gives.
+bool cache_gives_logits(const State& state);
 
 }  // namespace detail
 
@@ -116,36 +100,6 @@ inline std::vector<float> read_value(const State& state, int64_t layer, int64_t 
                                      int64_t position) {
   return detail::read_kv(state, false, layer, head, position);
 }
-
-namespace detail {
-
-// Converts the keys and values of a block to another type.
-void convert_block(const KvShape& from, const std::byte* in, const KvShape& to, std::byte* out);
-
-// Returns the keys and values of all layers, recomputing dropped ones.
-KvCache whole_kv(const State& state);
-
-}  // namespace detail
-
-State with_kv_type(const State& state, KvType type, int64_t capacity);
-
-namespace detail {
-
-// Returns true if an edit was made after the last token had been processed.
-inline bool is_later(const KvEdit& e, const State& state) {
-  return std::pair(e.prunes, e.at) >
-         std::pair(static_cast<int64_t>(state.prunes.size()), state.size() - 1);
-}
-
-// Returns true if the logits can be computed from the cache, because it still holds the keys and
-// values that the last token saw. An edit after the token changes these, and a callback that took
-// part may have been removed. Splices do no harm: spliced positions have only the logits that the
-// cache gives.
-bool cache_gives_logits(const State& state);
-
-}  // namespace detail
-
-bool tokens_give_logits(const State& state);
 
 }  // namespace stet
 

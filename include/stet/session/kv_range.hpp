@@ -98,25 +98,11 @@ void change_range(State& state, const KvRange& given, const KvEdit& log, Change 
   state = std::move(changed);
 }
 
-}  // namespace detail
-
-void zero_kv(State& state, const KvRange& range);
-
-void scale_kv(State& state, const KvRange& range, float factor);
-
-void set_kv(State& state, const KvRange& range, std::span<const float> x);
-
-namespace detail {
-
 void check_same_model(const State& a, const State& b);
 
 void check_can_move(const ModelConfig& config, int64_t distance);
 
 }  // namespace detail
-
-void copy_kv(State& state, const ModelConfig& config, const KvRange& range, const State& from,
-             int64_t from_position);
-
 }  // namespace stet
 
 #ifndef STET_SEPARATE

@@ -5,6 +5,8 @@ namespace stet {
 
 namespace detail {
 
+// Copies one position of one head of a layer. If `r` is not null, rotates the key, using `key` as
+// scratch. Values are copied with their scales.
 STET_INL void move_position(const KvShape& shape, int64_t layer, const Rotation* r,
                             const std::byte* from, size_t slot, std::byte* to, size_t to_slot,
                             std::vector<float>& key) {

@@ -70,11 +70,6 @@ struct Rotation {
   }
 };
 
-// Copies one position of one head of a layer. If `r` is not null, rotates the key, using `key` as
-// scratch. Values are copied with their scales.
-void move_position(const KvShape& shape, int64_t layer, const Rotation* r, const std::byte* from,
-                   size_t slot, std::byte* to, size_t to_slot, std::vector<float>& key);
-
 // Appends positions begin .. end-1 of `old` to `kv`, and rotates their keys to the new positions.
 void add_positions(const KvCache& old, int64_t begin, int64_t end, KvCache& kv,
                    const ModelConfig& config);
@@ -83,20 +78,9 @@ void add_positions(const KvCache& old, int64_t begin, int64_t end, KvCache& kv,
 // and removes those inside it.
 void shift_turns(GenerationState& g, int64_t begin, int64_t end);
 
-}  // namespace detail
-
-void check_prune_log(size_t prunes, int64_t removed);
-
-void prune_range(State& state, const ModelConfig& config, int64_t begin, int64_t end, bool shift);
-
-namespace detail {
-
 void check_prune_options(const PruneOptions& options);
 
 }  // namespace detail
-
-int64_t prune(State& state, const ModelConfig& config, const PruneOptions& options);
-
 }  // namespace stet
 
 #ifndef STET_SEPARATE

@@ -40,6 +40,12 @@ STET_INL void check_cuts(const ModelConfig& config, std::span<const Cut> cuts) {
                 std::to_string(size));
 }
 
+// Takes the beginning of a state; whole blocks are shared.
+STET_INL void take_front(State& to, const Cut& c) {
+  to.kv = KvCache(c.from->kv);
+  KvWriter(to.kv).truncate(c.end);
+}
+
 STET_INL void add_cut(State& to, const Cut& c, const ModelConfig& config) {
   KvCache from(c.from->kv);
   for (int64_t b = c.begin / kBlockPositions; b < blocks_of(c.end); ++b) KvWriter(from).load(b);

@@ -36,22 +36,6 @@ State splice(const ModelConfig& config, std::span<const Cut> cuts);
 Session truth_of(std::shared_ptr<const Model> model, const State& state,
                  const SessionOptions& options, const Progress& progress = nullptr);
 
-namespace detail {
-
-void check_cuts(const ModelConfig& config, std::span<const Cut> cuts);
-
-// Takes the beginning of a state; whole blocks are shared.
-inline void take_front(State& to, const Cut& c) {
-  to.kv = KvCache(c.from->kv);
-  KvWriter(to.kv).truncate(c.end);
-}
-
-void add_cut(State& to, const Cut& c, const ModelConfig& config);
-
-}  // namespace detail
-
-State splice(const ModelConfig& config, std::span<const Cut> cuts);
-
 }  // namespace stet
 
 #ifndef STET_SEPARATE
