@@ -93,6 +93,18 @@ Intervention random_intervention(Random& random, const Model& m) {
   return w;
 }
 
+bool is_recurrent(const Session& s) {
+  return s.model().config().recurrence.kind != Recurrence::Kind::none;
+}
+
+// Changes the first keys and values of the first layer that has its own.
+void edit(Session& s) {
+  const KvShape& shape = s.kv().shape();
+  int64_t layer = 0;
+  while (!shape.owns(layer)) ++layer;
+  s.scale_kv({{layer}, {}, 0, 2}, 0.5f);
+}
+
 // Something that happens during a reply, after a given number of tokens.
 struct Event {
   enum What { nothing, fork, save, settings, attach, prune, shift, stop, edit, count };
@@ -142,10 +154,10 @@ struct Case {
     if (e.what == Event::save) seen.push_back(digest(session));
     if (e.what == Event::settings) session.generation().sampling.temperature += 0.25;
     if (e.what == Event::attach) session.attach(intervention);
-    if (e.what == Event::prune) session.prune({8, 1, false});
-    if (e.what == Event::shift && !session.model().config().ropes.empty())
+    if (e.what == Event::prune && !is_recurrent(session)) session.prune({8, 1, false});
+    if (e.what == Event::shift && !session.model().config().ropes.empty() && !is_recurrent(session))
       session.prune({8, 1, true});
-    if (e.what == Event::edit) session.scale_kv({{0}, {}, 0, 2}, 0.5f);
+    if (e.what == Event::edit) edit(session);
     return e.what != Event::stop;
   }
   void run(const Tokenizer& tokenizer, Speculator* speculator) {
@@ -167,6 +179,7 @@ class Cases {
  public:
   Cases() : tokenizer(Tokenizer::load(asset_path("pocket-llama3"))) {
     std::erase_if(all_, [](const Subject& s) { return s.name.starts_with("pocket"); });
+    for (Subject& s : recurrent_subjects()) all_.push_back(std::move(s));
   }
   const std::string& name(uint64_t seed) const { return all_[seed % all_.size()].name; }
   // Draws the subject, the prompt and everything else by a seed.
@@ -213,7 +226,7 @@ class Cases {
       g.stop_strings.push_back(std::string(1, static_cast<char>('a' + any() % 26)));
     c.intervention = random_intervention(random, m);
     if (random.one_in(5)) c.session.attach(c.intervention);
-    if (random.one_in(8) && c.session.size() > 2) c.session.scale_kv({{0}, {}, 0, 2}, 0.5f);
+    if (random.one_in(8) && c.session.size() > 2) edit(c.session);
     for (size_t n = 1 + random.below(2); n > 0; --n)
       c.limits.push_back(static_cast<int64_t>(random.below(30)));
     for (size_t n = random.below(4); n > 0; --n) {

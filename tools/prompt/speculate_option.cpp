@@ -39,12 +39,9 @@ std::function<std::shared_ptr<Drafter>()> SpeculateOption::drafters(const Model&
                                                                     const ComputeOptions& compute,
                                                                     int64_t capacity) const {
   if (how_ == "off") return nullptr;
-  if (!detail::can_speculate(model, compute.contract)) {
-    if (model.config().recurrence.kind != Recurrence::Kind::none)
-      say("--speculate has no effect: drafts are not supported for models with recurrent layers\n");
-    else
-      say("no effect under {}, where the rows of a pass depend on each other: --speculate\n",
-          contract_name(compute.contract));
+  if (!detail::can_speculate(compute.contract)) {
+    say("no effect under {}, where the rows of a pass depend on each other: --speculate\n",
+        contract_name(compute.contract));
     return nullptr;
   }
   if (how_ != "suffix") return model_drafters(how_, model, compute, capacity);

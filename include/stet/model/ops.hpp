@@ -357,9 +357,10 @@ inline Scratch make_scratch(const ModelConfig& config, size_t max_rows, int thre
       kGemvRows *
       // rounded inputs
       std::max(depth / kQuantBlock * sizeof(SuperInput) / sizeof(float), depth / 2);
+  const auto state = static_cast<size_t>(config.recurrence.key_dim * config.recurrence.value_dim);
   for (int i = 0; i < threads; ++i) {
     s.local.emplace_back(
-        std::max({gemm_local_floats(), attention_local_floats(key_dim, value_dim), inputs}) *
+        std::max({gemm_local_floats(), attention_local_floats(key_dim, value_dim), inputs, state}) *
         sizeof(float));
   }
   const size_t blocks = static_cast<size_t>((capacity + kBlockPositions - 1) / kBlockPositions);

@@ -14,15 +14,24 @@
 
 namespace stet {
 
+class RecurrentInputs;  // recurrent_inputs.hpp
+
 // Consecutive tokens of one session in a pass: rows [row, row + count), positions from `first` on.
 struct Span {
   KvCache* kv;
   int64_t first;
   size_t row, count;
-  // The recurrent arrays before the first row and after the last (RecurrentShape). The layers write
-  // all of recurrent_after. Null for a model without recurrent layers.
+  // The recurrent arrays before the first row, and after the last that is not drafted
+  // (RecurrentShape). The layers write all of recurrent_after. Null for a model without recurrent
+  // layers.
   const float* recurrent_before = nullptr;
   float* recurrent_after = nullptr;
+  // The last rows may be guesses. Recurrent layers write their inputs to `inputs`; the arrays after
+  // these rows are not kept.
+  size_t drafted = 0;
+  RecurrentInputs* inputs = nullptr;
+
+  size_t kept() const { return count - drafted; }
 };
 
 // Scratch memory of layers with experts. A slot is one row of one expert. It is written and read

@@ -2,7 +2,8 @@
 // Each computes token by token, so that no result depends on how tokens were divided into passes.
 //
 // A span's arrays before its first token and after its last are separate buffers. One thread
-// computes all tokens of a head, or of a range of channels, from the one to the other.
+// computes all tokens of a head, or of a range of channels, from the one to the other. Drafted
+// tokens come last. Their inputs are recorded, and the state after them is computed in scratch.
 #pragma once
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include "stet/base/limits.hpp"
 #include "stet/kernels/numbers.hpp"
 #include "stet/model/layer.hpp"
+#include "stet/model/recurrent_inputs.hpp"
 #include "stet/model/weight_loader.hpp"
 
 namespace stet {
@@ -23,6 +25,7 @@ namespace stet {
 struct RecurrentOffsets {
   RecurrentOffsets() = default;
   RecurrentOffsets(const ModelConfig& c, int64_t layer);
+  explicit RecurrentOffsets(const std::vector<RecurrentArray>& arrays);
 
   size_t state = 0, conv = 0;
 };
@@ -67,12 +70,17 @@ void l2_norm_heads(const LayerPass& at, size_t dim, float factor, Rows x);
 template <class Finish>
 void update_states(const LayerPass& at, const RecurrentOffsets& arrays, const StateInputs& in,
                    Finish finish);
+// Runs the recurrence of all layers for recorded rows begin .. end-1: computes the arrays after them
+// in `to` from those before them in `from`, another buffer. The bits are those of a pass.
+void advance_arrays(Team t, const Kernels& kernels, const Recurrence& r,
+                    const RecurrentShape& shape, RecurrentInputs& inputs, Range rows,
+                    const float* from, float* to);
 
-inline RecurrentOffsets::RecurrentOffsets(const ModelConfig& c, int64_t layer) {
-  const RecurrentShape shape = recurrent_shape(c);
-  for (const RecurrentArray& a : shape.layers[static_cast<size_t>(layer)])
-    (a.name == "state" ? state : conv) = a.offset;
+inline RecurrentOffsets::RecurrentOffsets(const std::vector<RecurrentArray>& arrays) {
+  for (const RecurrentArray& a : arrays) (a.name == "state" ? state : conv) = a.offset;
 }
+inline RecurrentOffsets::RecurrentOffsets(const ModelConfig& c, int64_t layer)
+    : RecurrentOffsets(recurrent_shape(c).layers[static_cast<size_t>(layer)]) {}
 
 inline Convolution load_convolution(WeightLoader& w, const std::string& name, const Recurrence& r) {
   const auto channels = static_cast<size_t>(r.channels), taps = static_cast<size_t>(r.taps);
@@ -92,16 +100,20 @@ constexpr size_t kConvChannels = 256;  // channels that a thread convolves at a 
 
 // Convolves channels [begin, begin + n) of one span in place. Overwrites the last row first and the
 // first row last, so that each row still finds the inputs before it.
-inline void convolve_span(const Pass& p, const Span& span, const Convolution& c, size_t offset,
-                          Rows x, bool activate, size_t begin, size_t n) {
+inline void convolve_span(const Pass& p, size_t layer, const Span& span, const Convolution& c,
+                          size_t offset, Rows x, bool activate, size_t begin, size_t n) {
   const size_t channels = x.width, past = c.weight.size() / channels - 1;
   const float* const before = span.recurrent_before + offset + begin;
   const auto input = [&](size_t i) -> const float* {
     return i < past ? before + i * channels : x.row(span.row + i - past) + begin;
   };
   for (size_t i = 0; i < past; ++i)
-    std::memcpy(span.recurrent_after + offset + begin + i * channels, input(span.count + i),
+    std::memcpy(span.recurrent_after + offset + begin + i * channels, input(span.kept() + i),
                 n * sizeof(float));
+  for (size_t i = 0; i < span.drafted; ++i)
+    std::memcpy(span.inputs->row(layer, i).conv + begin, input(past + span.kept() + i),
+                n * sizeof(float));
+  if (span.drafted > 0 && begin == 0) span.inputs->recorded_conv(layer);
   const float* inputs[kMaxTaps];
   for (size_t row = span.count; row-- > 0;) {
     for (size_t i = 0; i <= past; ++i) inputs[i] = input(row + i);
@@ -120,7 +132,7 @@ inline void convolve(const LayerPass& at, const Convolution& c, const RecurrentO
   const size_t parts = (x.width + detail::kConvChannels - 1) / detail::kConvChannels;
   at.t.each(p.spans.size() * parts, [&](size_t i) {
     const size_t begin = i % parts * detail::kConvChannels;
-    detail::convolve_span(p, p.spans[i / parts], c, arrays.conv, x, activate, begin,
+    detail::convolve_span(p, at.index, p.spans[i / parts], c, arrays.conv, x, activate, begin,
                           std::min(detail::kConvChannels, x.width - begin));
   });
   point(at.t, p, Point::conv, at.index, x);
@@ -192,6 +204,31 @@ inline void update_hooked_state(const LayerPass& at, const StateTokens& all, siz
   }
 }
 
+// Computes the tokens of a head, of which the last are drafted, and records these. `group` is the
+// head's group if the head is its first, otherwise -1. `scratch` has room for a state.
+inline void update_drafted_state(const StateTokens& all, const Span& span, size_t layer,
+                                 size_t head, int64_t group, void (*update)(const StateTokens&),
+                                 float* scratch) {
+  update(some_tokens(all, 0, span.kept(), all.from));
+  StateTokens drafted = some_tokens(all, span.kept(), span.drafted, all.to);
+  drafted.to = scratch;
+  update(drafted);
+  for (size_t i = 0; i < span.drafted; ++i) {
+    const RecurrentInputs::Row row = span.inputs->row(layer, i);
+    if (group >= 0)
+      std::copy_n(drafted.k + i * all.stride, all.key_dim,
+                  row.k + static_cast<size_t>(group) * all.key_dim);
+    std::copy_n(drafted.v + i * all.stride, all.value_dim, row.v + head * all.value_dim);
+    row.decay[head] = drafted.decay[i * all.factor_stride];
+    row.rate[head] = drafted.rate[i * all.factor_stride];
+  }
+  if (head == 0) span.inputs->recorded_state(layer);
+}
+
+inline auto update_of(const Kernels& k, const Recurrence& r) {
+  return r.kind == Recurrence::Kind::delta_net ? k.delta_rule : k.mamba2;
+}
+
 }  // namespace detail
 
 template <class Finish>
@@ -224,14 +261,69 @@ void update_states(const LayerPass& at, const RecurrentOffsets& arrays, const St
     tokens.out = in.out.row(span.row) + head * value_dim;
     tokens.out_stride = in.out.stride;
     tokens.skip = in.skip == nullptr ? 0 : (*in.skip)[head];
-    const auto update =
-        r.kind == Recurrence::Kind::delta_net ? p.kernels->delta_rule : p.kernels->mamba2;
-    if (hooked)
+    const auto update = detail::update_of(*p.kernels, r);
+    if (span.drafted > 0)
+      detail::update_drafted_state(tokens, span, at.index, head,
+                                   head % (heads / groups) == 0 ? static_cast<int64_t>(group) : -1,
+                                   update,
+                                   p.scratch->local[static_cast<size_t>(at.t.rank)].as<float>());
+    else if (hooked)
       detail::update_hooked_state(at, tokens, span.row, head, update);
     else
       update(tokens);
     for (size_t row = span.row; row < span.row + span.count; ++row)
       finish(row, head, in.out.row(row) + head * value_dim);
+  });
+}
+
+namespace detail {
+
+// Moves a layer's last convolution inputs on by some recorded rows.
+inline void advance_conv(const Recurrence& r, RecurrentInputs& inputs, size_t layer, Range rows,
+                         const float* from, float* to) {
+  const auto channels = static_cast<size_t>(r.channels), past = static_cast<size_t>(r.taps) - 1;
+  for (size_t i = 0; i < past; ++i) {
+    const size_t at = i + rows.size();
+    std::copy_n(at < past ? from + at * channels : inputs.row(layer, rows.begin + at - past).conv,
+                channels, to + i * channels);
+  }
+}
+
+// Updates the state of a head by some recorded rows.
+inline void advance_state(const Kernels& kernels, const Recurrence& r, RecurrentInputs& inputs,
+                          size_t layer, Range rows, size_t head, const float* from, float* to) {
+  const auto key_dim = static_cast<size_t>(r.key_dim), value_dim = static_cast<size_t>(r.value_dim),
+             group = head / static_cast<size_t>(r.heads / r.groups);
+  const RecurrentInputs::Row row = inputs.row(layer, rows.begin);
+  StateTokens tokens = {};
+  tokens.from = from;
+  tokens.to = to;
+  tokens.key_dim = key_dim;
+  tokens.value_dim = value_dim;
+  tokens.rows = rows.size();
+  tokens.q = tokens.k = row.k + group * key_dim;
+  tokens.v = row.v + head * value_dim;
+  tokens.stride = tokens.factor_stride = tokens.out_stride = row.next;
+  tokens.decay = row.decay + head;
+  tokens.rate = row.rate + head;
+  tokens.out = row.out + head * value_dim;
+  update_of(kernels, r)(tokens);
+}
+
+}  // namespace detail
+
+inline void advance_arrays(Team t, const Kernels& kernels, const Recurrence& r,
+                           const RecurrentShape& shape, RecurrentInputs& inputs, Range rows,
+                           const float* from, float* to) {
+  const auto heads = static_cast<size_t>(r.heads), parts = heads + 1;
+  t.each(shape.layers.size() * parts, [&](size_t i) {
+    const size_t layer = i / parts, part = i % parts;
+    if (shape.layers[layer].empty()) return;
+    const RecurrentOffsets at(shape.layers[layer]);
+    if (part == heads)
+      return detail::advance_conv(r, inputs, layer, rows, from + at.conv, to + at.conv);
+    const size_t state = at.state + part * static_cast<size_t>(r.key_dim * r.value_dim);
+    detail::advance_state(kernels, r, inputs, layer, rows, part, from + state, to + state);
   });
 }
 

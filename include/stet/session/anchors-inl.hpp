@@ -48,7 +48,7 @@ STET_INL void Session::keep_anchor(bool by_content) {
 }
 
 STET_INL void Session::keep_anchor() {
-  refuse_in_sink("keep_anchor");
+  enter("keep_anchor");
   keep_anchor(false);
 }
 

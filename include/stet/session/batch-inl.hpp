@@ -152,6 +152,7 @@ class BatchAppend {
   void run_until_valid(size_t first_entry, const Pass& pass, const Workspace& w);
   std::unique_ptr<Hooks> hooks_of(size_t first_entry, const Workspace& w,
                                   std::vector<detail::WatchedRows>& watched) const;
+  void check_recorded(const Span& span) const;
   void hand_out(const Pass& pass, const Workspace& w);
   void run_head(const Pass& pass, Rows hidden, Rows logits) const;
   void compute_logits(const Pass& pass, Workspace& w);
@@ -301,7 +302,8 @@ STET_INL void BatchAppend::run_pass(size_t most, Workspace& w) {
     const std::span<const int32_t> draft = e.session->pending_.draft;  // fits: has_drafts()
     State& state = e.session->state_;
     w.spans.push_back({&state.kv, e.session->size(), w.ids.size(), part.size() + draft.size(),
-                       state.recurrent.numbers().data(), state.recurrent.next()});
+                       state.recurrent.numbers().data(), state.recurrent.next(), draft.size(),
+                       &e.session->drafted_.inputs()});
     w.ids.insert(w.ids.end(), part.begin(), part.end());
     w.ids.insert(w.ids.end(), draft.begin(), draft.end());
     if (part.size() < e.ids.size() - done(e)) break;  // the next pass continues this session
@@ -311,14 +313,16 @@ STET_INL void BatchAppend::run_pass(size_t most, Workspace& w) {
   Pass pass = detail::make_pass(first_.compute_, w, hooks.get());
   pass.after_layer = sinks_.after_layer;
   run_until_valid(entry, pass, w);
-  for (const Span& span : w.spans)
+  for (const Span& span : w.spans) {
     check_overflow(*span.kv, span.first, static_cast<int64_t>(span.count));
+    check_recorded(span);
+  }
   for (const detail::WatchedRows& x : watched) x.watch->sink(x.at, x.first, x.rows);
   hand_out(pass, w);
   for (const Span& span : w.spans) {
     const BatchEntry& e = batch_[entry];
     const auto ids = w.ids.begin() + static_cast<std::ptrdiff_t>(span.row);
-    const size_t count = span.count - e.session->pending_.draft.size();
+    const size_t count = span.kept();
     if (count < span.count) take_drafted(entry, pass, span, count, w);
     if (!e.session->state_.edits.empty()) e.session->keep_rows(pass.out.rows(span.row, count));
     KvWriter(*span.kv).commit(static_cast<int64_t>(count));
@@ -330,6 +334,17 @@ STET_INL void BatchAppend::run_pass(size_t most, Workspace& w) {
     if (sinks_.progress) sinks_.progress(static_cast<int64_t>(done(e)));
   }
   drop_windows();
+}
+
+// Throws an unsupported Error if a family does not record the inputs of its recurrent layers. The
+// tokens are then processed again without drafts.
+STET_INL void BatchAppend::check_recorded(const Span& span) const {
+  if (span.drafted == 0 || span.recurrent_after == nullptr ||
+      span.inputs->complete(recurrent_shape(model().config())))
+    return;
+  throw Error(ErrorKind::unsupported, "", "draft",
+              "recurrent layers that record their inputs (Span::inputs)",
+              "family " + model().config().family);
 }
 
 // Keeps the rows of a span from `first` on, which are drafted. Their inputs of the head follow

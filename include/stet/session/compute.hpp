@@ -70,10 +70,7 @@ inline void check_compute(const ComputeOptions& compute, const Model& model) {
 }
 
 // Returns false if a pass cannot process drafted tokens: under f32_blas, rows depend on each other.
-// In models with recurrent layers, the arrays after only the accepted rows are not kept.
-inline bool can_speculate(const Model& model, Contract contract) {
-  return contract != Contract::f32_blas && model.config().recurrence.kind == Recurrence::Kind::none;
-}
+inline bool can_speculate(Contract contract) { return contract != Contract::f32_blas; }
 
 // Maximal number of restarts of a call because a mapped file changed.
 constexpr int kMaxRestarts = 8;

@@ -9,6 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "stet/model/recurrent_inputs.hpp"
+#include "stet/threads/team.hpp"
+
 namespace stet::detail {
 
 // The drafted rows of a session, in order. Row i belongs to position size() + i. Its keys and
@@ -41,8 +44,15 @@ class DraftedRows {
   void clear() {
     for (Row& row : rows()) recycle(std::move(row.logits));
     rows_.clear();
-    next_ = 0;
+    next_ = settled_ = 0;
   }
+
+  // The inputs of recurrent layers for all rows.
+  RecurrentInputs& inputs() { return inputs_; }
+  // Returns the rows that were accepted since the last call of settle(): the recurrent arrays do not
+  // contain them yet.
+  Range unsettled() const { return {settled_, next_}; }
+  void settle() { settled_ = next_; }
 
  private:
   static constexpr size_t kMostFree = 32;
@@ -59,7 +69,8 @@ class DraftedRows {
   }
 
   std::vector<Row> rows_;
-  size_t next_ = 0;  // the first row that was not accepted
+  size_t next_ = 0, settled_ = 0;  // next_: the first row that was not accepted
+  RecurrentInputs inputs_;
   std::vector<std::shared_ptr<std::vector<float>>> free_;
 };
 

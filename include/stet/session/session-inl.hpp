@@ -6,6 +6,7 @@
 
 #include "stet/base/error.hpp"
 #include "stet/kv/kv_writer.hpp"
+#include "stet/model/recurrence.hpp"
 
 namespace stet {
 
@@ -126,10 +127,11 @@ STET_INL void Session::enter(const char* call) const {
 }
 
 STET_INL bool Session::can_speculate() const {
-  return detail::can_speculate(*model_, compute_.contract) && callbacks_.empty();
+  return detail::can_speculate(compute_.contract) && callbacks_.empty();
 }
 
 STET_INL void Session::discard_drafted() {
+  settle_accepted();
   if (drafted_.empty()) return;
   KvWriter(state_.kv).truncate(size());
   drafted_.clear();
@@ -138,7 +140,24 @@ STET_INL void Session::discard_drafted() {
 // Drafted rows are not seen by callers, so a const session may discard them. A session that was
 // declared const has none.
 STET_INL void Session::forget_drafted() const {
-  if (!drafted_.empty()) const_cast<Session*>(this)->discard_drafted();
+  if (!drafted_.empty() || drafted_.unsettled().size() > 0)
+    const_cast<Session*>(this)->discard_drafted();
+}
+
+// Brings the recurrent arrays to the session's size: runs the recurrence of the accepted rows, whose
+// inputs the pass has recorded. Cannot fail, because accept_drafted() has reserved the buffer.
+STET_INL void Session::settle_accepted() {
+  const Range rows = drafted_.unsettled();
+  if (state_.recurrent.empty() || rows.size() == 0) return;
+  const float* const from = state_.recurrent.numbers().data();
+  float* const to = state_.recurrent.next();
+  const auto advance = [&](Team t) {
+    advance_arrays(t, detail::kernels_of(compute_), model_->config().recurrence,
+                   state_.recurrent.shape(), drafted_.inputs(), rows, from, to);
+  };
+  run_operations(detail::team_of(compute_), std::ref(advance));
+  state_.recurrent.commit_pass();
+  drafted_.settle();
 }
 
 // Makes the first drafted row part of the session if it is the row of `ids`. If it throws, nothing
@@ -146,6 +165,7 @@ STET_INL void Session::forget_drafted() const {
 STET_INL bool Session::accept_drafted(std::span<const int32_t> ids) {
   refuse_in_sink("append");
   if (ids.size() != 1 || !accepts(ids[0])) return false;
+  state_.recurrent.next();  // for settle_accepted(); allocates, so it comes first
   if (!state_.edits.empty())
     state_.kept.keep({size(), true, std::make_shared<std::vector<float>>(drafted_.front().hidden)});
   KvWriter(state_.kv).commit(1);
@@ -272,6 +292,8 @@ STET_INL void Session::begin_append(const Session& first, std::span<const int32_
   // The previous logits buffer becomes the next spare one, unless there is none or it is shared.
   if (state_.logits == nullptr || logits_shared_.is_set()) spare_ = new_logits_buffer();
   draft = fitting_draft(ids, draft);
+  if (!state_.recurrent.empty() && !draft.empty())
+    drafted_.inputs().begin(model_->config(), draft.size());
   with_healing(
       [&] { KvWriter(state_.kv).prepare(static_cast<int64_t>(ids.size() + draft.size())); });
   state_.recurrent.begin_append();
@@ -285,7 +307,25 @@ STET_INL std::span<const int32_t> Session::fitting_draft(std::span<const int32_t
   const int64_t room = capacity() - size() - static_cast<int64_t>(ids.size());
   if (draft.empty() || !can_speculate() || room <= 0) return {};
   detail::check_ids(draft, model_->config().vocab_size);
-  return draft.first(std::min(draft.size(), static_cast<size_t>(room)));
+  size_t most = static_cast<size_t>(room);
+  if (!state_.recurrent.empty())
+    most = until_anchor(ids.size()) < ids.size()
+               ? 0
+               : std::min(most, most_drafted(size() + static_cast<int64_t>(ids.size())));
+  return draft.first(std::min(draft.size(), most));
+}
+
+// Returns how many rows after position `after` can be drafted with recurrent layers. A row at whose
+// end an anchor is due needs a pass of its own, since an anchor holds the arrays. So does every row
+// under an intervention on states, which recorded inputs do not contain.
+STET_INL size_t Session::most_drafted(int64_t after) const {
+  const bool changed = std::ranges::any_of(
+      state_.interventions, [](const Intervention& w) { return w.point == Point::state; });
+  if (changed) return 0;
+  int64_t next = (after / kBlockPositions + 1) * kBlockPositions;
+  const auto wanted = std::ranges::upper_bound(anchors_wanted_, after);
+  if (wanted != anchors_wanted_.end()) next = std::min(next, *wanted);
+  return static_cast<size_t>(next - after - 1);
 }
 
 // Logs the callback. One entry covers all later positions; its room is reserved.

@@ -235,7 +235,10 @@ class Session {
     forget_drafted();
     return state_.kv;
   }
-  const RecurrentState& recurrent() const { return state_.recurrent; }
+  const RecurrentState& recurrent() const {
+    forget_drafted();
+    return state_.recurrent;
+  }
   const ComputeOptions& compute() const { return compute_; }
   // Throws what the constructor throws, and a mismatch Error if the contract changes while there
   // are tokens.
@@ -262,6 +265,8 @@ class Session {
                                          std::span<const int32_t> draft) const;
   bool accept_drafted(std::span<const int32_t> ids);
   void forget_drafted() const;
+  size_t most_drafted(int64_t after) const;
+  void settle_accepted();
   void drop_windows();
   void undo_append();
   void finish_append();
