@@ -1,5 +1,5 @@
-// What recurrent layers read of some tokens, recorded during a pass. With it, the recurrence of these
-// tokens runs again without the rest of the pass.
+// The inputs of recurrent layers for some tokens, recorded during a pass. From them, the recurrence of
+// these tokens runs again without the rest of the pass.
 #pragma once
 
 #include <cstddef>
@@ -18,10 +18,10 @@ class RecurrentInputs {
  public:
   // One row of a layer. `next` numbers separate it from the next row.
   struct Row {
-    float* conv;           // [channels]: the input of the convolution
-    float *k, *v;          // [groups][key_dim], [heads][value_dim]
-    float *decay, *rate;   // [heads]
-    float* out;            // [heads][value_dim]: room for outputs that nobody reads
+    float* conv;          // [channels]: the input of the convolution
+    float *k, *v;         // [groups][key_dim], [heads][value_dim]
+    float *decay, *rate;  // [heads]
+    float* out;           // [heads][value_dim]: room for outputs, which are not read
     size_t next;
   };
 
@@ -41,7 +41,7 @@ class RecurrentInputs {
   Row row(size_t layer, size_t i) {
     float* const at = memory_.as<float>() + (layer * rows_ + i) * stride_;
     float *const k = at + channels_, *const v = k + keys_, *const out = v + values_,
-                *const decay = out + values_;
+                 *const decay = out + values_;
     return {at, k, v, decay, decay + r_.heads, out, stride_};
   }
 
