@@ -1,6 +1,6 @@
 // Replies with and without speculation are equal in tokens, text, logits and state, whatever is
 // drafted and whatever happens meanwhile. STET_REPLIES=N compares N of them, STET_SEED=S begins with
-// seed S.
+// seed S. STET_POCKET=1 takes the pocket models in place of the small ones.
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
@@ -178,7 +178,9 @@ struct Case {
 class Cases {
  public:
   Cases() : tokenizer(Tokenizer::load(asset_path("pocket-llama3"))) {
-    std::erase_if(all_, [](const Subject& s) { return s.name.starts_with("pocket"); });
+    const bool pocket = setting("STET_POCKET", 0) != 0;
+    std::erase_if(all_, [&](const Subject& s) { return s.name.starts_with("pocket") != pocket; });
+    if (pocket) return;
     for (Subject& s : recurrent_subjects()) all_.push_back(std::move(s));
   }
   const std::string& name(uint64_t seed) const { return all_[seed % all_.size()].name; }
