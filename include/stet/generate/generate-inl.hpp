@@ -140,12 +140,11 @@ STET_INL bool Generator::accept(int32_t id) {
 }
 
 STET_INL DraftChoice Generator::consider(int32_t id) {
-  const int64_t left = std::min(options_.max_tokens - static_cast<int64_t>(reply_.ids.size()),
-                                session_.capacity() - session_.size()) -
-                       1;
+  const int64_t left = options_.max_tokens - static_cast<int64_t>(reply_.ids.size()) - 1;
   const bool ends = !options_.ignore_eos && detail::is_stop_token(session_.generation(), id);
-  if (options_.speculator == nullptr || left <= 0 || ends || !session_.can_speculate()) return {};
-  return options_.speculator->consider(session_, id, static_cast<size_t>(left));
+  if (options_.speculator == nullptr || left <= 0 || ends) return {};
+  const size_t most = std::min(static_cast<size_t>(left), session_.most_drafted());
+  return most == 0 ? DraftChoice{} : options_.speculator->consider(session_, id, most);
 }
 
 // A draft ends with the first stop token, which would end the reply.

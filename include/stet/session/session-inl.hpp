@@ -304,28 +304,26 @@ STET_INL void Session::begin_append(const Session& first, std::span<const int32_
 // Returns as much of a draft as this session can process after `ids`.
 STET_INL std::span<const int32_t> Session::fitting_draft(std::span<const int32_t> ids,
                                                          std::span<const int32_t> draft) const {
-  const int64_t room = capacity() - size() - static_cast<int64_t>(ids.size());
-  if (draft.empty() || !can_speculate() || room <= 0) return {};
-  detail::check_ids(draft, model_->config().vocab_size);
-  size_t most = static_cast<size_t>(room);
-  if (!state_.recurrent.empty())
-    most = until_anchor(ids.size()) < ids.size()
-               ? 0
-               : std::min(most, most_drafted(size() + static_cast<int64_t>(ids.size())));
+  const bool one_pass = until_anchor(ids.size()) == ids.size();
+  if (draft.empty() || !can_speculate() || !one_pass) return {};
+  const size_t most = most_drafted(size() + static_cast<int64_t>(ids.size()));
+  if (most > 0) detail::check_ids(draft, model_->config().vocab_size);
   return draft.first(std::min(draft.size(), most));
 }
 
-// Returns how many rows after position `after` can be drafted with recurrent layers. A row at whose
-// end an anchor is due needs a pass of its own, since an anchor holds the arrays. So does every row
-// under an intervention on states, which recorded inputs do not contain.
-STET_INL size_t Session::most_drafted(int64_t after) const {
+// Returns how many positions from `from` on can be drafted. With recurrent layers, a row at whose end
+// an anchor is due needs a pass of its own, since an anchor holds the arrays. So does every row under
+// an intervention on states, which recorded inputs do not contain.
+STET_INL size_t Session::most_drafted(int64_t from) const {
+  const auto room = static_cast<size_t>(std::max<int64_t>(0, capacity() - from));
+  if (state_.recurrent.empty()) return room;
   const bool changed = std::ranges::any_of(
       state_.interventions, [](const Intervention& w) { return w.point == Point::state; });
   if (changed) return 0;
-  int64_t next = (after / kBlockPositions + 1) * kBlockPositions;
-  const auto wanted = std::ranges::upper_bound(anchors_wanted_, after);
-  if (wanted != anchors_wanted_.end()) next = std::min(next, *wanted);
-  return static_cast<size_t>(next - after - 1);
+  int64_t anchor = (from / kBlockPositions + 1) * kBlockPositions;
+  const auto wanted = std::ranges::upper_bound(anchors_wanted_, from);
+  if (wanted != anchors_wanted_.end()) anchor = std::min(anchor, *wanted);
+  return std::min(room, static_cast<size_t>(anchor - from - 1));
 }
 
 // Logs the callback. One entry covers all later positions; its room is reserved.
