@@ -712,7 +712,8 @@ class Fields(WithServer):
                 "top_logprobs": [None, 0], "store": [None, False], "service_tier": [None, "auto", "default", ""],
                 "web_search_options": nothing, "reasoning_effort": [None, "none", ""], "verbosity": [None, "medium"],
                 "user": nothing, "metadata": nothing, "n": [None, 1], "seed": [None], "stream_options": [None, {}],
-                "logit_bias": [None, {}], "model": [None, ""], "resume_from": [None, ""], "unheard_of": [None],
+                "logit_bias": [None, {}], "model": [None, ""], "resume_from": [None, ""],
+                "unheard_of": [*nothing, {"edits": [], "more": None}],
                 "max_completion_tokens": [None], "temperature": [None], "prompt_cache_retention": [None, "24h"]
             }, "/v1/completions": {
                 "suffix": [None, ""], "best_of": [None, 1], "echo": [None, False], "logprobs": [None],
@@ -728,7 +729,8 @@ class Fields(WithServer):
             }, "/v1/messages": {
                 "tools": nothing, "tool_choice": [
                     None, {"type": "none"}, {"type": "auto"}, {"type": "auto", "disable_parallel_tool_use": True}
-                ], "thinking": [None, {"type": "disabled"}], "system": [None, "", []], "stop_sequences": [None, []],
+                ], "thinking": [None, {"type": "disabled"}], "system": [None, "", []], "stop_sequences": nothing[:3],
+                "mcp_servers": [[]], "context_management": [{"edits": []}],
                 "metadata": [None, {}, {"user_id": "me"}], "service_tier": [None, "auto", "standard_only"],
                 "resume_from": [None, ""]
             }
@@ -756,6 +758,7 @@ class Fields(WithServer):
             (chat, {"messages": user("w"), "response_format": {"type": "json_object"}}, "/response_format",
              "response_format is not supported by this server; send {\"type\":\"text\"} or leave it out"),
             (chat, {"messages": user("w"), "banana": 1}, "/banana", "banana is not supported"),
+            (chat, {"messages": user("w"), "banana": {"a": False}}, "/banana", "banana is not supported"),
             (chat, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
              "/messages/0/content/0/type", "image_url is not supported"),
             ("/v1/responses", {"input": [{"type": "function_call", "name": "f", "call_id": "c",
@@ -792,7 +795,8 @@ class Fields(WithServer):
             "role": "assistant", "content": "3", "refusal": None, "annotations": [], "audio": None,
             "function_call": None, "tool_calls": None, "name": None, "reasoning_content": None
         }, {"role": "assistant", "content": "3", "tool_calls": [], "refusal": ""}, {
-            "role": "assistant", "content": [{"type": "text", "text": "3", "citations": None}], "unheard_of": None
+            "role": "assistant", "content": [{"type": "text", "text": "3", "citations": None}], "unheard_of": None,
+            "reasoning_details": [], "provider_specific_fields": {}
         },
                    self.post("/v1/responses", {"input": "Let a = 3."})["output"][0],
                    self.chat(user("Let a = 3."))["choices"][0]["message"]]

@@ -21,7 +21,7 @@ BodyFields<DrawOptions> sampling_fields() {
       .integer("top_k", &DrawOptions::top_k, 0, INT32_MAX)
       .integer("seed", &DrawOptions::seed, 0, INT64_MAX)
       .field("stop_sequences", "any", [](DrawOptions& draw, const Field& f, const BodyContext&) {
-        if (f.value() != nullptr) draw.stop = f.texts(kMaxStopStrings);
+        if (f.value() != nullptr && *f.value() != "") draw.stop = f.texts(kMaxStopStrings);
       });
 }
 

@@ -299,7 +299,7 @@ std::string Fields::at(const std::string& name) const {
 
 void Fields::finish() const {
   for (const auto& [name, value] : object_.items()) {
-    if (!known_.contains(name) && !value.is_null())
+    if (!known_.contains(name) && !is_nothing(what_is_asked(value)))
       unsupported(at(name), name, "leave it out", "unknown_field");
   }
 }
