@@ -827,6 +827,15 @@ class Fields(WithServer):
         self.assertEqual(self.server.call("POST", "/v1/messages?banana=1", body)[0], 400)
         self.assertEqual(self.server.call("GET", "/v1/models?beta=true")[0], 200)
 
+    def test_each_reply_has_an_id_of_its_own(self):
+        # Clients keep messages by their ids.
+        for path, body in (("/v1/chat/completions", {"messages": user("Hi"), "max_tokens": 1}),
+                           ("/v1/completions", {"prompt": "Hi", "max_tokens": 1}),
+                           ("/v1/messages", {"messages": user("Hi"), "max_tokens": 1})):
+            ids = [self.post(path, body)["id"] for _ in range(2)]
+            self.assertNotEqual(ids[0], ids[1], path)
+            self.assertRegex(ids[0], "^(chatcmpl-|cmpl-|msg_)[0-9a-f]{32}$")
+
 
 class Names(unittest.TestCase):
     def test_a_model_has_aliases(self):

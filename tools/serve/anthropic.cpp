@@ -158,7 +158,7 @@ Endpoint messages() {
       message_fields().required("max_tokens", "integer", read_required_max_tokens),
       [](Service& service, const Request& request, MessagesRequest a) {
         a.draw.settle(service);
-        a.id = service.states.handle("msg_", request.client, request.body);
+        a.id = "msg_" + random_name();
         if (!a.stream)
           return answer_at_once(service, request,
                                 [&](const Caller& caller) { return whole(service, caller, a); });
