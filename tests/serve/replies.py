@@ -852,6 +852,19 @@ class Names(unittest.TestCase):
                 self.assertEqual(server.post(path, {**body, "model": name})["model"], name)
                 self.assertEqual(server.call("POST", path, {**body, "model": "gpt-5"})[0], 404)
         self.assertEqual(server.get("/v1/models/gpt-4o")["root"], "pocket-llama3")
+        for name in ("anthropic/claude", "anthropic%2Fclaude"):
+            self.assertEqual(server.get("/v1/models/" + name)["id"], "anthropic/claude")
+        self.assertEqual(server.call("GET", "/v1/models/anthropic/claude/x")[0], 404)
+        for query, page, more in (("limit=1000", names, False), ("limit=2", names[:2], True),
+                                  ("limit=2&after_id=gpt-4o", names[2:], False),
+                                  ("after_id=anthropic/claude", [], False),
+                                  ("before_id=anthropic/claude&limit=20", names[:2], False)):
+            told = server.get("/v1/models?" + query)
+            self.assertEqual(([m["id"] for m in told["data"]], told["has_more"]), (page, more), query)
+            self.assertEqual((told["first_id"], told["last_id"]),
+                             (page[0], page[-1]) if page else (None, None), query)
+        for query in ("limit=0", "limit=1001", "limit=x", "limit="):
+            self.assertEqual(server.call("GET", "/v1/models?" + query)[1]["error"]["param"], "?limit")
         self.assertEqual(server.call("GET", "/v1/models/gpt-5")[0], 404)
         server.stop()
         done = subprocess.run([STET, "serve", "-m", LLAMA, "--port", "0", "--alias", ""], capture_output=True,
