@@ -245,6 +245,9 @@ class Refusals(unittest.TestCase):
         answer.read()
         self.assertEqual((answer.status, answer.headers["Access-Control-Allow-Origin"]), (204, "https://page.example"))
         self.assertIn("POST", answer.headers["Access-Control-Allow-Methods"])
+        # Clients in JavaScript add fields of their own. The star does not stand for Authorization.
+        allowed = answer.headers["Access-Control-Allow-Headers"].split(", ")
+        self.assertTrue({"Authorization", "*"} <= set(allowed), allowed)
         connection.request("GET", "/v1/models", headers=page)
         answer = connection.getresponse()
         answer.read()
