@@ -544,6 +544,18 @@ class Many(Directory):
         status, answer = server.call("POST", "/v1/states", {"ids": [2, 9]})
         self.assertEqual((status, answer["error"]["code"]), (429, "too_many_states"))
         self.assertEqual(len(server.get("/v1/states")["data"]), 2)
+        drawn = server.get("/metrics")
+        state = server.get("/v1/states")["data"][0]["id"]
+        for path, body in (("/v1/chat/completions", request_of("Hi", n=2)),
+                           ("/v1/completions", {"prompt": "Hi", "max_tokens": 2}),
+                           ("/v1/responses", {"input": "Hi", "max_output_tokens": 2}),
+                           ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}),
+                           ("/v1/states/%s/continue" % state, {"max_tokens": 2})):
+            for stream in (False, True):  # before the first byte
+                status, answer = server.call("POST", path, {**body, "stream": stream})
+                self.assertEqual((status, answer["error"]["code"]), (429, "too_many_states"), path)
+        line = [x for x in drawn.split(b"\n") if x.startswith(b"stet_drawn_tokens_total ")]
+        self.assertIn(line[0], server.get("/metrics").split(b"\n"))
         server.stop()
 
     def test_a_directory_has_room_for_more_than_are_in_memory(self):

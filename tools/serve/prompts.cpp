@@ -219,6 +219,7 @@ void check_room(const Session& session, std::span<const int32_t> ids, int64_t ro
 
 CheckedPrompt check_messages(Service& service, const Caller& caller, const NodePtr& node,
                              std::vector<Message> messages, const ChatOptions& chat) {
+  service.states.check_room(caller.client);
   if (node == nullptr) {
     const size_t count = messages.size();
     const Conversation fresh = new_conversation(service, chat);
@@ -257,6 +258,7 @@ Rendered render_prompt(Service& service, const Caller& caller, const NodePtr& no
 
 CheckedPrompt check_ids(Service& service, const Caller& caller, const NodePtr& node,
                         TokenPrompt asked) {
+  service.states.check_room(caller.client);
   if (node == nullptr) {
     if (asked.ids.empty())
       throw RequestError(400, "empty_prompt", "the prompt is empty: give at least one token");

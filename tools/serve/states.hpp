@@ -143,6 +143,9 @@ class States {
   void change(const NodePtr& node, std::optional<std::optional<std::string>> name,
               std::optional<bool> pinned);
   void verified(const NodePtr& node);
+  // Throws a RequestError (429) if no state can be added: all others of this client are pinned, and
+  // there are as many as may be.
+  void check_room(const std::string& client);
   Origin origin(const NodePtr& node) const;
   NodePtr parent_of(const NodePtr& node) const;  // returns null for a root
 
