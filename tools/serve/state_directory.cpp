@@ -123,18 +123,25 @@ StateDirectory::StateDirectory(const std::string& path, double patience) : path_
   make_directory(path_);
   check_owner();
   check_content();
-  lock(patience);
   try {
+    lock(patience);
     // Checked under the lock, when no other server can change it.
     if (!is_marked()) take(check_content());
     read_secret();
   } catch (...) {
-    ::close(lock_);
+    unlock();
     throw;
   }
 }
 
-StateDirectory::~StateDirectory() { ::close(lock_); }
+StateDirectory::~StateDirectory() { unlock(); }
+
+void StateDirectory::unlock() {
+  for (int* const fd : {&lock_, &directory_lock_}) {
+    if (*fd >= 0) ::close(*fd);
+    *fd = -1;
+  }
+}
 
 // Throws if other users may write to the directory: they could replace the server's files.
 void StateDirectory::check_owner() const {
@@ -200,10 +207,25 @@ int StateDirectory::try_lock() const {
   }
 }
 
+// Locks the directory too, because a user may remove the lock file of a running server. Returns
+// false if another process holds that lock. Not every file system has locks of directories.
+bool StateDirectory::lock_directory() {
+  directory_lock_ = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  return directory_lock_ < 0 || ::flock(directory_lock_, LOCK_EX | LOCK_NB) == 0 ||
+         errno != EWOULDBLOCK;
+}
+
+// Takes both locks. Returns false if another process holds one.
+bool StateDirectory::take_locks() {
+  if (lock_directory() && (lock_ = try_lock()) >= 0) return true;
+  unlock();
+  return false;
+}
+
 // Waits for the lock, since a server that ends needs some time to save its states.
 void StateDirectory::lock(double patience) {
   const double start = tool::seconds();
-  while ((lock_ = try_lock()) < 0) {
+  while (!take_locks()) {
     if (tool::seconds() - start > patience)
       throw Error(ErrorKind::io, path_, "lock", "a directory that no other server uses",
                   fmt::format("one that another server still used after {:g} s", patience));

@@ -72,11 +72,14 @@ class StateDirectory {
   void check_owner() const;
   void lock(double patience);
   int try_lock() const;
+  bool lock_directory();
+  bool take_locks();
+  void unlock();
   void take(bool adopted);
   void read_secret();
 
   std::string path_, secret_;
-  int lock_ = -1;
+  int lock_ = -1, directory_lock_ = -1;
 };
 
 // Returns true for "st_" and 32 hexadecimal digits.
