@@ -274,7 +274,10 @@ StateDirectory::Content StateDirectory::content() const {
       if (info && S_ISREG(info->st_mode))
         c.described.push_back({std::string(id), info->st_mtim.tv_sec});
     } else if (const auto gone = id_before(name, ".gone"); !gone.empty()) {
-      c.gone.emplace_back(gone);
+      if (is_file(path_ + "/" + name)) c.gone.emplace_back(gone);
+    } else if (const auto tokens = id_before(name, ".recipe"); !tokens.empty()) {
+      const bool known = has(tokens, ".json") || has(tokens, ".gone");
+      if (!known && is_file(path_ + "/" + name)) c.undescribed.emplace_back(tokens);
     } else if (name.ends_with(".stet")) {
       const std::string front = name.substr(0, name.size() - 5);
       if (!is_state_id(front) || (!there(front + ".json") && !there(front + ".gone")))
@@ -284,15 +287,10 @@ StateDirectory::Content StateDirectory::content() const {
   return c;
 }
 
-// Removes files left by a crash. A writer holds a lock on its temporary file. The tokens of a state
-// are written before its description.
+// Removes files left by a crash. A writer holds a lock on its temporary file.
 void StateDirectory::sweep() const {
   for (const std::string& name : names_in(path_)) {
     const std::string path = path_ + "/" + name;
-    if (const auto id = id_before(name, ".recipe"); !id.empty()) {
-      if (!has(id, ".json") && !has(id, ".gone") && is_file(path)) ::unlink(path.c_str());
-      continue;
-    }
     if (!is_own_temporary(name) || !is_file(path)) continue;
     const int fd = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) continue;

@@ -196,6 +196,7 @@ class States {
   // states.cpp
   NodePtr node_of(const std::string& client, const std::string& parent, Json operation,
                   Session& session, Origin origin) const;
+  std::string excerpt_of(const State& state) const;
   NodePtr place(Node& node, bool another) STET_REQUIRES(mutex_);
   std::string id_of(const std::string& client, const Sha256& digest, const Json& operation,
                     int number) const;
@@ -272,6 +273,8 @@ class States {
   void load();
   NodePtr read_node(Loading& loading, const StateDirectory::Described& described);
   bool read_files(Loading& loading, Node& node, bool with_tokens);
+  NodePtr recover(Loading& loading, const std::string& id);
+  bool find_client(Node& node, const std::set<std::string>& clients) const;
   void load_gone(const Loading& loading);
   void order(std::vector<NodePtr> loaded);
 
