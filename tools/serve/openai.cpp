@@ -34,11 +34,12 @@ Response models(Service& service, const Request& request, const Parts&) {
   names.resize(std::min(names.size(), limit));
   Json data = Json::array();
   for (const std::string& name : names) data.push_back(model_json(service, name));
-  return json_response({{"object", "list"},
-                        {"data", data},
-                        {"has_more", more},
-                        {"first_id", names.empty() ? Json(nullptr) : Json(names.front())},
-                        {"last_id", names.empty() ? Json(nullptr) : Json(names.back())}});
+  Json page = {{"object", "list"}, {"data", data}};
+  if (request.query.empty()) return json_response(page);
+  page["has_more"] = more;
+  page["first_id"] = names.empty() ? Json(nullptr) : Json(names.front());
+  page["last_id"] = names.empty() ? Json(nullptr) : Json(names.back());
+  return json_response(page);
 }
 
 Response model(Service& service, const Request&, const Parts& parts) {
