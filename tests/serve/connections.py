@@ -312,7 +312,9 @@ class Crowds(Raw):
         done = subprocess.run([STET, "serve", "-m", MODEL, "--port", str(self.server.port)], capture_output=True,
                               text=True, timeout=60)
         self.assertEqual(done.returncode, 1)
-        self.assertIn("--port", done.stderr)
+        self.assertEqual(
+            done.stderr,
+            "stet: --port: port %d of 127.0.0.1 is in use by another program\n" % self.server.port)
         port = self.server.port
         self.server.get("/health")
         self.server.stop()  # right after using a connection, which stays in TIME_WAIT
