@@ -790,6 +790,19 @@ class Fields(WithServer):
                 self.assertEqual(error["param"], where, body)
                 self.assertIn(said, error["message"])
 
+    def test_a_template_that_refuses_messages_is_named(self):
+        server = Server(model=GEMMA)
+        for path in ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/apply-template"):
+            body = {"messages": user("a") + user("b")}
+            if path != "/apply-template":
+                body["max_tokens"] = 1
+            status, answer = server.call("POST", path, body)
+            self.assertEqual(
+                (status, answer["error"]["code"], answer["error"]["param"], answer["error"]["message"]),
+                (400, "refused_by_template", "/messages",
+                 "/messages: the chat template of pocket-gemma3 refuses them: user and assistant turns must alternate"))
+        server.stop()
+
     def test_histories_come_back_as_servers_gave_them(self):
         replies = [{
             "role": "assistant", "content": "3", "refusal": None, "annotations": [], "audio": None,

@@ -168,7 +168,16 @@ Conversation::Plan lay_out(Service& service, const Caller& caller, const Convers
     begun = false;
   }
   const std::string last = messages.empty() ? "" : messages.back().content;
-  std::optional<Conversation::Plan> plan = conversation.lay_out(std::move(messages), begun);
+  std::optional<Conversation::Plan> plan;
+  try {
+    plan = conversation.lay_out(std::move(messages), begun);
+  } catch (const Error& e) {
+    if (e.expected != "what the template accepts") throw;  // raise_exception() of a template
+    throw RequestError(400, "refused_by_template",
+                       fmt::format("/messages: the chat template of {} refuses them: {}",
+                                   service.name, printable(e.found)),
+                       "/messages");
+  }
   if (!plan)
     throw RequestError(
         400, "altered_by_template",
