@@ -142,6 +142,14 @@ TEST_F(StoreCommand, FaultsAreOneLine) {
             "(stet --help)\n");
   EXPECT_EQ(run({"store", "names", "--store", "dir:" + (scratch_ / "no")}, 1).err,
             "stet: " + scratch_ / "no" + ": store: there is no store; stet store init makes one\n");
+  EXPECT_EQ(run({"store", "gc", "--budget", "-1"}, 2).err,
+            "stet: --budget: expected stet store init, found stet store gc (stet --help)\n");
+  EXPECT_EQ(run({"store", "tree", "--to", "dir:/"}, 2).err,
+            "stet: --to: expected stet store push or pull, found stet store tree (stet --help)\n");
+  for (const char* option : {"--dry-run", "--remove"})
+    EXPECT_NE(run({"store", "stats", option}, 2).err.find(option), std::string::npos);
+  EXPECT_EQ(run({"store", "init", "dir:" + (scratch_ / "b"), "--budget", ""}, 2).err,
+            "stet: --budget: expected a name, found \"\" (stet --help)\n");
   fs::permissions(scratch_ / "keys/key", fs::perms::group_read, fs::perm_options::add);
   EXPECT_NE(run({"store", "names"}, 1).err.find("chmod 600 makes it private"), std::string::npos);
 }

@@ -162,13 +162,9 @@ class Ownership(Directory):
         server.kill()
         mine = {
             DOWNLOAD: b"x", "mine.stet": b"x", "notes.json": b"x", "st_1.recipe": b"x", state + ".stet.tmp-1": b"x",
-            "notes.tmp-0123456789abcdef": b"x"
+            "notes.tmp-0123456789abcdef": b"x", "st_%032x.recipe" % 9: b"x"
         }
-        left = [
-            state + ".json.tmp-0123456789abcdef",
-            "st_%032x.recipe.tmp-0123456789abcdef" % 9,
-            "st_%032x.recipe" % 9
-        ]
+        left = [state + ".json.tmp-0123456789abcdef", "st_%032x.recipe.tmp-0123456789abcdef" % 9]
         for name in [*mine, *left]:
             self.write(name, b"x")
         self.server().stop()
@@ -177,6 +173,19 @@ class Ownership(Directory):
             self.assertIn(name, there)
         for name in left:
             self.assertNotIn(name, there)
+
+    def test_directories_named_like_files_keep_no_server_from_starting(self):
+        server = self.server("--durable")
+        state = self.make(server, "Let a = 3.")["id"]
+        server.kill()
+        names = [state + ".gone", "st_%032x.gone" % 9, "st_%032x.json" % 9, "st_%032x.recipe" % 9, "st_%032x.stet" % 9]
+        for name in names:
+            os.mkdir(self.path(name))
+        server = self.server()
+        self.assertEqual(list(self.states(server)), [state])
+        server.stop()
+        for name in names:
+            self.assertTrue(os.path.isdir(self.path(name)), name)
 
     def test_a_file_of_somebody_elses_in_the_way_stays(self):
         server = self.server("--memory", "0")
@@ -197,6 +206,8 @@ class Ownership(Directory):
         self.assertIn(
             "lock: expected a directory that no other server uses, found one that another server still used after 5 s",
             said)
+        os.unlink(self.path("lock"))  # as a user does who takes it for a leftover
+        self.assertIn("another server still used", self.refusal("--stop-seconds", "0"))
         state = self.make(server, "Let a = 3.")["id"]
         # A server that starts before the previous one has ended waits for it.
         next_one = subprocess.Popen([STET, "serve", "-m", MODEL, "--port", "0", "--state-dir", self.directory],
@@ -360,6 +371,52 @@ class Lost(Directory):
                 verified = server.post("/v1/states/%s/verify" % state["id"], {})
                 self.assertEqual((verified["same_bits"], verified["digest"]), (True, state["digest"]))
                 server.stop()
+
+    def test_a_description_that_is_lost_or_damaged_costs_name_and_place(self):
+        for how in (None, b"", b"{", b"[]", b'{"id":5}'):
+            with self.subTest(how=how), tempfile.NamedTemporaryFile("w") as keys:
+                keys.write("anna annas-key-1\nben bens-key-22\n")
+                keys.flush()
+                shutil.rmtree(self.directory, ignore_errors=True)
+                options = ["--durable", "--memory", "0", "--api-key-file", keys.name]
+                server, made = self.server(*options), []
+                for i, key in enumerate(("annas-key-1", "annas-key-1", "bens-key-22", "bens-key-22")):
+                    made.append((key, server.post("/v1/states", {
+                        "messages": [{"role": "user", "content": LONG + str(i)}], "name": "mine"
+                    }, key=key)))
+                server.kill()
+                for _, state in made[1:3]:  # one of each client, with keys and values in files
+                    os.unlink(self.path(state["id"] + ".json"))
+                    if how is not None:
+                        self.write(state["id"] + ".json", how)
+                server = self.server(*options)
+                for i, (key, state) in enumerate(made):
+                    there = server.get("/v1/states/" + state["id"], key=key)
+                    self.assertEqual((there["digest"], there["excerpt"], there["question"]),
+                                     (state["digest"], state["excerpt"], state["question"]))
+                    self.assertEqual((there["name"], there["operation"]["name"]),
+                                     (None, "recovered") if i in (1, 2) else ("mine", "create"))
+                    self.assertTrue(server.post("/v1/states/%s/verify" % state["id"], {}, key=key)["same_bits"])
+                    other = {"annas-key-1": "bens-key-22", "bens-key-22": "annas-key-1"}[key]
+                    self.assertEqual(server.call("GET", "/v1/states/" + state["id"], key=other)[0], 404)
+                server.kill()
+                server = self.server(*options)  # with the new description
+                for key, state in made:
+                    self.assertEqual(server.get("/v1/states/" + state["id"], key=key)["digest"], state["digest"])
+                    self.assertEqual(server.call("DELETE", "/v1/states/" + state["id"], key=key)[0], 200)
+                server.stop()
+                self.assertEqual(self.files(".json") + self.files(".recipe"), [])
+
+    def test_the_description_of_a_streamed_response_too(self):
+        server = self.server("--durable")
+        body = {"input": "Let a = 3.", "max_output_tokens": 2, "stream": True}
+        told = server.call("POST", "/v1/responses", body)[1].decode()
+        response = told.split('"id":"resp_', 1)[1].split('"', 1)[0]
+        server.kill()
+        os.unlink(self.path("st_" + response + ".json"))
+        server = self.server()  # it belongs to the only client
+        self.assertEqual(server.get("/v1/responses/resp_" + response)["id"], "resp_" + response)
+        server.stop()
 
     def test_a_state_that_tokens_do_not_give_is_refused_by_name(self):
         server = self.server()
@@ -544,6 +601,18 @@ class Many(Directory):
         status, answer = server.call("POST", "/v1/states", {"ids": [2, 9]})
         self.assertEqual((status, answer["error"]["code"]), (429, "too_many_states"))
         self.assertEqual(len(server.get("/v1/states")["data"]), 2)
+        drawn = server.get("/metrics")
+        state = server.get("/v1/states")["data"][0]["id"]
+        for path, body in (("/v1/chat/completions", request_of("Hi", n=2)),
+                           ("/v1/completions", {"prompt": "Hi", "max_tokens": 2}),
+                           ("/v1/responses", {"input": "Hi", "max_output_tokens": 2}),
+                           ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}),
+                           ("/v1/states/%s/continue" % state, {"max_tokens": 2})):
+            for stream in (False, True):  # before the first byte
+                status, answer = server.call("POST", path, {**body, "stream": stream})
+                self.assertEqual((status, answer["error"]["code"]), (429, "too_many_states"), path)
+        line = [x for x in drawn.split(b"\n") if x.startswith(b"stet_drawn_tokens_total ")]
+        self.assertIn(line[0], server.get("/metrics").split(b"\n"))
         server.stop()
 
     def test_a_directory_has_room_for_more_than_are_in_memory(self):

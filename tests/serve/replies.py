@@ -712,7 +712,8 @@ class Fields(WithServer):
                 "top_logprobs": [None, 0], "store": [None, False], "service_tier": [None, "auto", "default", ""],
                 "web_search_options": nothing, "reasoning_effort": [None, "none", ""], "verbosity": [None, "medium"],
                 "user": nothing, "metadata": nothing, "n": [None, 1], "seed": [None], "stream_options": [None, {}],
-                "logit_bias": [None, {}], "model": [None, ""], "resume_from": [None, ""], "unheard_of": [None],
+                "logit_bias": [None, {}], "model": [None, ""], "resume_from": [None, ""],
+                "unheard_of": [*nothing, {"edits": [], "more": None}],
                 "max_completion_tokens": [None], "temperature": [None], "prompt_cache_retention": [None, "24h"]
             }, "/v1/completions": {
                 "suffix": [None, ""], "best_of": [None, 1], "echo": [None, False], "logprobs": [None],
@@ -728,7 +729,8 @@ class Fields(WithServer):
             }, "/v1/messages": {
                 "tools": nothing, "tool_choice": [
                     None, {"type": "none"}, {"type": "auto"}, {"type": "auto", "disable_parallel_tool_use": True}
-                ], "thinking": [None, {"type": "disabled"}], "system": [None, "", []], "stop_sequences": [None, []],
+                ], "thinking": [None, {"type": "disabled"}], "system": [None, "", []], "stop_sequences": nothing[:3],
+                "mcp_servers": [[]], "context_management": [{"edits": []}],
                 "metadata": [None, {}, {"user_id": "me"}], "service_tier": [None, "auto", "standard_only"],
                 "resume_from": [None, ""]
             }
@@ -756,6 +758,7 @@ class Fields(WithServer):
             (chat, {"messages": user("w"), "response_format": {"type": "json_object"}}, "/response_format",
              "response_format is not supported by this server; send {\"type\":\"text\"} or leave it out"),
             (chat, {"messages": user("w"), "banana": 1}, "/banana", "banana is not supported"),
+            (chat, {"messages": user("w"), "banana": {"a": False}}, "/banana", "banana is not supported"),
             (chat, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
              "/messages/0/content/0/type", "image_url is not supported"),
             ("/v1/responses", {"input": [{"type": "function_call", "name": "f", "call_id": "c",
@@ -787,12 +790,26 @@ class Fields(WithServer):
                 self.assertEqual(error["param"], where, body)
                 self.assertIn(said, error["message"])
 
+    def test_a_template_that_refuses_messages_is_named(self):
+        server = Server(model=GEMMA)
+        for path in ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/apply-template"):
+            body = {"messages": user("a") + user("b")}
+            if path != "/apply-template":
+                body["max_tokens"] = 1
+            status, answer = server.call("POST", path, body)
+            self.assertEqual(
+                (status, answer["error"]["code"], answer["error"]["param"], answer["error"]["message"]),
+                (400, "refused_by_template", "/messages",
+                 "/messages: the chat template of pocket-gemma3 refuses them: user and assistant turns must alternate"))
+        server.stop()
+
     def test_histories_come_back_as_servers_gave_them(self):
         replies = [{
             "role": "assistant", "content": "3", "refusal": None, "annotations": [], "audio": None,
             "function_call": None, "tool_calls": None, "name": None, "reasoning_content": None
         }, {"role": "assistant", "content": "3", "tool_calls": [], "refusal": ""}, {
-            "role": "assistant", "content": [{"type": "text", "text": "3", "citations": None}], "unheard_of": None
+            "role": "assistant", "content": [{"type": "text", "text": "3", "citations": None}], "unheard_of": None,
+            "reasoning_details": [], "provider_specific_fields": {}
         },
                    self.post("/v1/responses", {"input": "Let a = 3."})["output"][0],
                    self.chat(user("Let a = 3."))["choices"][0]["message"]]
@@ -823,6 +840,15 @@ class Fields(WithServer):
         self.assertEqual(self.server.call("POST", "/v1/messages?banana=1", body)[0], 400)
         self.assertEqual(self.server.call("GET", "/v1/models?beta=true")[0], 200)
 
+    def test_each_reply_has_an_id_of_its_own(self):
+        # Clients keep messages by their ids.
+        for path, body in (("/v1/chat/completions", {"messages": user("Hi"), "max_tokens": 1}),
+                           ("/v1/completions", {"prompt": "Hi", "max_tokens": 1}),
+                           ("/v1/messages", {"messages": user("Hi"), "max_tokens": 1})):
+            ids = [self.post(path, body)["id"] for _ in range(2)]
+            self.assertNotEqual(ids[0], ids[1], path)
+            self.assertRegex(ids[0], "^(chatcmpl-|cmpl-|msg_)[0-9a-f]{32}$")
+
 
 class Names(unittest.TestCase):
     def test_a_model_has_aliases(self):
@@ -839,6 +865,19 @@ class Names(unittest.TestCase):
                 self.assertEqual(server.post(path, {**body, "model": name})["model"], name)
                 self.assertEqual(server.call("POST", path, {**body, "model": "gpt-5"})[0], 404)
         self.assertEqual(server.get("/v1/models/gpt-4o")["root"], "pocket-llama3")
+        for name in ("anthropic/claude", "anthropic%2Fclaude"):
+            self.assertEqual(server.get("/v1/models/" + name)["id"], "anthropic/claude")
+        self.assertEqual(server.call("GET", "/v1/models/anthropic/claude/x")[0], 404)
+        for query, page, more in (("limit=1000", names, False), ("limit=2", names[:2], True),
+                                  ("limit=2&after_id=gpt-4o", names[2:], False),
+                                  ("after_id=anthropic/claude", [], False),
+                                  ("before_id=anthropic/claude&limit=20", names[:2], False)):
+            told = server.get("/v1/models?" + query)
+            self.assertEqual(([m["id"] for m in told["data"]], told["has_more"]), (page, more), query)
+            self.assertEqual((told["first_id"], told["last_id"]),
+                             (page[0], page[-1]) if page else (None, None), query)
+        for query in ("limit=0", "limit=1001", "limit=x", "limit="):
+            self.assertEqual(server.call("GET", "/v1/models?" + query)[1]["error"]["param"], "?limit")
         self.assertEqual(server.call("GET", "/v1/models/gpt-5")[0], 404)
         server.stop()
         done = subprocess.run([STET, "serve", "-m", LLAMA, "--port", "0", "--alias", ""], capture_output=True,

@@ -147,6 +147,15 @@ class Sampling(unittest.TestCase):
             self.call("POST", "/v1/embeddings", {"input": "Hello", "normalize": 1})[1]["error"]["param"],
             "/normalize")
 
+    def test_embeddings_of_many_inputs(self):
+        one = self.post("/v1/embeddings", {"input": "a"})["data"][0]["embedding"]
+        many = self.post("/v1/embeddings", {"input": ["a"] * 65})["data"]  # clients send hundreds
+        self.assertEqual([(m["index"], m["embedding"]) for m in many], [(i, one) for i in range(65)])
+        for inputs in (["a"] * 2049, [[5]] * 2049):
+            self.assertEqual(self.call("POST", "/v1/embeddings", {"input": inputs})[1]["error"]["param"], "/input")
+        status, answer = self.call("POST", "/v1/embeddings", {"input": "word " * 20000})
+        self.assertEqual((status, answer["error"]["code"]), (400, "context_length_exceeded"))
+
     def test_a_model_says_to_how_many_dimensions_it_may_be_cut(self):
         with open(os.path.join(MODEL, "config.json")) as file:
             config = json.load(file)

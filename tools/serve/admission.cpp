@@ -12,9 +12,16 @@ namespace {
 constexpr size_t kMostJson = size_t{16} << 20;
 constexpr size_t kMostFile = size_t{256} << 20;
 
+// Returns the name in a Host field, "NAME", "NAME:PORT" or "[IPv6]:PORT". Returns "" for other
+// forms.
 std::string host_name(const std::string& host) {
-  if (host.starts_with('[')) return host.substr(1, host.find(']') - 1);
-  return host.substr(0, host.find(':'));
+  const bool bracket = host.starts_with('[');
+  const size_t end = bracket ? host.find(']') : std::min(host.find(':'), host.size());
+  if (end == std::string::npos) return "";
+  const std::string_view port = std::string_view(host).substr(end + (bracket ? 1 : 0));
+  const bool digits = port.find_first_not_of("0123456789", 1) == std::string_view::npos;
+  if (!port.empty() && (port[0] != ':' || !digits)) return "";
+  return host.substr(bracket ? 1 : 0, end - (bracket ? 1 : 0));
 }
 
 // Throws for a Host that is not a name of this server, which prevents DNS rebinding.
@@ -69,7 +76,7 @@ Response preflight() {
   r.status = 204;
   r.headers = {{"Access-Control-Allow-Methods", "GET, POST, PATCH, DELETE"},
                {"Access-Control-Allow-Headers",
-                "Authorization, Content-Type, X-API-Key, Anthropic-Version, Anthropic-Beta"},
+                "Authorization, Content-Type, X-API-Key, Anthropic-Version, Anthropic-Beta, *"},
                {"Access-Control-Max-Age", "600"}};
   return r;
 }

@@ -21,7 +21,7 @@ BodyFields<DrawOptions> sampling_fields() {
       .integer("top_k", &DrawOptions::top_k, 0, INT32_MAX)
       .integer("seed", &DrawOptions::seed, 0, INT64_MAX)
       .field("stop_sequences", "any", [](DrawOptions& draw, const Field& f, const BodyContext&) {
-        if (f.value() != nullptr) draw.stop = f.texts(kMaxStopStrings);
+        if (f.value() != nullptr && *f.value() != "") draw.stop = f.texts(kMaxStopStrings);
       });
 }
 
@@ -158,7 +158,7 @@ Endpoint messages() {
       message_fields().required("max_tokens", "integer", read_required_max_tokens),
       [](Service& service, const Request& request, MessagesRequest a) {
         a.draw.settle(service);
-        a.id = service.states.handle("msg_", request.client, request.body);
+        a.id = "msg_" + random_name();
         if (!a.stream)
           return answer_at_once(service, request,
                                 [&](const Caller& caller) { return whole(service, caller, a); });

@@ -31,15 +31,26 @@ struct ServeCommand {
   int64_t memory_mb = 2048, stop_seconds = 20, max_states = 0, in_memory = 10000;
 };
 
+// Returns true for an origin as browsers send it: a scheme and a host, without a path.
+bool is_origin(std::string_view origin) {
+  const size_t scheme = origin.starts_with("https://")  ? 8
+                        : origin.starts_with("http://") ? 7
+                                                        : origin.size();
+  const std::string_view host = origin.substr(scheme);
+  return !host.empty() && host.find_first_of("/?#@* \t") == std::string_view::npos;
+}
+
 void check(const ServeCommand& o) {
   if (!serve::is_loopback(o.host) && o.key_file.empty())
     usage_error("--host", "a loopback address (127.0.0.1), or --api-key-file with it", o.host);
   for (const std::string& origin : o.origins) {
     if (origin == "*" && o.key_file.empty())
       usage_error("--allow-origin", "--api-key-file with *, or the origins by their names", origin);
-    if (origin != "*" && !origin.starts_with("http://") && !origin.starts_with("https://"))
+    if (origin != "*" && !is_origin(origin))
       usage_error("--allow-origin", "an origin, as https://example.org", origin);
   }
+  if (!(o.deadline >= 0))
+    usage_error("--deadline", "a number of seconds", fmt::to_string(o.deadline));
   if (o.states.durable && o.states.directory.empty())
     usage_error("--durable", "--state-dir with it", "none");
   if (!store_url().empty() && !o.states.directory.empty())
@@ -148,6 +159,7 @@ void add_serve(Command& app) {
                   "a host name that clients use for this server, as behind a proxy")
       ->type_name("NAME")
       ->allow_extra_args(false)
+      ->check(named())
       ->group("Server");
   sub->add_option("--allow-origin", o->origins,
                   "an origin whose pages may send requests, as https://example.org (* with "
@@ -158,13 +170,17 @@ void add_serve(Command& app) {
   sub->add_option("--api-key-file", o->key_file,
                   "API keys: KEY or NAME KEY on each line; only you may have access to the file")
       ->type_name("FILE")
+      ->check(named())
       ->group("Server");
   sub->add_option("--alias", o->aliases, "another name of the model in requests (repeat for more)")
       ->type_name("NAME")
       ->allow_extra_args(false)
       ->check(named())
       ->group("Server");
-  number("--streams", o->engine.streams, "maximum requests that run at once (default: 16)", 1024);
+  sub->add_option("--streams", o->engine.streams, "maximum requests that run at once (default: 16)")
+      ->type_name("N")
+      ->check(integer(1, 1024))
+      ->group("Server");
   number("--queue", o->engine.queue, "maximum requests that wait (default: 64)", 4096);
   sub->add_option("--deadline", o->deadline, "maximum seconds of a request (default: none)")
       ->type_name("S")
@@ -174,6 +190,7 @@ void add_serve(Command& app) {
   sub->add_option("--state-dir", o->states.directory,
                   "directory that keeps the states (default: only in memory)")
       ->type_name("DIR")
+      ->check(named())
       ->group("Server");
   sub->add_option("--max-states", o->max_states,
                   "maximum states of a client; the least recently used are deleted (default: "

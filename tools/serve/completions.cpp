@@ -384,7 +384,7 @@ void stream(Service& service, const Caller& caller, const CompletionRequest& c,
 }
 
 Response answer(Service& service, const Request& request, CompletionRequest c) {
-  c.id = service.states.handle(c.chat ? "chatcmpl-" : "cmpl-", request.client, request.body);
+  c.id = (c.chat ? "chatcmpl-" : "cmpl-") + random_name();
   c.draw.settle(service);
   if (!c.stream)
     return answer_at_once(service, request,

@@ -87,7 +87,7 @@ size_t read_dimensions(const Model& model, const Field& f) {
 
 // Reads text, a list of texts, token ids, or a list of lists of token ids.
 void read_input(EmbeddingRequest& asked, const Field& f, const BodyContext& context) {
-  constexpr size_t kMostInputs = 64;
+  constexpr size_t kMostInputs = 2048;  // as OpenAI's
   const int64_t vocab = context.service.model->config().vocab_size;
   const Json* const input = f.value();
   const Json* const first =
@@ -102,7 +102,7 @@ void read_input(EmbeddingRequest& asked, const Field& f, const BodyContext& cont
       asked.ids.push_back(
           read_ids(ids, fmt::format("{}/{}", f.pointer(), asked.ids.size()), vocab));
   } else {
-    asked.texts = f.texts(kMostInputs);
+    asked.texts = f.texts(kMostInputs, SIZE_MAX);  // bounded by the context
     if (!asked.texts.empty()) context.service.need_tokenizer();
   }
   if (asked.ids.empty() && asked.texts.empty())

@@ -239,15 +239,15 @@ std::optional<std::vector<int32_t>> Field::ids(int64_t vocab_size) const {
   return read_ids(*value(), pointer_, vocab_size);
 }
 
-std::vector<std::string> Field::texts(size_t most) const {
+std::vector<std::string> Field::texts(size_t most, size_t most_bytes) const {
   const Json* const value = this->value();
   if (value == nullptr) return {};
-  const auto text_of = [](const std::string& where, const Json& text) {
-    constexpr size_t kMost = 65536;
+  const auto text_of = [&](const std::string& where, const Json& text) {
     if (!text.is_string()) refuse(where, "a string", shown(text));
     auto s = text.get<std::string>();
-    if (s.empty() || s.size() > kMost)
-      refuse(where, fmt::format("1 to {} bytes", kMost), std::to_string(s.size()));
+    if (s.empty()) refuse(where, "at least one byte", "none");
+    if (s.size() > most_bytes)
+      refuse(where, fmt::format("at most {} bytes", most_bytes), std::to_string(s.size()));
     return s;
   };
   if (value->is_string()) return {text_of(pointer_, *value)};
@@ -299,7 +299,7 @@ std::string Fields::at(const std::string& name) const {
 
 void Fields::finish() const {
   for (const auto& [name, value] : object_.items()) {
-    if (!known_.contains(name) && !value.is_null())
+    if (!known_.contains(name) && !is_nothing(what_is_asked(value)))
       unsupported(at(name), name, "leave it out", "unknown_field");
   }
 }

@@ -53,7 +53,7 @@ class Field {
   // Returns ids, each below `vocab_size`.
   std::optional<std::vector<int32_t>> ids(int64_t vocab_size) const;
   // Returns the texts of a string or an array of strings.
-  std::vector<std::string> texts(size_t most) const;
+  std::vector<std::string> texts(size_t most, size_t most_bytes = 65536) const;
   std::optional<Fields> object() const;
 
   // Refuses a feature that this server does not support, unless the value asks for nothing. These

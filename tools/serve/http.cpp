@@ -56,17 +56,17 @@ struct HttpServer::Impl final : HttpContext {
 // once.
 void HttpServer::Impl::bind(const std::string& host, int port) {
   tcp::resolver resolver(io);
+  error_code error = asio::error::host_not_found;
   for (const auto& found : resolver.resolve(host, std::to_string(port))) {
     const tcp::endpoint endpoint = found.endpoint();
     acceptor.open(endpoint.protocol());
     acceptor.set_option(tcp::acceptor::reuse_address(true));
-    error_code error;
     acceptor.bind(endpoint, error);
     if (!error) acceptor.listen(asio::socket_base::max_listen_connections, error);
     if (!error) return;
     acceptor.close();
   }
-  throw std::runtime_error("no address");
+  throw boost::system::system_error(error);
 }
 
 void HttpServer::Impl::accept() {
@@ -157,9 +157,12 @@ int HttpServer::bind(const std::string& host, int port) {
   try {
     impl_->bind(host, port);
     return impl_->acceptor.local_endpoint().port();
-  } catch (const std::exception&) {
-    throw Error(ErrorKind::io, "", "--port", "an address that can be had",
-                host + ":" + std::to_string(port));
+  } catch (const boost::system::system_error& e) {
+    const bool used = e.code() == asio::error::address_in_use;
+    throw Error(
+        ErrorKind::io, "", "--port", "",
+        used ? fmt::format("port {} of {} is in use by another program", port, host)
+             : fmt::format("cannot listen on port {} of {}: {}", port, host, e.code().message()));
   }
 }
 

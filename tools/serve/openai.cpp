@@ -1,6 +1,8 @@
 // OpenAI's models API.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "stet/base/error.hpp"
 #include "tools/serve/routes.hpp"
 
@@ -20,10 +22,24 @@ Json model_json(const Service& service, const std::string& name) {
 
 }  // namespace
 
-Response models(Service& service, const Request&, const Parts&) {
-  Json data = Json::array({model_json(service, service.name)});
-  for (const std::string& alias : service.aliases) data.push_back(model_json(service, alias));
-  return json_response({{"object", "list"}, {"data", data}});
+// Lists the model under all its names. Anthropic's clients ask for pages of the list.
+Response models(Service& service, const Request& request, const Parts&) {
+  std::vector<std::string> names = {service.name};
+  names.insert(names.end(), service.aliases.begin(), service.aliases.end());
+  const auto first = std::ranges::find(names, request.query_or("after_id", ""));
+  if (first != names.end()) names.erase(names.begin(), first + 1);
+  names.erase(std::ranges::find(names, request.query_or("before_id", "")), names.end());
+  const auto limit = static_cast<size_t>(query_integer(request, "limit", 1000, 1, 1000));
+  const bool more = names.size() > limit;
+  names.resize(std::min(names.size(), limit));
+  Json data = Json::array();
+  for (const std::string& name : names) data.push_back(model_json(service, name));
+  Json page = {{"object", "list"}, {"data", data}};
+  if (request.query.empty()) return json_response(page);
+  page["has_more"] = more;
+  page["first_id"] = names.empty() ? Json(nullptr) : Json(names.front());
+  page["last_id"] = names.empty() ? Json(nullptr) : Json(names.back());
+  return json_response(page);
 }
 
 Response model(Service& service, const Request&, const Parts& parts) {

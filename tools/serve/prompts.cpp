@@ -168,7 +168,16 @@ Conversation::Plan lay_out(Service& service, const Caller& caller, const Convers
     begun = false;
   }
   const std::string last = messages.empty() ? "" : messages.back().content;
-  std::optional<Conversation::Plan> plan = conversation.lay_out(std::move(messages), begun);
+  std::optional<Conversation::Plan> plan;
+  try {
+    plan = conversation.lay_out(std::move(messages), begun);
+  } catch (const Error& e) {
+    if (e.expected != "what the template accepts") throw;  // raise_exception() of a template
+    throw RequestError(400, "refused_by_template",
+                       fmt::format("/messages: the chat template of {} refuses them: {}",
+                                   service.name, printable(e.found)),
+                       "/messages");
+  }
   if (!plan)
     throw RequestError(
         400, "altered_by_template",
@@ -219,6 +228,7 @@ void check_room(const Session& session, std::span<const int32_t> ids, int64_t ro
 
 CheckedPrompt check_messages(Service& service, const Caller& caller, const NodePtr& node,
                              std::vector<Message> messages, const ChatOptions& chat) {
+  service.states.check_room(caller.client);
   if (node == nullptr) {
     const size_t count = messages.size();
     const Conversation fresh = new_conversation(service, chat);
@@ -257,6 +267,7 @@ Rendered render_prompt(Service& service, const Caller& caller, const NodePtr& no
 
 CheckedPrompt check_ids(Service& service, const Caller& caller, const NodePtr& node,
                         TokenPrompt asked) {
+  service.states.check_room(caller.client);
   if (node == nullptr) {
     if (asked.ids.empty())
       throw RequestError(400, "empty_prompt", "the prompt is empty: give at least one token");

@@ -21,8 +21,13 @@ Parts split(std::string_view path) {
   return parts;
 }
 
-bool matches(const Route& route, const Parts& parts, Parts* variables) {
+bool matches(const Route& route, Parts parts, Parts* variables) {
   const Parts pattern = split(route.path);
+  while (route.takes_rest && parts.size() > pattern.size()) {
+    const std::string last = std::move(parts.back());
+    parts.pop_back();
+    parts.back() += "/" + last;
+  }
   if (pattern.size() != parts.size()) return false;
   for (size_t i = 0; i < parts.size(); ++i) {
     if (pattern[i].starts_with('{'))
@@ -68,8 +73,9 @@ bool is_page(const Request& request) {
 const std::vector<Route>& routes() {
   static const std::vector<Route> all = {
       {"GET", "/v1/models", "The model that this server has, by all its names.", models,
-       "beta:boolean"},
-      {"GET", "/v1/models/{id}", "The same by one of them.", model, "beta:boolean"},
+       "beta:boolean limit:integer after_id:string before_id:string"},
+      {"GET", "/v1/models/{id}", "The same by one of them.", model, "beta:boolean", Lane::work,
+       false, false, true},
       {"POST", "/v1/chat/completions", "A reply to messages, as OpenAI's.", chat_completions()},
       {"POST", "/v1/completions", "A reply to text or token ids, as OpenAI's.", completions()},
       {"POST", "/v1/embeddings", "Hidden states of a layer, mean or last, of unit length.",

@@ -65,6 +65,7 @@ struct Route {
   Lane lane = Lane::work;
   bool control = false;     // needs no API key
   bool takes_file = false;  // its body is not JSON
+  bool takes_rest = false;  // its last variable may contain slashes
 };
 const std::vector<Route>& routes();
 // Returns the route of a request, or null for the page. Throws a RequestError: 404, 405, or 400 for

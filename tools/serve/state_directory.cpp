@@ -123,18 +123,25 @@ StateDirectory::StateDirectory(const std::string& path, double patience) : path_
   make_directory(path_);
   check_owner();
   check_content();
-  lock(patience);
   try {
+    lock(patience);
     // Checked under the lock, when no other server can change it.
     if (!is_marked()) take(check_content());
     read_secret();
   } catch (...) {
-    ::close(lock_);
+    unlock();
     throw;
   }
 }
 
-StateDirectory::~StateDirectory() { ::close(lock_); }
+StateDirectory::~StateDirectory() { unlock(); }
+
+void StateDirectory::unlock() {
+  for (int* const fd : {&lock_, &directory_lock_}) {
+    if (*fd >= 0) ::close(*fd);
+    *fd = -1;
+  }
+}
 
 // Throws if other users may write to the directory: they could replace the server's files.
 void StateDirectory::check_owner() const {
@@ -200,10 +207,25 @@ int StateDirectory::try_lock() const {
   }
 }
 
+// Locks the directory too, because a user may remove the lock file of a running server. Returns
+// false if another process holds that lock. Not every file system has locks of directories.
+bool StateDirectory::lock_directory() {
+  directory_lock_ = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  return directory_lock_ < 0 || ::flock(directory_lock_, LOCK_EX | LOCK_NB) == 0 ||
+         errno != EWOULDBLOCK;
+}
+
+// Takes both locks. Returns false if another process holds one.
+bool StateDirectory::take_locks() {
+  if (lock_directory() && (lock_ = try_lock()) >= 0) return true;
+  unlock();
+  return false;
+}
+
 // Waits for the lock, since a server that ends needs some time to save its states.
 void StateDirectory::lock(double patience) {
   const double start = tool::seconds();
-  while ((lock_ = try_lock()) < 0) {
+  while (!take_locks()) {
     if (tool::seconds() - start > patience)
       throw Error(ErrorKind::io, path_, "lock", "a directory that no other server uses",
                   fmt::format("one that another server still used after {:g} s", patience));
@@ -252,7 +274,10 @@ StateDirectory::Content StateDirectory::content() const {
       if (info && S_ISREG(info->st_mode))
         c.described.push_back({std::string(id), info->st_mtim.tv_sec});
     } else if (const auto gone = id_before(name, ".gone"); !gone.empty()) {
-      c.gone.emplace_back(gone);
+      if (is_file(path_ + "/" + name)) c.gone.emplace_back(gone);
+    } else if (const auto tokens = id_before(name, ".recipe"); !tokens.empty()) {
+      const bool known = has(tokens, ".json") || has(tokens, ".gone");
+      if (!known && is_file(path_ + "/" + name)) c.undescribed.emplace_back(tokens);
     } else if (name.ends_with(".stet")) {
       const std::string front = name.substr(0, name.size() - 5);
       if (!is_state_id(front) || (!there(front + ".json") && !there(front + ".gone")))
@@ -262,15 +287,10 @@ StateDirectory::Content StateDirectory::content() const {
   return c;
 }
 
-// Removes files left by a crash. A writer holds a lock on its temporary file. The tokens of a state
-// are written before its description.
+// Removes files left by a crash. A writer holds a lock on its temporary file.
 void StateDirectory::sweep() const {
   for (const std::string& name : names_in(path_)) {
     const std::string path = path_ + "/" + name;
-    if (const auto id = id_before(name, ".recipe"); !id.empty()) {
-      if (!has(id, ".json") && !has(id, ".gone") && is_file(path)) ::unlink(path.c_str());
-      continue;
-    }
     if (!is_own_temporary(name) || !is_file(path)) continue;
     const int fd = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) continue;

@@ -38,18 +38,18 @@ class StateDirectory {
   // Returns the path of a file, from "st_ID" and ".json".
   std::string file(std::string_view id, std::string_view ending) const;
 
-  // The described states with the time of their last use (seconds since 1970), the ids of deleted
-  // ones, and snapshots that are not the server's.
+  // The described states with the time of their last use (seconds since 1970). The ids of deleted
+  // ones, and of states whose tokens alone are there. Snapshots that are not the server's.
   struct Described {
     std::string id;
     int64_t touched;
   };
   struct Content {
     std::vector<Described> described;
-    std::vector<std::string> gone, strange;
+    std::vector<std::string> gone, undescribed, strange;
   };
   Content content() const;
-  // Removes files that a killed server has not finished.
+  // Removes temporary files that a killed server has not finished.
   void sweep() const;
 
   bool has(std::string_view id, std::string_view ending) const;
@@ -72,11 +72,14 @@ class StateDirectory {
   void check_owner() const;
   void lock(double patience);
   int try_lock() const;
+  bool lock_directory();
+  bool take_locks();
+  void unlock();
   void take(bool adopted);
   void read_secret();
 
   std::string path_, secret_;
-  int lock_ = -1;
+  int lock_ = -1, directory_lock_ = -1;
 };
 
 // Returns true for "st_" and 32 hexadecimal digits.

@@ -16,7 +16,7 @@ std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
 
-std::string excerpt_of(const std::string& text) {
+std::string shortened(const std::string& text) {
   constexpr size_t kMost = 120;
   if (text.size() <= kMost) return text;
   size_t end = kMost;
@@ -98,8 +98,17 @@ void Node::describe(const State& recipe) {
   role = messages == 0 ? "" : recipe.chat.messages.back().role;
   const auto asked = std::find_if(recipe.chat.messages.rbegin(), recipe.chat.messages.rend(),
                                   [](const Message& m) { return m.role == "user"; });
-  question = asked == recipe.chat.messages.rend() ? "" : excerpt_of(asked->content);
+  question = asked == recipe.chat.messages.rend() ? "" : shortened(asked->content);
   open = !turns.empty() && turns.back().open && turns.back().end > turns.back().reply;
+}
+
+// Returns the beginning of the last message, or else the end of the text.
+std::string States::excerpt_of(const State& state) const {
+  constexpr size_t kMostTokens = 32;
+  if (!state.chat.messages.empty()) return shortened(state.chat.messages.back().content);
+  if (tokenizer_ == nullptr) return "";
+  const size_t n = std::min(state.tokens.size(), kMostTokens);
+  return shortened(tokenizer_->decode(std::span(state.tokens).last(n), true));
 }
 
 NodePtr States::node_of(const std::string& client, const std::string& parent, Json operation,
@@ -112,12 +121,7 @@ NodePtr States::node_of(const std::string& client, const std::string& parent, Js
   node->operation = std::move(operation);
   node->created = static_cast<int64_t>(std::time(nullptr));
   node->describe(*recipe);
-  if (!state.chat.messages.empty()) {
-    node->excerpt = excerpt_of(state.chat.messages.back().content);
-  } else if (tokenizer_ != nullptr) {
-    const size_t n = std::min<size_t>(state.tokens.size(), 32);
-    node->excerpt = excerpt_of(tokenizer_->decode(std::span(state.tokens).last(n), true));
-  }
+  node->excerpt = excerpt_of(state);
   node->kv_type = state.kv.shape().type;
   node->bytes = static_cast<uint64_t>(state.kv.blocks()) * state.kv.shape().block_bytes();
   const MutexLock lock(mutex_);

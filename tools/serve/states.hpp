@@ -143,6 +143,9 @@ class States {
   void change(const NodePtr& node, std::optional<std::optional<std::string>> name,
               std::optional<bool> pinned);
   void verified(const NodePtr& node);
+  // Throws a RequestError (429) if no state can be added: all others of this client are pinned, and
+  // there are as many as may be.
+  void check_room(const std::string& client);
   Origin origin(const NodePtr& node) const;
   NodePtr parent_of(const NodePtr& node) const;  // returns null for a root
 
@@ -193,6 +196,7 @@ class States {
   // states.cpp
   NodePtr node_of(const std::string& client, const std::string& parent, Json operation,
                   Session& session, Origin origin) const;
+  std::string excerpt_of(const State& state) const;
   NodePtr place(Node& node, bool another) STET_REQUIRES(mutex_);
   std::string id_of(const std::string& client, const Sha256& digest, const Json& operation,
                     int number) const;
@@ -269,6 +273,8 @@ class States {
   void load();
   NodePtr read_node(Loading& loading, const StateDirectory::Described& described);
   bool read_files(Loading& loading, Node& node, bool with_tokens);
+  NodePtr recover(Loading& loading, const std::string& id);
+  bool find_client(Node& node, const std::set<std::string>& clients) const;
   void load_gone(const Loading& loading);
   void order(std::vector<NodePtr> loaded);
 

@@ -72,6 +72,7 @@ void check_reply(const PreparedPrompt& p, const ContinueRequest& c) {
 
 CheckedContinue begin_continue(Service& service, const Caller& caller, const NodePtr& node,
                                const ContinueRequest& c) {
+  service.states.check_room(caller.client);
   CheckedContinue begun{resume(service, caller, node), std::nullopt, {}};
   PreparedPrompt& p = begun.prompted;
   p.operation = {{"name", c.draw.choose        ? "choose"

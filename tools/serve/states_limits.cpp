@@ -59,6 +59,11 @@ void States::check_count(const std::string& client) {
       fmt::format("all {} states of this client are pinned: unpin or delete some", *most));
 }
 
+void States::check_room(const std::string& client) {
+  const MutexLock lock(mutex_);
+  check_count(client);
+}
+
 // Removes states and records their ids as expired. Logs a state whose files cannot be removed: it
 // is there again after a restart.
 void States::remove_expired(const std::vector<NodePtr>& nodes) {

@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <ctime>
+#include <set>
 #include <tuple>
 
 #include "stet/base/error.hpp"
@@ -43,6 +45,8 @@ struct States::Loading {
   std::vector<std::string> gone;            // ids of deleted states
   std::map<std::string, size_t> in_memory;  // states of each client
   std::vector<std::string> left_out;        // ids with reasons
+  std::set<std::string> clients = {""};     // all that descriptions name
+  std::vector<std::string> recovered;       // ids
 };
 
 void States::load() {
@@ -57,13 +61,24 @@ void States::load() {
   std::sort(described.begin(), described.end(),
             [](const auto& a, const auto& b) { return a.touched > b.touched; });
   std::vector<NodePtr> loaded;
+  std::vector<std::string> undescribed = content.undescribed;
   for (const StateDirectory::Described& d : described) {
     try {
       if (NodePtr node = read_node(loading, d)) loaded.push_back(std::move(node));
-    } catch (const std::exception& e) {
+    } catch (const Error& e) {
       loading.left_out.push_back(fmt::format("{} ({})", d.id, printable(e.what(), 300)));
+    } catch (const std::exception& e) {  // the description is damaged
+      tool::say("{}: {}\n", printable(directory_->file(d.id, ".json")), printable(e.what(), 300));
+      undescribed.push_back(d.id);
     }
   }
+  for (const NodePtr& node : loaded) loading.clients.insert(node->client);
+  for (const std::string& id : undescribed) {
+    if (NodePtr node = recover(loading, id)) loaded.push_back(std::move(node));
+  }
+  if (!loading.recovered.empty())
+    tool::say("{}: recovered from their tokens, without names and parents: {}\n",
+              printable(directory_->path()), listed(loading.recovered));
   if (!loading.left_out.empty())
     tool::say("{}: left out: {}\n", printable(directory_->path()), listed(loading.left_out));
   order(std::move(loaded));
@@ -160,6 +175,57 @@ bool States::read_files(Loading&, Node& node, bool with_tokens) {
     }
   }
   return false;
+}
+
+// Returns a state whose description is lost or damaged, from its other files. Returns null if they
+// cannot be read, or if its client is not known. Without a description, keys and values may be a
+// user's download; with a damaged one, they may be of an upload, which is not trusted.
+NodePtr States::recover(Loading& loading, const std::string& id) {
+  const bool damaged = directory_->has(id, ".json");
+  auto node = std::make_shared<Node>();
+  node->id = id;
+  node->operation = {{"name", "recovered"}};
+  node->created = static_cast<int64_t>(std::time(nullptr));
+  {
+    const MutexLock lock(mutex_);
+    Node::Changing& c = at(*node);
+    c.files.foreign = !damaged && directory_->has(id, ".stet");
+    c.origin = damaged && directory_->has(id, ".stet") ? Origin::uploaded : Origin::computed;
+    c.used_at = node->created;
+  }
+  try {
+    if (!read_files(loading, *node, true)) throw Error(ErrorKind::format, "", "", "tokens", "none");
+    if (!find_client(*node, loading.clients))
+      throw Error(ErrorKind::format, "", "client", "one that other states name", "another");
+    {
+      const MutexLock lock(mutex_);
+      node->excerpt = excerpt_of(*at(*node).recipe);
+    }
+    const std::lock_guard io(node->io_);
+    describe_in_file(*node);
+  } catch (const std::exception& e) {
+    loading.left_out.push_back(fmt::format("{} ({})", id, printable(e.what(), 300)));
+    return nullptr;
+  }
+  loading.recovered.push_back(id);
+  return node;
+}
+
+// Finds the client of a state by its id, which is made from the client's name. The id of a response
+// is not made from its state: it belongs to the only client, if there is one.
+bool States::find_client(Node& node, const std::set<std::string>& clients) const {
+  constexpr int kMostEqual = 8;
+  for (const std::string& client : clients) {
+    for (int i = 0; i < 2 * kMostEqual; ++i) {
+      Json operation = node.operation;
+      if (i % 2 == 1) operation["told"] = true;
+      if (id_of(client, node.digests.id, operation, i / 2) != node.id) continue;
+      node.client = client;
+      node.operation = std::move(operation);
+      return true;
+    }
+  }
+  return clients.size() == 1;
 }
 
 // Builds the tree in the order of creation. A state in a cycle becomes a root.

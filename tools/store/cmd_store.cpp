@@ -382,6 +382,22 @@ void run(StoreCommand& o) {
   o.action == "push" ? run_copy(o, the_store(), *other) : run_copy(o, *other, the_store());
 }
 
+// An option that only some actions have.
+struct ActionOption {
+  std::string_view actions;  // "push or pull"
+  const char* name;
+  Option* option;
+};
+
+// Throws a UsageError for an option of another action, which this one would ignore.
+void check_options(const StoreCommand& o, const std::vector<ActionOption>& options) {
+  for (const ActionOption& given : options) {
+    if (given.option->count() > 0 && given.actions.find(o.action) == std::string_view::npos)
+      usage_error(given.name, fmt::format("stet store {}", given.actions),
+                  "stet store " + o.action);
+  }
+}
+
 }  // namespace
 
 void add_store(Command& app) {
@@ -400,20 +416,33 @@ void add_store(Command& app) {
                   "arguments of the action; REF is a name or the first digits of an id")
       ->type_name("WORD ...");
   sub->add_output(o->output, "get: the snapshot to write");
-  sub->add_option("--name", o->name, "put: the name of the state")->type_name("NAME");
-  sub->add_option("--to,--from", o->to, "push, pull: the other store")->type_name("URL");
-  sub->add_option("--budget", o->budget, "init: maximum bytes of blocks in a directory, as 20G")
-      ->type_name("BYTES");
-  sub->add_option("--grace", o->grace,
-                  "gc: keep everything used in the last SECONDS (default: 14 days)")
-      ->type_name("SECONDS")
-      ->check(integer(0, uint64_t{1} << 40));
-  sub->add_flag("--dry-run", o->dry_run, "gc: list what would be deleted");
-  sub->add_flag("--remove", o->remove, "names: remove this name, with its history");
+  std::vector<ActionOption> options;
+  const auto of = [&](const char* actions, const char* name, Option* option) {
+    options.push_back({actions, name, option});
+  };
+  of("put", "--name",
+     sub->add_option("--name", o->name, "put: the name of the state")->type_name("NAME"));
+  of("push or pull", "--to",
+     sub->add_option("--to,--from", o->to, "push, pull: the other store")->type_name("URL"));
+  of("init", "--budget",
+     sub->add_option("--budget", o->budget, "init: maximum bytes of blocks in a directory, as 20G")
+         ->type_name("BYTES")
+         ->check(named()));
+  of("gc", "--grace",
+     sub->add_option("--grace", o->grace,
+                     "gc: keep everything used in the last SECONDS (default: 14 days)")
+         ->type_name("SECONDS")
+         ->check(integer(0, uint64_t{1} << 40)));
+  of("gc", "--dry-run", sub->add_flag("--dry-run", o->dry_run, "gc: list what would be deleted"));
+  of("names", "--remove",
+     sub->add_flag("--remove", o->remove, "names: remove this name, with its history"));
   sub->add_flag("--json", o->json, "print JSON");
   o->restore.add_to(*sub);
   o->model.add_to(*sub);
-  sub->callback([o] { run(*o); });
+  sub->callback([o, options] {
+    check_options(*o, options);
+    run(*o);
+  });
 }
 
 }  // namespace stet::tool
