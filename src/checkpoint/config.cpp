@@ -95,8 +95,12 @@ double read_optional(const JsonReader& json, const char* field, double absent, d
 ExpertShape read_experts(const JsonReader& json, const ExpertFields& fields) {
   ExpertShape e;
   const char* const count = json.has("num_experts") ? "num_experts" : "num_local_experts";
-  e.count = json.integer(count, 1, static_cast<int64_t>(kMostExperts));
-  e.chosen = json.integer("num_experts_per_tok", 1, e.count);
+  const auto read = [&](const char* name, int64_t otherwise, int64_t most) {
+    return json.has(name) || otherwise == 0 || otherwise > most ? json.integer(name, 1, most)
+                                                                : otherwise;
+  };
+  e.count = read(count, fields.count, static_cast<int64_t>(kMostExperts));
+  e.chosen = read("num_experts_per_tok", fields.chosen, e.count);
   e.width = json.integer(fields.width, 1, kMaxSize);
   const bool divided = !fields.rule && json.boolean_or("norm_topk_prob", fields.divided);
   e.rule = fields.rule      ? *fields.rule
@@ -143,8 +147,10 @@ ModelConfig read_common(const JsonReader& json, const char* family, const Defaul
                             : size("intermediate_size", defaults.intermediate_size, kMaxSize);
   c.layers = size("num_hidden_layers", defaults.layers, kMaxLayers);
   c.heads = size("num_attention_heads", defaults.heads, kMaxHeads);
-  c.kv_heads = json.integer_or("num_key_value_heads",
-                               defaults.kv_heads > 0 ? defaults.kv_heads : c.heads, 1, c.heads);
+  // Null means as many as there are heads in families that have another default.
+  const bool own = defaults.kv_heads > 0 && !json.names("num_key_value_heads");
+  c.kv_heads =
+      json.integer_or("num_key_value_heads", own ? defaults.kv_heads : c.heads, 1, c.heads);
   if (c.heads % c.kv_heads != 0)
     json.fail("num_key_value_heads", "a divisor of num_attention_heads " + std::to_string(c.heads));
   const bool divided = defaults.head_dim == 0 && !json.has("head_dim");
