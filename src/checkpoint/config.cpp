@@ -482,15 +482,16 @@ static std::vector<std::string> ignored_settings(const JsonReader& json) {
       {"num_beams", 1},      {"no_repeat_ngram_size", 0},
       {"penalty_alpha", 0},  {"encoder_repetition_penalty", 1},
       {"epsilon_cutoff", 0}, {"eta_cutoff", 0},
-      {"guidance_scale", 1}, {"diversity_penalty", 0}};
+      {"guidance_scale", 1}, {"diversity_penalty", 0},
+      {"min_length", 0},     {"min_new_tokens", 0}};
   std::vector<std::string> ignored;
   for (const auto& [name, neutral] : kNumbers) {
     if (json.number_or(name, neutral) != neutral) ignored.push_back(name);
   }
   for (const char* const name :
        {"bad_words_ids", "begin_suppress_tokens", "exponential_decay_length_penalty",
-        "forced_bos_token_id", "forced_eos_token_id", "sequence_bias", "suppress_tokens",
-        "watermarking_config"}) {
+        "forced_bos_token_id", "forced_eos_token_id", "sequence_bias", "stop_strings",
+        "suppress_tokens", "top_h", "watermarking_config"}) {
     if (json.has(name)) ignored.push_back(name);
   }
   if (const auto notes = json.object("stet"))
@@ -505,11 +506,14 @@ GenerationConfig parse_generation_config(const std::string& text, const std::str
   g.source = file;
   g.eos_ids = read_ids(json, "eos_token_id", vocab_size);
   g.sample = json.boolean_or("do_sample", false);
-  g.temperature = json.number_or("temperature", 1, 0, 1e6);
+  // A temperature of 0 takes the best token, as --temperature 0 does.
+  const bool cold = json.number_or("temperature", 1, 0, 1e6) == 0;
+  g.sample = g.sample && !cold;
+  g.temperature = cold ? 1 : json.number_or("temperature", 1, 1e-30, 1e6);
   g.top_k = json.integer_or("top_k", 0, 0, int64_t{1} << 31);
   g.top_p = json.number_or("top_p", 1, 0, 1);
   g.min_p = json.number_or("min_p", 0, 0, 1);
-  g.typical_p = json.number_or("typical_p", 1, 0, 1);
+  g.typical_p = json.number_or("typical_p", 1, 1e-30, 1);
   g.repetition_penalty = json.number_or("repetition_penalty", 1, 1e-6, 1e6);
   g.ignored = ignored_settings(json);
   return g;

@@ -120,5 +120,22 @@ TEST(ConfigDefaults, OlderNameOfTiedHeadTakesPrecedence) {
   EXPECT_FALSE(parse_model_config(json.dump(), "config.json").tied_head);
 }
 
+TEST(GenerationDefaults, TemperatureZeroIsGreedy) {
+  const auto parse = [](const char* text) {
+    return parse_generation_config(text, "generation_config.json", 100);
+  };
+  const GenerationConfig g = parse(R"({"do_sample": true, "temperature": 0.0, "top_k": 5})");
+  EXPECT_FALSE(g.sample);
+  EXPECT_EQ(g.temperature, 1.0);
+  EXPECT_TRUE(parse(R"({"do_sample": true, "temperature": 0.5})").sample);
+  EXPECT_EQ(error_of([&] { parse(R"({"temperature": 1e-40})"); }),
+            "format: generation_config.json: temperature: expected a number in 1e-30..1000000.0, "
+            "found 1e-40");
+  EXPECT_EQ(error_of([&] { parse(R"({"typical_p": 0})"); }),
+            "format: generation_config.json: typical_p: expected a number in 1e-30..1.0, found 0");
+  EXPECT_EQ(parse(R"({"min_new_tokens": 3, "stop_strings": ["x"]})").ignored,
+            (std::vector<std::string>{"min_new_tokens", "stop_strings"}));
+}
+
 }  // namespace
 }  // namespace stet::test::config_defaults_tests
