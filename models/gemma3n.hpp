@@ -12,6 +12,8 @@ namespace stet {
 namespace gemma3n {
 
 constexpr int64_t kMostStreams = 64;
+// Stands for the quantile of one half, because a threshold of 0 means none. Not 0 in float32, either.
+constexpr double kMedian = 1e-40;
 
 class Gemma3n : public Decoder {
  public:
@@ -86,15 +88,22 @@ inline void read_widths(const JsonReader& json, ModelConfig& c) {
 }
 
 // Sets each layer's threshold of gates, in standard deviations: the quantile of the normal
-// distribution below which the configured fraction of gates is dropped. 0 drops none.
+// distribution below which the configured fraction of gates is dropped. 0 drops none. The first
+// layers of a deep model are sparse if the config does not say.
 inline void read_sparsity(const JsonReader& json, ModelConfig& c) {
+  constexpr int64_t kSparse = 10;
   std::vector<double> parts = json.numbers("activation_sparsity_pattern");
+  if (!json.has("activation_sparsity_pattern") && c.layers > kSparse) {
+    parts.assign(static_cast<size_t>(c.layers), 0);
+    std::fill_n(parts.begin(), kSparse, 0.95);
+  }
   if (parts.empty() || std::ranges::count(parts, 0.0) == std::ssize(parts)) return;
   if (static_cast<int64_t>(parts.size()) != c.layers)
     json.fail("activation_sparsity_pattern", "one entry for each layer");
   for (const double part : parts) {
     if (!(part >= 0 && part < 1)) json.fail("activation_sparsity_pattern", "numbers in 0..1");
-    c.gate_floor.push_back(part > 0 ? normal_quantile(part) : 0);
+    const double quantile = part > 0 ? normal_quantile(part) : 0;
+    c.gate_floor.push_back(part > 0 && quantile == 0 ? kMedian : quantile);
   }
 }
 
@@ -111,7 +120,7 @@ inline ModelConfig read_config(const JsonReader& top) {
   c.logit_softcap = read_optional(json, "final_logit_softcapping", 30, 1e-6, 1e6);
   const int64_t window = json.integer_or("sliding_window", 512, 1, int64_t{1} << 32);
   c.window = read_windows(json, c.layers, window, [](int64_t i) { return (i + 1) % 5 != 0; });
-  gemma4::read_owners(json, c);
+  gemma4::read_owners(json, 15, c);
   gemma4::read_layer_inputs(json, c);
   const char* const local = "rope_local_base_freq";
   c.ropes = {

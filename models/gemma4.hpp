@@ -80,9 +80,11 @@ inline void read_heads(const JsonReader& json, ModelConfig& c) {
 }
 
 // The last num_kv_shared_layers layers read the keys and values of the last layer before them that
-// has their window.
-inline void read_owners(const JsonReader& json, ModelConfig& c) {
-  const int64_t shared = json.integer_or("num_kv_shared_layers", 0, 0, c.layers),
+// has their window. None do if there is no layer before them, as in transformers.
+inline void read_owners(const JsonReader& json, int64_t default_shared, ModelConfig& c) {
+  const int64_t shared = json.has("num_kv_shared_layers")
+                             ? json.integer("num_kv_shared_layers", 0, kMaxLayers)
+                             : default_shared,
                 first = c.layers - shared;
   for (int64_t i = 0; i < c.layers && shared > 0 && first > 0; ++i) {
     int64_t owner = i;
@@ -106,7 +108,8 @@ inline void read_layer_inputs(const JsonReader& json, ModelConfig& c) {
 
 inline void read_ropes(const JsonReader& json, ModelConfig& c) {
   const char* const part = "partial_rotary_factor";
-  c.ropes = {read_rope(json, "full_attention", 1e6, {.others = {part}}),
+  const char* const published = R"({"rope_type": "proportional", "partial_rotary_factor": 0.25})";
+  c.ropes = {read_rope(json, "full_attention", 1e6, {.others = {part}, .otherwise = published}),
              read_rope(json, "sliding_attention", 10000, {.others = {part}})};
   for (size_t i = 0; i < c.window.size(); ++i) {
     c.rope_of[i] = c.window[i] == 0 ? 0 : 1;
@@ -135,7 +138,7 @@ inline ModelConfig read_config(const JsonReader& top) {
   c.window = read_windows(json, c.layers, window, [&](int64_t i) { return (i + 1) % 6 != 0; });
   if (c.window.back() != 0) json.fail("layer_types", "full_attention for the last layer");
   read_heads(json, c);
-  read_owners(json, c);
+  read_owners(json, 0, c);
   if (json.boolean_or("use_double_wide_mlp", false) && !c.owner_of.empty()) {
     std::vector<int64_t> widths;
     for (int64_t i = 0; i < c.layers; ++i)

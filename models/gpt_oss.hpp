@@ -27,17 +27,24 @@ class GptOss : public Decoder {
   std::vector<Layer> layers_;
 };
 
+constexpr const char* kPublishedYarn =
+    R"({"rope_type": "yarn", "factor": 32, "original_max_position_embeddings": 4096,
+        "beta_fast": 32, "beta_slow": 1, "truncate": false})";
+
 inline ModelConfig read_config(const JsonReader& json) {
-  ModelConfig c = read_common(json, "gpt_oss", {.max_positions = 131072});
+  ModelConfig c =
+      read_common(json, "gpt_oss", {.kv_heads = 8, .head_dim = 64, .max_positions = 131072});
   require_false(json, {"mlp_bias"});
   require_activation(json, "hidden_act", {"silu"});
   c.attention_bias = json.boolean_or("attention_bias", true);
   c.norm_eps = json.number_or("rms_norm_eps", 1e-5, 0, 1);
-  c.ropes = {read_rope(json, "", 150000)};
+  c.ropes = {read_rope(json, "", 150000, {.otherwise = kPublishedYarn})};
   c.window = read_windows(json, c.layers, json.integer_or("sliding_window", 128, 1, kMaxPositions),
                           [](int64_t i) { return i % 2 == 0; });
-  c.experts =
-      read_experts(json, {.width = "intermediate_size", .rule = RouterRule::softmax_of_chosen});
+  c.experts = read_experts(json, {.width = "intermediate_size",
+                                  .rule = RouterRule::softmax_of_chosen,
+                                  .count = 128,
+                                  .chosen = 4});
   c.gate_limit = json.number_or("swiglu_limit", 7, 1e-3, 1e6);
   return c;
 }

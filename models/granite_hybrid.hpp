@@ -88,9 +88,11 @@ inline ModelConfig read_config(const JsonReader& json) {
   c.recurrent_of = read_recurrent(json, c.layers, {"mamba", "linear_attention"},
                                   {"attention", "full_attention"}, [](int64_t) { return true; });
   if (!c.recurrent_of.empty()) read_mamba(json, &c);
-  if (json.integer_or("num_local_experts", 0, 0, static_cast<int64_t>(kMostExperts)) > 0) {
-    c.experts =
-        read_experts(json, {.width = "intermediate_size", .rule = RouterRule::softmax_of_chosen});
+  if (json.integer_or("num_local_experts", 8, 0, static_cast<int64_t>(kMostExperts)) > 0) {
+    c.experts = read_experts(json, {.width = "intermediate_size",
+                                    .rule = RouterRule::softmax_of_chosen,
+                                    .count = 8,
+                                    .chosen = 2});
     c.experts.shared = c.intermediate_size;
   } else if (c.recurrent_of.empty()) {
     c.family = "granite";  // with the tensors of Granite 3

@@ -29,8 +29,10 @@ class GraniteMoe : public Decoder {
 inline ModelConfig read_config(const JsonReader& json) {
   ModelConfig c = granite::read_config(json);
   c.family = "granitemoe";
-  c.experts =
-      read_experts(json, {.width = "intermediate_size", .rule = RouterRule::softmax_of_chosen});
+  c.experts = read_experts(json, {.width = "intermediate_size",
+                                  .rule = RouterRule::softmax_of_chosen,
+                                  .count = 8,
+                                  .chosen = 2});
   return c;
 }
 

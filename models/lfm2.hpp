@@ -65,10 +65,10 @@ inline int64_t read_width(const JsonReader& json) {
 }
 
 inline ModelConfig read_layers(const JsonReader& json, const char* family) {
-  ModelConfig c = read_common(json, family,
-                              {.max_positions = 128000,
-                               .tied_head = json.boolean_or("tie_embedding", true),
-                               .widths = true});
+  ModelConfig c =
+      read_common(json, family, {.kv_heads = 8, .max_positions = 128000, .widths = true});
+  // The older name takes precedence, as in transformers.
+  c.tied_head = json.boolean_or("tie_embedding", json.boolean_or("tie_word_embeddings", true));
   c.norm_eps = json.number_or("norm_eps", 1e-5, 0, 1);
   require_false(json, {"attention_bias", "mlp_bias"});
   c.ropes = {read_rope(json, "", 1e6, {.theta = {"rope_theta", "theta"}})};
@@ -94,8 +94,11 @@ inline ModelConfig read_config(const JsonReader& json) {
 inline ModelConfig read_mixture(const JsonReader& json) {
   ModelConfig c = read_layers(json, "lfm2_moe");
   c.intermediate_size = json.integer("intermediate_size", 1, kMaxSize);
-  c.experts =
-      read_experts(json, {.width = "moe_intermediate_size", .divided = true, .sigmoid = true});
+  c.experts = read_experts(json, {.width = "moe_intermediate_size",
+                                  .divided = true,
+                                  .sigmoid = true,
+                                  .count = 32,
+                                  .chosen = 4});
   c.experts.biased = json.boolean_or("use_expert_bias", true);
   const int64_t dense = json.integer_or("num_dense_layers", 2, 0, c.layers);
   for (int64_t i = 0; i < dense; ++i) c.experts.dense.push_back(i);

@@ -10,7 +10,7 @@ namespace stet {
 namespace mistral {
 
 inline ModelConfig read_config(const JsonReader& json) {
-  ModelConfig c = read_common(json, "mistral");
+  ModelConfig c = read_common(json, "mistral", {.kv_heads = 8, .max_positions = 131072});
   require_false(json, {"attention_bias", "mlp_bias"});
   require_activation(json, "hidden_act", {"silu"});
   c.ropes = {read_rope(json, "", 10000)};

@@ -25,14 +25,15 @@ class Mixtral : public Decoder {
 };
 
 inline ModelConfig read_config(const JsonReader& json) {
-  ModelConfig c = read_common(json, "mixtral");
+  ModelConfig c = read_common(json, "mixtral", {.kv_heads = 8, .max_positions = 131072});
   c.norm_eps = json.number_or("rms_norm_eps", 1e-5, 0, 1);
   require_false(json, {"attention_bias", "mlp_bias"});
   require_activation(json, "hidden_act", {"silu"});
   c.ropes = {read_rope(json, "", 1e6)};
   if (json.has("sliding_window")) c.window.assign(c.window.size(), read_sliding_window(json));
-  c.experts =
-      read_experts(json, {.width = "intermediate_size", .rule = RouterRule::softmax_divided});
+  c.experts = read_experts(
+      json,
+      {.width = "intermediate_size", .rule = RouterRule::softmax_divided, .count = 8, .chosen = 2});
   return c;
 }
 

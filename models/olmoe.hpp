@@ -28,13 +28,13 @@ class Olmoe : public Decoder {
 };
 
 inline ModelConfig read_config(const JsonReader& json) {
-  ModelConfig c = read_common(json, "olmoe");
+  ModelConfig c = read_common(json, "olmoe", {.max_positions = 4096});
   c.norm_eps = json.number_or("rms_norm_eps", 1e-5, 0, 1);
   require_false(json, {"mlp_bias"});
   require_activation(json, "hidden_act", {"silu"});
   c.ropes = {read_rope(json, "", 10000)};
   c.qkv_clip = read_optional(json, "clip_qkv", 0, 1e-6, 1e6);
-  c.experts = read_experts(json, {.width = "intermediate_size"});
+  c.experts = read_experts(json, {.width = "intermediate_size", .count = 64, .chosen = 8});
   return c;
 }
 

@@ -61,10 +61,19 @@ class Qwen35 : public Decoder {
   std::vector<Layer> layers_;
 };
 
+// Defaults of transformers that differ between these families. `experts` is 0 for dense models.
+struct Published {
+  const char* family;
+  int64_t kv_heads, experts = 0, chosen = 0;
+};
+
 // Reads the experts: those of Qwen 3 and a shared one, whose output has a gate.
-inline void read_mixture(const JsonReader& json, ModelConfig* c) {
-  c->experts = read_experts(json, {.width = "moe_intermediate_size", .divided = true});
-  c->experts.shared = json.integer("shared_expert_intermediate_size", 1, kMaxSize);
+inline void read_mixture(const JsonReader& json, const Published& defaults, ModelConfig* c) {
+  c->experts = read_experts(json, {.width = "moe_intermediate_size",
+                                   .divided = true,
+                                   .count = defaults.experts,
+                                   .chosen = defaults.chosen});
+  c->experts.shared = json.integer_or("shared_expert_intermediate_size", 512, 1, kMaxSize);
   const std::vector<int64_t> plain = json.integers("mlp_only_layers", 0, c->layers - 1);
   const int64_t step = json.integer_or("decoder_sparse_step", 1, 1, kMaxLayers);
   for (int64_t i = 0; i < c->layers; ++i) {
@@ -74,11 +83,12 @@ inline void read_mixture(const JsonReader& json, ModelConfig* c) {
 }
 
 // Reads what Qwen3-Next and Qwen3.5 share.
-inline ModelConfig read_layers(const JsonReader& json, const char* family) {
+inline ModelConfig read_layers(const JsonReader& json, const Published& defaults) {
   // Mixtures without dense layers need no intermediate_size.
   ModelConfig c =
-      read_common(json, family,
+      read_common(json, defaults.family,
                   {.intermediate_size = json.integer_or("moe_intermediate_size", 0, 0, kMaxSize),
+                   .kv_heads = defaults.kv_heads,
                    .head_dim = 256,
                    .max_positions = 32768});
   require_false(json, {"attention_bias", "mlp_bias", "use_sliding_window"});
@@ -91,8 +101,8 @@ inline ModelConfig read_layers(const JsonReader& json, const char* family) {
   const int64_t interval = json.integer_or("full_attention_interval", 4, 1, kMaxLayers);
   c.recurrent_of = read_recurrent(json, c.layers, {"linear_attention"}, {"full_attention"},
                                   [&](int64_t i) { return (i + 1) % interval != 0; });
-  if (json.integer_or("num_experts", 0, 0, static_cast<int64_t>(kMostExperts)) > 0)
-    read_mixture(json, &c);
+  if (json.integer_or("num_experts", defaults.experts, 0, static_cast<int64_t>(kMostExperts)) > 0)
+    read_mixture(json, defaults, &c);
   if (c.recurrent_of.empty()) return c;
   Recurrence& r = c.recurrence;
   r.kind = Recurrence::Kind::delta_net;
@@ -108,10 +118,16 @@ inline ModelConfig read_layers(const JsonReader& json, const char* family) {
   return c;
 }
 
+inline bool is_mixture(const JsonReader& json) {
+  return json.string_or("model_type", "").starts_with("qwen3_5_moe");
+}
+
 inline ModelConfig read_config(const JsonReader& top) {
   const std::optional<JsonReader> nested = top.object("text_config");
   const JsonReader& json = nested ? *nested : top;
-  ModelConfig c = read_layers(json, json.has("num_experts") ? "qwen3_5_moe" : "qwen3_5");
+  const bool mixture = json.has("num_experts") || is_mixture(top) || is_mixture(json);
+  ModelConfig c =
+      read_layers(json, mixture ? Published{"qwen3_5_moe", 2, 256, 8} : Published{"qwen3_5", 4});
   if (nested && top.has("eos_token_id")) c.eos_ids = read_ids(top, "eos_token_id", c.vocab_size);
   if (!json.has("tie_word_embeddings")) c.tied_head = top.boolean_or("tie_word_embeddings", false);
   return c;

@@ -28,13 +28,13 @@ class Qwen3Moe : public Decoder {
 };
 
 inline ModelConfig read_config(const JsonReader& json) {
-  ModelConfig c = read_common(json, "qwen3_moe");
+  ModelConfig c = read_common(json, "qwen3_moe", {.kv_heads = 4, .max_positions = 32768});
   require_false(json, {"mlp_bias"});
   require_activation(json, "hidden_act", {"silu"});
   c.ropes = {read_rope(json, "", 10000)};
   if (json.boolean_or("use_sliding_window", false))
     c.window.assign(c.window.size(), read_sliding_window(json));
-  c.experts = read_experts(json, {.width = "moe_intermediate_size"});
+  c.experts = read_experts(json, {.width = "moe_intermediate_size", .count = 128, .chosen = 8});
   const std::vector<int64_t> plain = json.integers("mlp_only_layers", 0, c.layers - 1);
   const int64_t step = json.integer_or("decoder_sparse_step", 1, 1, kMaxLayers);
   for (int64_t i = 0; i < c.layers; ++i) {

@@ -122,16 +122,21 @@ void Checkpoint::split_stacks_of_gpt_oss() {
 
 namespace {
 
-// Reads the sizes by which packed projections are divided. Only config.json has them; the shapes of
-// the tensors do not show them.
+// Reads the sizes by which packed projections are divided, and whether attention has gates. Only
+// config.json has them; the shapes of the tensors do not show them.
 KeyHeads read_key_heads(const FileSource& source) {
   const char* const config = "config.json";
   const JsonReader top =
       parse_python_json(source.read(config, kIndexLimit), source.path_of(config));
   const std::optional<JsonReader> nested = top.object("text_config");
   const JsonReader& json = nested ? *nested : top;
+  const std::string type = top.string_or("model_type", "");
+  const std::vector<std::string> architectures = top.strings("architectures");
+  const std::string architecture = architectures.empty() ? "" : architectures[0];
   return {json.integer_or("linear_num_key_heads", 16, 1, kMaxHeads),
-          json.integer_or("linear_key_head_dim", 128, 1, kMaxHeadDim)};
+          json.integer_or("linear_key_head_dim", 128, 1, kMaxHeadDim),
+          type.starts_with("qwen3_next") || type.starts_with("qwen3_5") ||
+              architecture.starts_with("Qwen3Next") || architecture.starts_with("Qwen3_5")};
 }
 
 }  // namespace
@@ -140,7 +145,7 @@ void Checkpoint::derive_recurrent_tensors(const FileSource& source) {
   std::map<std::string, SourceTensor> all;
   for (const auto& [name, location] : locations_) all[name] = {location.file, location.index};
   RecurrentTensors made =
-      recurrent_tensors(all, packs_key_heads(all) ? read_key_heads(source) : KeyHeads{});
+      recurrent_tensors(all, needs_key_heads(all) ? read_key_heads(source) : KeyHeads{});
   for (const std::string& name : made.replaced) locations_.erase(name);
   for (auto& tensors : made.sources) add_all_of(add_file(std::move(tensors)));
 }

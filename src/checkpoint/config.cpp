@@ -95,8 +95,12 @@ double read_optional(const JsonReader& json, const char* field, double absent, d
 ExpertShape read_experts(const JsonReader& json, const ExpertFields& fields) {
   ExpertShape e;
   const char* const count = json.has("num_experts") ? "num_experts" : "num_local_experts";
-  e.count = json.integer(count, 1, static_cast<int64_t>(kMostExperts));
-  e.chosen = json.integer("num_experts_per_tok", 1, e.count);
+  const auto read = [&](const char* name, int64_t otherwise, int64_t most) {
+    return json.has(name) || otherwise == 0 || otherwise > most ? json.integer(name, 1, most)
+                                                                : otherwise;
+  };
+  e.count = read(count, fields.count, static_cast<int64_t>(kMostExperts));
+  e.chosen = read("num_experts_per_tok", fields.chosen, e.count);
   e.width = json.integer(fields.width, 1, kMaxSize);
   const bool divided = !fields.rule && json.boolean_or("norm_topk_prob", fields.divided);
   e.rule = fields.rule      ? *fields.rule
@@ -143,8 +147,10 @@ ModelConfig read_common(const JsonReader& json, const char* family, const Defaul
                             : size("intermediate_size", defaults.intermediate_size, kMaxSize);
   c.layers = size("num_hidden_layers", defaults.layers, kMaxLayers);
   c.heads = size("num_attention_heads", defaults.heads, kMaxHeads);
-  c.kv_heads = json.integer_or("num_key_value_heads",
-                               defaults.kv_heads > 0 ? defaults.kv_heads : c.heads, 1, c.heads);
+  // Null means as many as there are heads in families that have another default.
+  const bool own = defaults.kv_heads > 0 && !json.names("num_key_value_heads");
+  c.kv_heads =
+      json.integer_or("num_key_value_heads", own ? defaults.kv_heads : c.heads, 1, c.heads);
   if (c.heads % c.kv_heads != 0)
     json.fail("num_key_value_heads", "a divisor of num_attention_heads " + std::to_string(c.heads));
   const bool divided = defaults.head_dim == 0 && !json.has("head_dim");
@@ -476,15 +482,16 @@ static std::vector<std::string> ignored_settings(const JsonReader& json) {
       {"num_beams", 1},      {"no_repeat_ngram_size", 0},
       {"penalty_alpha", 0},  {"encoder_repetition_penalty", 1},
       {"epsilon_cutoff", 0}, {"eta_cutoff", 0},
-      {"guidance_scale", 1}, {"diversity_penalty", 0}};
+      {"guidance_scale", 1}, {"diversity_penalty", 0},
+      {"min_length", 0},     {"min_new_tokens", 0}};
   std::vector<std::string> ignored;
   for (const auto& [name, neutral] : kNumbers) {
     if (json.number_or(name, neutral) != neutral) ignored.push_back(name);
   }
   for (const char* const name :
        {"bad_words_ids", "begin_suppress_tokens", "exponential_decay_length_penalty",
-        "forced_bos_token_id", "forced_eos_token_id", "sequence_bias", "suppress_tokens",
-        "watermarking_config"}) {
+        "forced_bos_token_id", "forced_eos_token_id", "sequence_bias", "stop_strings",
+        "suppress_tokens", "top_h", "watermarking_config"}) {
     if (json.has(name)) ignored.push_back(name);
   }
   if (const auto notes = json.object("stet"))
@@ -499,11 +506,14 @@ GenerationConfig parse_generation_config(const std::string& text, const std::str
   g.source = file;
   g.eos_ids = read_ids(json, "eos_token_id", vocab_size);
   g.sample = json.boolean_or("do_sample", false);
-  g.temperature = json.number_or("temperature", 1, 0, 1e6);
+  // A temperature of 0 takes the best token, as --temperature 0 does.
+  const bool cold = json.number_or("temperature", 1, 0, 1e6) == 0;
+  g.sample = g.sample && !cold;
+  g.temperature = cold ? 1 : json.number_or("temperature", 1, 1e-30, 1e6);
   g.top_k = json.integer_or("top_k", 0, 0, int64_t{1} << 31);
   g.top_p = json.number_or("top_p", 1, 0, 1);
   g.min_p = json.number_or("min_p", 0, 0, 1);
-  g.typical_p = json.number_or("typical_p", 1, 0, 1);
+  g.typical_p = json.number_or("typical_p", 1, 1e-30, 1);
   g.repetition_penalty = json.number_or("repetition_penalty", 1, 1e-6, 1e6);
   g.ignored = ignored_settings(json);
   return g;

@@ -129,17 +129,20 @@ void ModelWeights::note_types(const MatrixRequest& request, const Matrix& matrix
     if (!request.experts.empty()) break;  // all experts have one type
   }
   if (!not_bf16_.empty()) return;
-  const Stored& first = request.tensors[0];
   if (checkpoint_.packed()) {
     if (matrix.type() == WeightType::bf16) return;
     its_type_ = weight_type_name(matrix.type());
-  } else {
-    const TensorView& tensor = *checkpoint_.find(first.name);
-    const bool same = tensor.dtype == DType::mxfp4 && matrix.type() == WeightType::bf16;
-    if (tensor.dtype == DType::bf16 || same) return;
-    its_type_ = tensor.dtype_text;
+    not_bf16_ = request.tensors[0].name;
+    return;
   }
-  not_bf16_ = first.name;
+  for (const Stored& stored : request.tensors) {
+    const TensorView& tensor = *checkpoint_.find(stored.name);
+    const bool same = tensor.dtype == DType::mxfp4 && matrix.type() == WeightType::bf16;
+    if (tensor.dtype == DType::bf16 || same) continue;
+    its_type_ = tensor.dtype_text;
+    not_bf16_ = stored.name;
+    return;
+  }
 }
 
 void ModelWeights::note_loaded(const MatrixRequest& request, const Matrix& matrix) {

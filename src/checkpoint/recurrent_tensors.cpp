@@ -73,13 +73,30 @@ class DerivedTensors : public TensorSource {
               t.view().dtype_text + " " + shape_text(t.view().shape));
 }
 
+std::string name_before(const std::string& name, std::string_view ending) {
+  return name.substr(0, name.size() - ending.size());
+}
+
+constexpr std::string_view kQueries = ".self_attn.q_proj.weight";
+
+// Returns whether a tensor of queries has twice as many rows as their outputs have columns.
+bool has_doubled_queries(const std::map<std::string, SourceTensor>& all, const SourceTensor& t) {
+  const std::string at = name_before(t.view().name, kQueries) + ".self_attn.";
+  const auto output = all.find(at + "o_proj.weight"), norm = all.find(at + "q_norm.weight");
+  const std::vector<int64_t>& s = t.view().shape;
+  return output != all.end() && norm != all.end() && s.size() == 2 &&
+         output->second.view().shape.size() == 2 && norm->second.view().shape.size() == 1 &&
+         s[0] == 2 * output->second.view().shape[1];
+}
+
 class Deriver {
  public:
   Deriver(const std::map<std::string, SourceTensor>& all, KeyHeads keys) : all_(all), keys_(keys) {}
 
   RecurrentTensors derive() {
-    const bool gated = std::ranges::any_of(
-        all_, [](const auto& t) { return t.first.find(".linear_attn.") != std::string::npos; });
+    const bool gated = keys_.gated || std::ranges::any_of(all_, [](const auto& t) {
+                         return t.first.find(".linear_attn.") != std::string::npos;
+                       });
     for (const auto& [name, tensor] : all_) {
       const TensorView& v = tensor.view();
       if (!is_weight_dtype(v.dtype) && !is_block_dtype(v.dtype)) continue;
@@ -89,10 +106,10 @@ class Deriver {
         if (name.ends_with(ending)) flatten(tensor);
       if (name.ends_with(kQkvz)) unpack_qkvz(tensor);
       if (name.ends_with(kBa)) unpack_ba(tensor);
-      if (gated && name.ends_with(kQ)) split_gate(tensor);
+      if (gated && name.ends_with(kQueries)) split_gate(tensor);
       if (name.ends_with(kShared)) split_shared(tensor);
       if (name.ends_with(kSharedOut))
-        put(tensor, before(name, kSharedOut) + ".mlp.down_proj.weight", v.shape);
+        put(tensor, name_before(name, kSharedOut) + ".mlp.down_proj.weight", v.shape);
     }
     for (auto& [source, entries] : made_)
       result_.sources.push_back(
@@ -103,13 +120,8 @@ class Deriver {
  private:
   static constexpr std::string_view kQkvz = ".linear_attn.in_proj_qkvz.weight",
                                     kBa = ".linear_attn.in_proj_ba.weight",
-                                    kQ = ".self_attn.q_proj.weight",
                                     kShared = ".shared_mlp.input_linear.weight",
                                     kSharedOut = ".shared_mlp.output_linear.weight";
-
-  static std::string before(const std::string& name, std::string_view ending) {
-    return name.substr(0, name.size() - ending.size());
-  }
 
   DerivedTensor& put(const SourceTensor& from, const std::string& name,
                      std::vector<int64_t> shape) {
@@ -132,7 +144,7 @@ class Deriver {
   }
 
   void exponentiate(const SourceTensor& t) {
-    DerivedTensor& made = put(t, before(t.view().name, "_log"), t.view().shape);
+    DerivedTensor& made = put(t, name_before(t.view().name, "_log"), t.view().shape);
     made.view.dtype = DType::f32;
     made.view.dtype_text = dtype_name(DType::f32);
     made.negative_exp = true;
@@ -159,7 +171,7 @@ class Deriver {
     of_heads(dim, dim, qkv);
     of_heads(2 * dim, values, qkv);
     of_heads(2 * dim + values, values, z);
-    const std::string at = before(t.view().name, kQkvz) + ".linear_attn.";
+    const std::string at = name_before(t.view().name, kQkvz) + ".linear_attn.";
     put_rows(t, at + "in_proj_qkv.weight", std::move(qkv));
     put_rows(t, at + "in_proj_z.weight", std::move(z));
   }
@@ -173,20 +185,15 @@ class Deriver {
       b.push_back({2 * g * values, (2 * g + 1) * values});
       a.push_back({(2 * g + 1) * values, (2 * g + 2) * values});
     }
-    const std::string at = before(t.view().name, kBa) + ".linear_attn.";
+    const std::string at = name_before(t.view().name, kBa) + ".linear_attn.";
     put_rows(t, at + "in_proj_b.weight", std::move(b));
     put_rows(t, at + "in_proj_a.weight", std::move(a));
   }
   void split_gate(const SourceTensor& t) {
-    const std::string at = before(t.view().name, kQ) + ".self_attn.";
-    const auto output = all_.find(at + "o_proj.weight"), norm = all_.find(at + "q_norm.weight");
-    const std::vector<int64_t>& s = t.view().shape;
-    if (output == all_.end() || norm == all_.end() || s.size() != 2 ||
-        output->second.view().shape.size() != 2 || norm->second.view().shape.size() != 1 ||
-        s[0] != 2 * output->second.view().shape[1])
-      return;
-    const auto dim = static_cast<size_t>(norm->second.view().shape[0]),
-               rows = static_cast<size_t>(s[0]);
+    if (!has_doubled_queries(all_, t)) return;
+    const std::string at = name_before(t.view().name, kQueries) + ".self_attn.";
+    const auto dim = static_cast<size_t>(all_.at(at + "q_norm.weight").view().shape[0]),
+               rows = static_cast<size_t>(t.view().shape[0]);
     if (dim == 0 || rows % (2 * dim) != 0)
       refuse_shape(t, "rows of heads of " + std::to_string(dim) + " queries and gates");
     std::vector<Range> queries, gates;
@@ -201,7 +208,7 @@ class Deriver {
     const std::vector<int64_t>& s = t.view().shape;
     if (s.size() != 2 || s[0] % 2 != 0) refuse_shape(t, "as many gates as ups");
     const auto half = static_cast<size_t>(s[0] / 2);
-    const std::string at = before(t.view().name, kShared) + ".mlp.";
+    const std::string at = name_before(t.view().name, kShared) + ".mlp.";
     put_rows(t, at + "gate_proj.weight", {{0, half}});
     put_rows(t, at + "up_proj.weight", {{half, 2 * half}});
   }
@@ -214,10 +221,11 @@ class Deriver {
 
 }  // namespace
 
-bool packs_key_heads(const std::map<std::string, SourceTensor>& all) {
-  return std::ranges::any_of(all, [](const auto& t) {
+bool needs_key_heads(const std::map<std::string, SourceTensor>& all) {
+  return std::ranges::any_of(all, [&](const auto& t) {
     return t.first.ends_with(".linear_attn.in_proj_qkvz.weight") ||
-           t.first.ends_with(".linear_attn.in_proj_ba.weight");
+           t.first.ends_with(".linear_attn.in_proj_ba.weight") ||
+           (t.first.ends_with(kQueries) && has_doubled_queries(all, t.second));
   });
 }
 

@@ -18,9 +18,10 @@ struct SourceTensor {
   const TensorView& view() const { return source->tensors()[index]; }
 };
 
-// The sizes of the config that no tensor's shape shows: heads of keys, and their dimension.
+// Values of the config that no tensor's shape shows: heads of keys, and their dimension.
 struct KeyHeads {
   int64_t heads = 0, dim = 0;
+  bool gated = false;  // the output of attention has a gate
 };
 
 // The names of tensors that are replaced, and the sources of their replacements.
@@ -29,8 +30,9 @@ struct RecurrentTensors {
   std::vector<std::unique_ptr<const TensorSource>> sources;
 };
 
-// Returns whether the checkpoint packs the projections of each key head together.
-bool packs_key_heads(const std::map<std::string, SourceTensor>& all);
+// Returns whether the config is needed. It is if the checkpoint packs the projections of each key
+// head together. It also is if queries have twice as many rows as their outputs have columns.
+bool needs_key_heads(const std::map<std::string, SourceTensor>& all);
 
 // Brings these tensors into the form that families ask for:
 //
@@ -42,7 +44,8 @@ bool packs_key_heads(const std::map<std::string, SourceTensor>& all);
 //                                           X.linear_attn.in_proj_z
 //   X.linear_attn.in_proj_ba                X.linear_attn.in_proj_b, X.linear_attn.in_proj_a
 //   X.self_attn.q_proj [heads 2 dim, H]     X.self_attn.q_proj, X.self_attn.q_gate [heads dim, H],
-//                                           where o_proj has heads dim columns
+//                                           where o_proj has heads dim columns, in models
+//                                           with .linear_attn. tensors or KeyHeads::gated
 //   X.shared_mlp.input_linear [2 I, H]      X.mlp.gate_proj, X.mlp.up_proj [I, H]
 //   X.shared_mlp.output_linear              X.mlp.down_proj
 //

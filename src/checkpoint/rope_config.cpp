@@ -81,7 +81,13 @@ RopeType rope_type_of(const JsonReader& json, const std::string& name) {
 // The objects that hold the rotary fields of one kind of layer.
 class RopePlaces {
  public:
-  RopePlaces(const JsonReader& top, const std::string& layer_type) : top_(top) {
+  RopePlaces(const JsonReader& top, const std::string& layer_type, const char* otherwise)
+      : top_(top) {
+    // In transformers, rope_scaling: null means none, and rope_parameters: null the default.
+    if (otherwise != nullptr && !top.has_object("rope_parameters") && !top.names("rope_scaling")) {
+      objects_.push_back(parse_json(otherwise, top.file()));
+      return;
+    }
     const auto scaling = filled("rope_scaling"), parameters = filled("rope_parameters");
     const bool by_type =
         parameters && !layer_type.empty() &&
@@ -245,7 +251,7 @@ void refuse_unknown(const RopePlaces& places, const std::string& type, const Rop
 
 Rope read_rope(const JsonReader& json, const std::string& layer_type, double default_theta,
                const RopeFields& fields) {
-  const RopePlaces places(json, layer_type);
+  const RopePlaces places(json, layer_type, fields.otherwise);
   Rope rope;
   rope.theta = read_theta(places, fields, default_theta);
   const JsonReader& typed = places.with(places.has("rope_type") ? "rope_type" : "type");

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "src/checkpoint/rounded.hpp"
+#include "src/checkpoint/tensor_numbers.hpp"
 #include "stet/base/error.hpp"
 #include "stet/kernels/ggml.hpp"
 #include "stet/kernels/numbers.hpp"
@@ -18,16 +19,24 @@ using Request = WeightLoader::MatrixRequest;
 // Embeddings and head influence the output most, and are a small part of a large model.
 bool is_sensitive(const std::string& group) { return group == "embeddings" || group == "head"; }
 
-// Widens blocks of ggml to float32.
+void widen_row(DType type, const std::byte* from, size_t columns, float* to) {
+  if (is_block_dtype(type)) {
+    const uint32_t number = ggml_number(type);
+    return dequantize_ggml(number, from, columns / ggml_type(number)->elements, to);
+  }
+  TensorView row;
+  row.dtype = type;
+  row.bytes = {from, columns * dtype_size(type)};
+  for (size_t i = 0; i < columns; ++i) to[i] = number_at(row, i);
+}
+
+// Widens blocks of ggml, bfloat16 or float16 to float32.
 OwnedTensor widened(const TensorView& from, int threads) {
-  const uint32_t number = ggml_number(from.dtype);
-  const GgmlType type = *ggml_type(number);
   const auto rows = static_cast<size_t>(from.shape.at(0)),
              columns = static_cast<size_t>(from.shape.at(1));
   OwnedTensor to{from, Memory(rows * columns * sizeof(float))};
   run_each(threads, rows, [&](size_t row) {
-    dequantize_ggml(number, row_of(from, row).data(), columns / type.elements,
-                    to.memory.as<float>() + row * columns);
+    widen_row(from.dtype, row_of(from, row).data(), columns, to.memory.as<float>() + row * columns);
   });
   to.view.dtype = DType::f32;
   to.view.dtype_text = dtype_name(DType::f32);
@@ -87,7 +96,7 @@ std::string joined_names(const Request& request, size_t first, size_t end) {
   return name;
 }
 
-Matrix WeightPacker::pack(const Request& request, std::byte* place) const {
+Matrix WeightPacker::pack(const Request& request, std::byte* place, bool wide) const {
   if (!request.experts.empty()) return pack_experts(request);
   std::vector<OwnedTensor> tensors;
   for (const WeightLoader::Stored& t : request.tensors) {
@@ -109,7 +118,8 @@ Matrix WeightPacker::pack(const Request& request, std::byte* place) const {
       std::ranges::any_of(views, [&](const auto* v) { return is_kept(v->dtype, contract_); });
   for (const size_t end : ends_of_runs(request, views, types_apart)) {
     const bool whole = first == 0 && end == views.size();
-    matrices.push_back(of_one_type(request, views, first, end, whole && !type ? place : nullptr));
+    matrices.push_back(
+        of_one_type(request, views, first, end, whole && !type ? place : nullptr, wide));
     first = end;
   }
   Matrix matrix =
@@ -122,19 +132,19 @@ Matrix WeightPacker::pack(const Request& request, std::byte* place) const {
   }
 }
 
-// Packs each expert on one thread, so that only a few experts are in memory twice.
+// Packs each expert on one thread, so that only a few experts are in memory twice. Experts of
+// different types are all widened.
 Matrix WeightPacker::pack_experts(const Request& request) const {
   const auto& tensors = request.tensors;
   const TensorView& first =
       checkpoint_.require(tensors[0].name, {tensors[0].rows, request.columns}, true);
+  bool differ = false;
   for (const WeightLoader::Stored& t : tensors) {
     const TensorView& found = checkpoint_.require(t.name, {t.rows, request.columns}, true);
-    if (found.dtype != first.dtype)
-      throw Error(ErrorKind::unsupported, checkpoint_.file_of(t.name), t.name,
-                  "dtype " + first.dtype_text + " like " + first.name, found.dtype_text);
+    differ = differ || found.dtype != first.dtype;
   }
   return Matrix::of_experts(tensors.size(), threads_, [&](size_t i, std::byte* place) {
-    return pack({request.group, {tensors[i]}, request.columns}, place);
+    return pack({request.group, {tensors[i]}, request.columns}, place, differ);
   });
 }
 
@@ -170,32 +180,28 @@ Matrix WeightPacker::pack_rounded(const Request& request, const Views& views) co
   return Matrix(to, columns, threads_, static_cast<size_t>(request.heads));
 }
 
-// Keeps blocks as they are under the contract ggml if all have one type; otherwise widens them. The
-// threads that pack rows also digest them, while the rows are in their caches. While one thread
+// Keeps tensors as they are if all have one type, blocks only under the contract ggml. Otherwise
+// widens them. The threads that pack rows also digest them, while the rows are in their caches. While one thread
 // waits for the system to clear memory, the others compute.
 Matrix WeightPacker::of_one_type(const Request& request, const Views& all, size_t first, size_t end,
-                                 std::byte* place) const {
+                                 std::byte* place, bool wide_all) const {
   const Views views(all.begin() + static_cast<ptrdiff_t>(first),
                     all.begin() + static_cast<ptrdiff_t>(end));
-  const auto differs = [&](const TensorView* v) { return v->dtype != views[0]->dtype; };
-  const bool keep =
-      is_kept(views[0]->dtype, contract_) && !request.exact && std::ranges::none_of(views, differs);
+  const bool mixed = wide_all || std::ranges::any_of(views, [&](const TensorView* v) {
+                       return v->dtype != views[0]->dtype;
+                     });
+  const bool keep = is_kept(views[0]->dtype, contract_) && !request.exact && !mixed;
   std::vector<OwnedTensor> wide;
   wide.reserve(views.size());
   Views plain;
   for (const TensorView* view : views) {
-    if (is_block_dtype(view->dtype) && !keep) {
-      const bool narrow = view->dtype == DType::mxfp4 && contract_ == Contract::bf16;
+    if (mixed ? view->dtype != DType::f32 : is_block_dtype(view->dtype) && !keep) {
+      const bool narrow = !mixed && view->dtype == DType::mxfp4 && contract_ == Contract::bf16;
       wide.push_back(widened(*view, threads_));
       if (narrow) wide.back() = narrowed(std::move(wide.back()), threads_);
       view = &wide.back().view;
     }
     plain.push_back(view);
-    if (view->dtype != plain[0]->dtype) {
-      const std::string& name = request.tensors[first + plain.size() - 1].name;
-      throw Error(ErrorKind::unsupported, checkpoint_.file_of(name), name,
-                  "dtype " + views[0]->dtype_text + " like " + views[0]->name, view->dtype_text);
-    }
   }
   MatrixDigester digester(views);
   const auto digest = [&](size_t i, size_t n) { digester.add(part_of(digester.slabs(), n, i)); };

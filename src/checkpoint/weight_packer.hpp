@@ -29,9 +29,10 @@ class WeightPacker {
         fingerprints_(fingerprints) {}
 
   // Checks and packs a matrix. Writes it to `place` (see Matrix) unless that is null or weights are
-  // rounded. Throws a format, mismatch or unsupported Error that names the tensor, or the weight in
-  // it.
-  Matrix pack(const WeightLoader::MatrixRequest& request, std::byte* place = nullptr) const;
+  // rounded. Widens tensors to float32 if their types differ, or if `wide`. Throws a format, mismatch
+  // or unsupported Error that names the tensor, or the weight in it.
+  Matrix pack(const WeightLoader::MatrixRequest& request, std::byte* place = nullptr,
+              bool wide = false) const;
 
  private:
   using Views = std::vector<const TensorView*>;
@@ -40,7 +41,7 @@ class WeightPacker {
   Matrix pack_rounded(const WeightLoader::MatrixRequest& request, const Views& views) const;
   // Packs the tensors from `first` to `end` into one matrix.
   Matrix of_one_type(const WeightLoader::MatrixRequest& request, const Views& views, size_t first,
-                     size_t end, std::byte* place) const;
+                     size_t end, std::byte* place, bool wide_all) const;
   // Throws an unsupported Error for a block of MXFP4 that holds infinite weights.
   void refuse_infinite(const TensorView& tensor) const;
   // Any number of threads may call it at once.

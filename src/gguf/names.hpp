@@ -113,10 +113,12 @@ class GgufNames {
   void add_own(nlohmann::ordered_json& config) const;
   void add_gemma4(nlohmann::ordered_json& config) const;
   void add_gemma4_experts(nlohmann::ordered_json& config) const;
+  void add_delta_net(nlohmann::ordered_json& c) const;
+  void add_mamba(nlohmann::ordered_json& c) const;
   void add_qwen_hybrid(nlohmann::ordered_json& config) const;
   void add_lfm2(nlohmann::ordered_json& config) const;
   void add_granite_hybrid(nlohmann::ordered_json& config) const;
-  void add_recurrent_types(nlohmann::ordered_json& config, const char* recurrent,
+  bool add_recurrent_types(nlohmann::ordered_json& config, const char* recurrent,
                            const char* attention) const;
   const std::vector<int64_t>& shape_of(const std::string& name) const;
   std::optional<int64_t> layer_with(const char* stem) const;

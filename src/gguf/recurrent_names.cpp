@@ -32,8 +32,9 @@ std::optional<int64_t> GgufNames::layer_with(const char* stem) const {
 }
 
 // Adds the types of layers: those without queries are recurrent. The last blocks of a file may be
-// multi-token prediction layers, which are not part of the model.
-void GgufNames::add_recurrent_types(nlohmann::ordered_json& c, const char* recurrent,
+// multi-token prediction layers, which are not part of the model. Returns whether any is recurrent;
+// the keys of a file without recurrent layers need not describe them.
+bool GgufNames::add_recurrent_types(nlohmann::ordered_json& c, const char* recurrent,
                                     const char* attention) const {
   const int64_t blocks = need("block_count", kMaxLayers),
                 next = keys_.integer(key("nextn_predict_layers"), 0, blocks - 1).value_or(0);
@@ -42,11 +43,11 @@ void GgufNames::add_recurrent_types(nlohmann::ordered_json& c, const char* recur
   for (int64_t i = 0; i < blocks - next; ++i)
     c["layer_types"].push_back(find(fmt::format("blk.{}.attn_q.weight", i)) == nullptr ? recurrent
                                                                                        : attention);
+  const auto& types = c["layer_types"];
+  return std::ranges::find(types, RecurrentJson(recurrent)) != types.end();
 }
 
-void GgufNames::add_qwen_hybrid(nlohmann::ordered_json& c) const {
-  add_recurrent_types(c, "linear_attention", "full_attention");
-  add_rotary_part(c, "partial_rotary_factor");
+void GgufNames::add_delta_net(nlohmann::ordered_json& c) const {
   const int64_t values = need("ssm.time_step_rank", kMaxHeads);
   const int64_t inner = need("ssm.inner_size", kMaxSize);
   if (inner % values != 0)
@@ -56,6 +57,11 @@ void GgufNames::add_qwen_hybrid(nlohmann::ordered_json& c) const {
   c["linear_num_key_heads"] = need("ssm.group_count", kMaxHeads);
   c["linear_num_value_heads"] = values;
   c["linear_value_head_dim"] = inner / values;
+}
+
+void GgufNames::add_qwen_hybrid(nlohmann::ordered_json& c) const {
+  if (add_recurrent_types(c, "linear_attention", "full_attention")) add_delta_net(c);
+  add_rotary_part(c, "partial_rotary_factor");
   const int64_t experts =
       keys_.integer(key("expert_count"), 0, static_cast<int64_t>(kMostExperts)).value_or(0);
   if (experts == 0) return;
@@ -73,10 +79,10 @@ void GgufNames::add_qwen_hybrid(nlohmann::ordered_json& c) const {
 }
 
 void GgufNames::add_lfm2(nlohmann::ordered_json& c) const {
-  add_recurrent_types(c, "conv", "full_attention");
+  const bool convolves = add_recurrent_types(c, "conv", "full_attention");
   c["norm_eps"] = c["rms_norm_eps"];
   c.erase("rms_norm_eps");
-  c["conv_L_cache"] = need("shortconv.l_cache", kMaxTaps);
+  if (convolves) c["conv_L_cache"] = need("shortconv.l_cache", kMaxTaps);
   c["conv_bias"] = layer_with("shortconv.conv.bias").has_value();
   c["block_auto_adjust_ff_dim"] = false;  // feed_forward_length is already the adjusted width
   if (std::string(architecture_.name) != "lfm2moe") return;
@@ -93,9 +99,21 @@ void GgufNames::add_lfm2(nlohmann::ordered_json& c) const {
 }
 
 void GgufNames::add_granite_hybrid(nlohmann::ordered_json& c) const {
-  add_recurrent_types(c, "mamba", "attention");
+  if (add_recurrent_types(c, "mamba", "attention")) add_mamba(c);
   c["position_embedding_type"] =
       keys_.boolean(key("rope.scaling.finetuned")).value_or(false) ? "rope" : "nope";
+  const int64_t experts =
+      keys_.integer(key("expert_count"), 0, static_cast<int64_t>(kMostExperts)).value_or(0);
+  c["num_local_experts"] = experts;
+  if (experts > 0) {
+    c["num_experts_per_tok"] = need("expert_used_count", experts);
+    c["intermediate_size"] = shape_of("blk.0.ffn_gate_exps.weight").at(1);
+  }
+  c["shared_intermediate_size"] =
+      shape_of(experts > 0 ? "blk.0.ffn_gate_shexp.weight" : "blk.0.ffn_gate.weight").at(0);
+}
+
+void GgufNames::add_mamba(nlohmann::ordered_json& c) const {
   const int64_t heads = need("ssm.time_step_rank", kMaxHeads),
                 inner = need("ssm.inner_size", kMaxSize);
   if (inner % heads != 0 || inner % c["hidden_size"].get<int64_t>() != 0)
@@ -109,15 +127,6 @@ void GgufNames::add_granite_hybrid(nlohmann::ordered_json& c) const {
   c["mamba_d_conv"] = need("ssm.conv_kernel", kMaxTaps);
   c["mamba_conv_bias"] = layer_with("ssm_conv1d.bias").has_value();
   c["mamba_proj_bias"] = layer_with("ssm_in.bias").has_value();
-  const int64_t experts =
-      keys_.integer(key("expert_count"), 0, static_cast<int64_t>(kMostExperts)).value_or(0);
-  c["num_local_experts"] = experts;
-  if (experts > 0) {
-    c["num_experts_per_tok"] = need("expert_used_count", experts);
-    c["intermediate_size"] = shape_of("blk.0.ffn_gate_exps.weight").at(1);
-  }
-  c["shared_intermediate_size"] =
-      shape_of(experts > 0 ? "blk.0.ffn_gate_shexp.weight" : "blk.0.ffn_gate.weight").at(0);
 }
 
 }  // namespace stet

@@ -67,9 +67,10 @@ class Writer {
   void add_windows() {
     const int64_t window =
         c_.window.empty() ? 0 : *std::max_element(c_.window.begin(), c_.window.end());
-    // llama.cpp requires the key for Phi-3 in any case.
-    if (window == 0 && a_.layout != GgufLayout::phi3) return;
-    count("attention.sliding_window", window);
+    // llama.cpp requires the key in any case for Phi-3, and for Gemma 4 and 3n with a positive value.
+    const bool positive = c_.family == "gemma4" || c_.family == "gemma3n";
+    if (window == 0 && a_.layout != GgufLayout::phi3 && !positive) return;
+    count("attention.sliding_window", window == 0 && positive ? 512 : window);
     if (c_.family != "gemma3" && c_.family != "olmo3" && c_.family != "gemma4" &&
         c_.family != "gemma3n")
       return;

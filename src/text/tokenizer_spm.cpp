@@ -13,6 +13,7 @@
 #include <sentencepiece_processor.h>
 #endif
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -304,18 +305,27 @@ class LibraryEncoder : public SentencePieceTextEncoder {
     const sentencepiece::util::Status status = library_.LoadFromSerializedProto(write_model(model));
     if (!status.ok())
       throw Error(ErrorKind::format, file_, "", "a sentencepiece model", status.ToString());
+    for (const Piece& piece : model.pieces) {
+      if (piece.type == kControl) controls_.push_back(piece.text);
+    }
   }
 
   void encode(std::string_view text, std::vector<int32_t>& out) const override {
     std::vector<int> ids;
     const sentencepiece::util::Status status = library_.Encode(text, &ids);
-    if (!status.ok())
-      throw Error(ErrorKind::argument, file_, "text", "text to encode", status.ToString());
+    if (!status.ok()) {
+      // The library fails where a control piece alone would encode the text.
+      const auto control = std::ranges::find_if(
+          controls_, [&](const std::string& c) { return text.find(c) != std::string_view::npos; });
+      throw Error(ErrorKind::argument, file_, "text", "text to encode",
+                  control == controls_.end() ? status.ToString() : "a control piece: " + *control);
+    }
     out.insert(out.end(), ids.begin(), ids.end());
   }
 
  private:
   sentencepiece::SentencePieceProcessor library_;
+  std::vector<std::string> controls_;  // texts of control pieces
   std::string file_;
 };
 

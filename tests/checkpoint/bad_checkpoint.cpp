@@ -378,17 +378,6 @@ TEST_F(BadCheckpoint, WrongDtype) {
       "@/model.safetensors: model.norm.weight: expected F32, BF16 or F16 [64], found I64 [64]");
 }
 
-TEST_F(BadCheckpoint, MixedDtypesInOneMatrix) {
-  tensors([](Tensor& t) {
-    if (t.spec.name != "model.layers.1.self_attn.v_proj.weight") return;
-    t.spec.dtype = DType::bf16;
-    t.bytes.resize(t.bytes.size() / 2);
-  });
-  EXPECT_EQ(error(ErrorKind::unsupported),
-            "@/model.safetensors: model.layers.1.self_attn.v_proj.weight: expected dtype F32 like "
-            "model.layers.1.self_attn.q_proj.weight, found BF16");
-}
-
 // ---- families ----
 
 // A field of the config and a tensor of each family, with the errors for wrong values.

@@ -65,6 +65,8 @@ struct RopeFields {
   // names of theta; the first that is present counts
   std::vector<std::string> theta = {"rope_theta"};
   std::vector<std::string> others = {};  // fields that the family reads itself
+  // the settings, as a JSON object, of a config that has neither rope_parameters nor rope_scaling
+  const char* otherwise = nullptr;
 };
 // Reads the rotary position settings of config.json. Each value is looked up in rope_scaling, then
 // in rope_parameters. For theta the top level follows, then the default. `layer_type` selects the
@@ -105,6 +107,8 @@ struct ExpertFields {
   bool divided = false;                 // norm_topk_prob if it is missing
   // The rule is sigmoid or sigmoid_divided, and routed_scaling_factor multiplies the weights.
   bool sigmoid = false;
+  // transformers' defaults of the number of experts and of those chosen; 0: the field is required
+  int64_t count = 0, chosen = 0;
 };
 // Reads a mixture of experts: num_experts or num_local_experts, num_experts_per_tok, and `fields`.
 STET_API ExpertShape read_experts(const JsonReader& json, const ExpertFields& fields);

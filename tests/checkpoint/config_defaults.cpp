@@ -1,0 +1,141 @@
+// Fields that a config leaves out have transformers' defaults.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "stet/model/config.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/models.hpp"
+
+namespace stet::test::config_defaults_tests {
+namespace {
+
+using Json = nlohmann::json;
+
+Json config_of(const std::string& model) {
+  return Json::parse(read_text(data_path("models/" + model + "/config.json")));
+}
+
+std::string canonical(const Json& json) {
+  return parse_model_config(json.dump(), "config.json").canonical();
+}
+
+// Expects that a model whose config has these fields is the one whose config has none of them.
+void expect_defaults(const std::string& model, const Json& fields, const Json& others = {}) {
+  Json stated = config_of(model);
+  if (!others.is_null()) stated.update(others);
+  Json absent = stated;
+  for (const auto& [name, value] : fields.items()) {
+    stated[name] = value;
+    absent.erase(name);
+  }
+  EXPECT_EQ(canonical(stated), canonical(absent)) << model;
+  EXPECT_NE(canonical(stated), canonical(config_of(model))) << model;
+}
+
+TEST(ConfigDefaults, NumbersOfExpertsAndHeads) {
+  expect_defaults("mixtral-tiny", {{"num_local_experts", 8}, {"num_experts_per_tok", 2}},
+                  {{"num_attention_heads", 16}, {"num_key_value_heads", 16}});
+  expect_defaults("mixtral-tiny", {{"num_key_value_heads", 8}},
+                  {{"num_attention_heads", 16}, {"head_dim", 4}});
+  expect_defaults("qwen3moe-tiny", {{"num_experts", 128},
+                                    {"num_experts_per_tok", 8},
+                                    {"num_key_value_heads", 4}});
+  expect_defaults("olmoe-tiny", {{"num_experts", 64}, {"num_experts_per_tok", 8}});
+  expect_defaults("gptoss-tiny",
+                  {{"num_local_experts", 128}, {"num_experts_per_tok", 4}, {"head_dim", 64}});
+  expect_defaults("lfm2moe-tiny", {{"num_experts", 32}, {"num_experts_per_tok", 4}});
+  expect_defaults("granite-hd-tiny", {{"num_local_experts", 8}, {"num_experts_per_tok", 2}});
+  expect_defaults("qwen3next-tiny", {{"num_experts", 512},
+                                     {"num_experts_per_tok", 10},
+                                     {"shared_expert_intermediate_size", 512}});
+  expect_defaults("qwen35moe-tiny", {{"num_experts", 256},
+                                     {"num_experts_per_tok", 8},
+                                     {"shared_expert_intermediate_size", 512}});
+  expect_defaults("qwen35-tiny", {{"num_key_value_heads", 4}});
+}
+
+// Null is not a missing field: it means one head of keys for each head of queries.
+TEST(ConfigDefaults, NullHeadsOfKeysAreThoseOfQueries) {
+  Json json = config_of("mixtral-tiny");
+  json.update({{"num_attention_heads", 16}, {"head_dim", 4}, {"num_key_value_heads", nullptr}});
+  EXPECT_EQ(parse_model_config(json.dump(), "config.json").kv_heads, 16);
+}
+
+TEST(ConfigDefaults, RotaryPositions) {
+  expect_defaults("gptoss-tiny", {{"rope_theta", 150000.0},
+                                  {"rope_scaling",
+                                   {{"rope_type", "yarn"},
+                                    {"factor", 32.0},
+                                    {"original_max_position_embeddings", 4096},
+                                    {"beta_fast", 32.0},
+                                    {"beta_slow", 1.0},
+                                    {"truncate", false}}}});
+  Json none = config_of("gptoss-tiny");
+  none["rope_scaling"] = nullptr;
+  EXPECT_EQ(parse_model_config(none.dump(), "config.json").ropes.at(0).scaling,
+            Rope::Scaling::none);
+  const Json proportional = {{"rope_type", "proportional"},
+                             {"partial_rotary_factor", 0.25},
+                             {"rope_theta", 1e6}};
+  const Json plain = {{"rope_type", "default"}, {"rope_theta", 1e4}};
+  expect_defaults("gemma4-small-tiny",
+                  {{"rope_parameters",
+                    {{"full_attention", proportional}, {"sliding_attention", plain}}}},
+                  {{"sliding_window", 9}});
+}
+
+TEST(ConfigDefaults, SharingAndSparsityOfGemma3n) {
+  std::vector<double> parts(20, 0.0);
+  std::fill_n(parts.begin(), 10, 0.95);
+  Json json = config_of("gemma3n-tiny");
+  const Json deep = {{"num_hidden_layers", 20}, {"intermediate_size", 64}, {"layer_types", nullptr}};
+  expect_defaults("gemma3n-tiny",
+                  {{"activation_sparsity_pattern", parts}, {"num_kv_shared_layers", 15}}, deep);
+  // A model of fewer layers than share has nobody to share with, and no layer is sparse.
+  json.erase("activation_sparsity_pattern");
+  json.erase("num_kv_shared_layers");
+  const ModelConfig c = parse_model_config(json.dump(), "config.json");
+  EXPECT_TRUE(c.owner_of.empty());
+  EXPECT_TRUE(c.gate_floor.empty());
+}
+
+// The normal quantile of one half is 0, which stands for layers that drop nothing.
+TEST(ConfigDefaults, HalfOfTheGatesMayBeDropped) {
+  Json json = config_of("gemma3n-tiny");
+  json["activation_sparsity_pattern"] = {0.5, 0.0, 0.25, 0.0, 0.0};
+  const ModelConfig c = parse_model_config(json.dump(), "config.json");
+  EXPECT_GT(static_cast<float>(c.gate_floor.at(0)), 0.0f);
+  EXPECT_LT(c.gate_floor.at(0), 1e-30);
+  EXPECT_EQ(c.gate_floor.at(1), 0.0);
+  EXPECT_LT(c.gate_floor.at(2), -0.5);
+  EXPECT_EQ(ModelConfig::from_canonical(c.canonical(), "").gate_floor, c.gate_floor);
+}
+
+TEST(ConfigDefaults, OlderNameOfTiedHeadTakesPrecedence) {
+  Json json = config_of("lfm2-tiny");
+  json.update({{"tie_embedding", false}, {"tie_word_embeddings", true}});
+  EXPECT_FALSE(parse_model_config(json.dump(), "config.json").tied_head);
+}
+
+TEST(GenerationDefaults, TemperatureZeroIsGreedy) {
+  const auto parse = [](const char* text) {
+    return parse_generation_config(text, "generation_config.json", 100);
+  };
+  const GenerationConfig g = parse(R"({"do_sample": true, "temperature": 0.0, "top_k": 5})");
+  EXPECT_FALSE(g.sample);
+  EXPECT_EQ(g.temperature, 1.0);
+  EXPECT_TRUE(parse(R"({"do_sample": true, "temperature": 0.5})").sample);
+  EXPECT_EQ(error_of([&] { parse(R"({"temperature": 1e-40})"); }),
+            "format: generation_config.json: temperature: expected a number in 1e-30..1000000.0, "
+            "found 1e-40");
+  EXPECT_EQ(error_of([&] { parse(R"({"typical_p": 0})"); }),
+            "format: generation_config.json: typical_p: expected a number in 1e-30..1.0, found 0");
+  EXPECT_EQ(parse(R"({"min_new_tokens": 3, "stop_strings": ["x"]})").ignored,
+            (std::vector<std::string>{"min_new_tokens", "stop_strings"}));
+}
+
+}  // namespace
+}  // namespace stet::test::config_defaults_tests
