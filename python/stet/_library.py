@@ -13,6 +13,8 @@ from typing import Any, Callable, Dict, Generator, List, NoReturn, Optional, Tup
 import numpy as np
 import numpy.typing as npt
 
+from ._names import named
+
 P = c.POINTER
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -107,7 +109,7 @@ def call(name: str, *arguments: Any) -> None:
     ]
     lib.stet_error_free(error)
     kind = lib.stet_status_name(status).decode()
-    raise (ArgumentError if kind == "argument" else Error)(kind, *parts)
+    raise (ArgumentError if kind == "argument" else Error)(kind, *named(name, *parts))
 
 
 # ---- interrupts: signals that arrive while tokens are processed

@@ -73,17 +73,18 @@ def session_options(capacity: int = 0, threads: int = 0, chunk: int = 0, isa: st
                                                    0), threads=arguments.integer(threads, "threads", *THREADS),
                         chunk=arguments.integer(chunk, "chunk", 0), isa=arguments.word(isa, "isa") or None,
                         kv_type=arguments.choice(kv_type, KV_TYPES, "kv_type"),
-                        contract=arguments.choice(contract, CONTRACTS, "contract"), window_only=bool(window_only),
-                        recompute=bool(recompute),
+                        contract=arguments.choice(contract, CONTRACTS, "contract"),
+                        window_only=arguments.flag(window_only, "window_only"),
+                        recompute=arguments.flag(recompute, "recompute"),
                         checkpoint_every=arguments.integer(checkpoint_every, "checkpoint_every", -1),
                         anchor_bytes=arguments.integer(anchor_bytes, "anchor_bytes", -1)))
 
 
 def progress_callback(function: Optional[Callable[[int], None]], raised: Raised) -> Any:
     """Returns the stet_progress_callback of a function, or a null callback."""
-    if function is None:
+    if arguments.function(function, "progress") is None:
         return c.cast(0, OnProgress)
-    wanted = function
+    wanted: Any = function
 
     def on_progress(_: object, done: int) -> None:
         wanted(done)

@@ -68,11 +68,14 @@ class Chat(Handle):
         super().__init__()
         more = b"" if variables is None else arguments.json_text(variables, "variables")
         template = b"" if chat_template is None else arguments.text(chat_template, "chat_template")
+        of = arguments.handle(session, "Session", "session")
+        by = arguments.handle(tokenizer, "Tokenizer", "tokenizer")
+        special = arguments.flag(special_in_text, "special_in_text")
         options = sized(
-            _CChatOptions(flags=1 if special_in_text else 0, variables=c_text(more), chat_template=c_text(template),
+            _CChatOptions(flags=1 if special else 0, variables=c_text(more), chat_template=c_text(template),
                           now=arguments.integer(now, "now")))
         with session._turn():
-            call("stet_chat_new", session._at, tokenizer._at, c.byref(options), c.byref(self._at))
+            call("stet_chat_new", of, by, c.byref(options), c.byref(self._at))
         self._begin(session, tokenizer)
 
     def _begin(self, session: Session, tokenizer: Tokenizer) -> None:
@@ -182,6 +185,7 @@ class Chat(Handle):
 
     def stream(self, max_tokens: int = 256, ignore_eos: bool = False) -> Stream:
         """Returns the reply token by token. See Session.stream()."""
+        arguments.flag(ignore_eos, "ignore_eos")
         return Stream(lambda: self.reply(1, ignore_eos, log_probabilities=True), max_tokens)
 
     def ask(self, text: str, max_tokens: int = 256) -> str:

@@ -93,22 +93,28 @@ class Sampling:
                    logit_bias={s.logit_bias[i].id: s.logit_bias[i].bias for i in range(s.logit_bias_count)}, **plain)
 
     def _struct(self) -> Any:
+        all = arguments.mapping(self.logit_bias, "logit_bias", "a mapping of token ids to numbers")
         pairs = [(arguments.integer(id, "logit_bias", 0, (1 << 31) - 1,
                                     "token ids"), arguments.number(bias, "logit_bias[%s]" % id))
-                 for id, bias in self.logit_bias.items()]
+                 for id, bias in all.items()]
         biases = (CTokenBias * len(pairs))(*[CTokenBias(id, bias) for id, bias in pairs])
-        if self.greedy not in (True, False):
-            refuse("greedy", "True or False", repr(self.greedy))
         floats = {
             name: arguments.number(getattr(self, name), name)
             for name in ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty",
                          "presence_penalty")
         }
         return sized(
-            CSampling(greedy=int(self.greedy), seed=arguments.integer(self.seed, "seed", 0, (1 << 64) - 1,
-                                                                      "an integer of 64 bits, 0 or more"),
+            CSampling(greedy=arguments.flag(self.greedy, "greedy"),
+                      seed=arguments.integer(self.seed, "seed", 0, (1 << 64) - 1, "an integer of 64 bits, 0 or more"),
                       top_k=arguments.integer(self.top_k, "top_k", -1 << 31, (1 << 31) - 1), logit_bias=biases,
                       logit_bias_count=len(pairs), **floats))
+
+
+def settings_of(sampling: Sampling) -> Any:
+    """Returns the stet_sampling of a Sampling."""
+    if not isinstance(sampling, Sampling):
+        refuse("sampling", "a Sampling", repr(sampling))
+    return sampling._struct()
 
 
 @dataclasses.dataclass
@@ -140,7 +146,7 @@ class Token(NamedTuple):
 def log_probability(logits: F32, id: int) -> float:
     """Returns the natural logarithm of a token's probability under the softmax of logits,
     [vocab]."""
-    array, result = arguments.floats(logits, "logits"), c.c_double()
+    array, result = arguments.row(logits, "logits"), c.c_double()
     call("stet_log_probability", arguments.pointer(array, c.c_float), arguments.size(array.size),
          c.c_int32(arguments.integer(id, "id", -1 << 31, (1 << 31) - 1)), c.byref(result))
     return result.value
@@ -161,7 +167,8 @@ class Recorder:
                  on_text: Optional[Callable[[str], Optional[bool]]], raised: Raised,
                  speculator: Optional["Speculator"] = None) -> None:
         self.log_probabilities: List[float] = []
-        self._record = log_probabilities
+        self._record = log_probabilities = arguments.flag(log_probabilities, "log_probabilities")
+        arguments.function(on_text, "on_text")
         more: Dict[str, Any] = {}
 
         def token(_: object, id: int, logits: Any, count: int) -> None:
@@ -182,7 +189,8 @@ class Recorder:
                 refuse("speculator", "a Speculator", repr(speculator))
             more["speculator"] = speculator._at
         most = arguments.integer(max_tokens, "max_tokens", 1, (1 << 62))
-        self.options = sized(CGenerateOptions(flags=1 if ignore_eos else 0, max_tokens=most, **more))
+        flags = arguments.flag(ignore_eos, "ignore_eos")
+        self.options = sized(CGenerateOptions(flags=flags, max_tokens=most, **more))
         self._kept = more, speculator
 
     def reply(self, at: Any) -> Reply:
@@ -277,7 +285,8 @@ class Speculator(Handle):
         options = sized(
             CSessionOptions(capacity=arguments.integer(capacity, "capacity", 0),
                             threads=arguments.integer(threads, "threads", 0, 1 << 31)))
-        call("stet_speculator_new", draft._at if draft is not None else None, c.byref(options), c.byref(self._at))
+        call("stet_speculator_new", arguments.handle_or_none(draft, "Model", "draft"), c.byref(options),
+             c.byref(self._at))
 
 
 class Sampler(Handle):
@@ -302,8 +311,8 @@ class Sampler(Handle):
     def sample(self, logits: F32, sampling: Sampling, position: int, previous: arguments.Ids = ()) -> int:
         """Returns the token for a position. `logits`, [vocab], are finite or -inf. The repetition
         penalty applies to `previous`."""
-        array, before, id = arguments.floats(logits, "logits"), arguments.ids_of(previous, "previous"), c.c_int32()
-        settings = sampling._struct()
+        array, before, id = arguments.row(logits, "logits"), arguments.ids_of(previous, "previous"), c.c_int32()
+        settings = settings_of(sampling)
         call("stet_sampler_sample", self._at, c.byref(settings), arguments.pointer(array, c.c_float),
              arguments.size(array.size), arguments.pointer(before, c.c_int32), arguments.size(before.size),
              c.c_uint64(arguments.integer(position, "position", 0)), c.byref(id))
@@ -311,8 +320,8 @@ class Sampler(Handle):
 
     def probabilities(self, logits: F32, sampling: Sampling, previous: arguments.Ids = ()) -> F32:
         """Returns the distribution from which a token is drawn, [vocab]."""
-        array, before = arguments.floats(logits, "logits"), arguments.ids_of(previous, "previous")
-        settings, out = sampling._struct(), np.zeros(array.size, np.float32)
+        array, before = arguments.row(logits, "logits"), arguments.ids_of(previous, "previous")
+        settings, out = settings_of(sampling), np.zeros(array.size, np.float32)
         call("stet_sampler_probabilities", self._at, c.byref(settings), arguments.pointer(array, c.c_float),
              arguments.size(array.size), arguments.pointer(before, c.c_int32), arguments.size(before.size),
              arguments.pointer(out, c.c_float))

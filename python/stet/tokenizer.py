@@ -132,6 +132,7 @@ class Tokenizer(Shared):
 
     def _encode(self, data: bytes, bos: Optional[bool], special: bool, continued: bool,
                 plain: Iterable[Tuple[int, int]]) -> I32:
+        special, continued = arguments.flag(special, "special"), arguments.flag(continued, "continued")
         if bos is not None and not isinstance(bos, bool):
             refuse("bos", "True, False or None", repr(bos))
         if bos and self.bos is not None:  # the text begins with bos already
@@ -154,7 +155,7 @@ class Tokenizer(Shared):
         """Returns the text of tokens. It is valid Unicode for any ids."""
         array, out, size = arguments.ids_of(ids), c.c_void_p(), c.c_size_t()
         call("stet_tokenizer_decode", self._at, arguments.pointer(array, c.c_int32), arguments.size(array.size),
-             c.c_int32(bool(skip_special)), c.byref(out), c.byref(size))
+             c.c_int32(arguments.flag(skip_special, "skip_special")), c.byref(out), c.byref(size))
         return taken_text(out, size)
 
     def id(self, piece: str) -> int:
@@ -209,7 +210,8 @@ class ChatTemplate(Shared):
     def __init__(self, tokenizer: Tokenizer, source: Optional[str] = None) -> None:
         super().__init__()
         data = None if source is None else arguments.text(source, "source")
-        call("stet_chat_template_new", tokenizer._at, data, arguments.size(len(data or b"")), c.byref(self._at))
+        of = arguments.handle(tokenizer, "Tokenizer", "tokenizer")
+        call("stet_chat_template_new", of, data, arguments.size(len(data or b"")), c.byref(self._at))
 
     def render(self, messages: Messages, add_generation_prompt: bool = True,
                variables: Union[str, Mapping[str, Any], None] = None, now: int = 0) -> Rendered:
@@ -218,7 +220,8 @@ class ChatTemplate(Shared):
         data = json_of_messages(messages)
         more = b"" if variables is None else arguments.json_text(variables, "variables")
         options = sized(
-            _CRenderOptions(flags=1 if add_generation_prompt else 0, variables=c_text(more),
+            _CRenderOptions(flags=arguments.flag(add_generation_prompt, "add_generation_prompt"),
+                            variables=c_text(more),
                             now=arguments.integer(now, "now")))
         out, size, plain, count = c.c_void_p(), c.c_size_t(), P(_CRange)(), c.c_size_t()
         call("stet_chat_template_render", self._at, data, arguments.size(len(data)), c.byref(options), c.byref(out),
@@ -237,8 +240,9 @@ class TextStream(Handle):
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
         super().__init__()
-        self._tokenizer, self._skip = tokenizer, bool(skip_special)
-        call("stet_text_stream_new", tokenizer._at, c.c_int32(self._skip), c.byref(self._at))
+        of = arguments.handle(tokenizer, "Tokenizer", "tokenizer")
+        self._tokenizer, self._skip = tokenizer, arguments.flag(skip_special, "skip_special")
+        call("stet_text_stream_new", of, c.c_int32(self._skip), c.byref(self._at))
 
     def push(self, id: int) -> str:
         """Adds a token. Returns the text that it completes, often ""."""

@@ -43,6 +43,7 @@ class Trace(Handle):
 
     def __init__(self, before: SessionBase, ids: Union[arguments.Ids, Sequence[arguments.Ids]]) -> None:
         super().__init__()
+        arguments.handle(before, "Session", "before")
         self.model = before.model
         several = isinstance(ids, (list, tuple)) and len(ids) > 0 and not isinstance(ids[0], (int, np.integer, str))
         arrays = ([arguments.ids_of(one, "ids[%d]" % i) for i, one in enumerate(ids)] if several
@@ -82,6 +83,8 @@ class Trace(Handle):
 
         For TraceRuns, returns a list with the logits of each run's positions in ascending order,
         [positions, vocab], or passes them to the function."""
+        changes = arguments.sequence(changes, "changes", "Interventions or TraceRuns")
+        arguments.function(function, "function")
         if any(isinstance(change, TraceRun) for change in changes):
             return self._run_all(changes, function)
         kept = []
@@ -121,7 +124,14 @@ class Trace(Handle):
             name = "changes[%d]" % i
             if not isinstance(run, TraceRun):
                 refuse(name, "a TraceRun, as the others", type(run).__name__)
-            parts = [part for change in run.changes for part in c_interventions(self.model, change)]
+            parts = []
+            for j, change in enumerate(arguments.sequence(run.changes, name + ".changes", "Interventions")):
+                if not isinstance(change, Intervention):
+                    refuse("%s.changes[%d]" % (name, j), "an Intervention", type(change).__name__)
+                try:
+                    parts += c_interventions(self.model, change)
+                except ArgumentError as error:
+                    refuse("%s.changes[%d]: %s" % (name, j, error.field), error.expected, error.found)
             array, positions = (CIntervention * len(parts))(*parts), np.unique(
                 arguments.integers(run.positions, name + ".positions"))
             held.append((parts, array, positions))
