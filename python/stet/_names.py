@@ -22,6 +22,8 @@ _ARGUMENTS: Dict[str, Dict[str, str]] = {
 
 def named(function: str, message: str, file: str, field: str, *parts: str) -> Tuple[str, ...]:
     """Returns the parts of an error with the package's name of the argument as its field."""
+    if parts and parts[0].startswith("a call after "):  # the field is the function
+        return (message, file, field) + parts
     names = {**_ARGUMENTS[""], **_ARGUMENTS.get(function, {})}
     end = len(field) - len(field.lstrip("abcdefghijklmnopqrstuvwxyz-_ "))
     own = names.get(field[:end], field[:end]) + field[end:]

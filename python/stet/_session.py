@@ -34,6 +34,7 @@ from ._library import (
     sized,
     taken_ids,
 )
+from ._uses import Using
 from .message import CMessage, Message
 from .model import CONTRACTS, THREADS, Model
 
@@ -139,11 +140,16 @@ class SessionBase(Handle):
             calls_of([self], function, self._at, *arguments)
 
     def close(self) -> None:
-        """Frees the session. Any later use raises an Error."""
-        turn = getattr(self, "_turn_of_threads", None)
-        with turn if turn is not None and not in_callback() else contextlib.nullcontext():
+        """Frees the session, after the calls that use it now. Any later use raises an Error."""
+        turn, calling = getattr(self, "_turn_of_threads", None), in_callback()
+        with turn if turn is not None and not calling else contextlib.nullcontext():
             super().close()
-            self._callbacks = []
+            if not calling:  # otherwise, one of them may be running
+                self._callbacks = []
+
+    def _handles(self) -> List[c.c_void_p]:
+        """Returns the handles that a call of this session uses."""
+        return [self._at]
 
     # ---- properties
 
@@ -272,7 +278,8 @@ def calls_of(sessions: Sequence[SessionBase], function: str, *arguments: Any) ->
     for session in sessions:
         session._raised.errors.clear()
     try:
-        long_call(function, *arguments)
+        with Using([pointer for session in sessions for pointer in session._handles()]):
+            long_call(function, *arguments)
     except Error:
         for session in sessions:
             session._raised.raise_first()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Dict, Iterable, List, Optional, Sequence, Tupl
 from . import _arguments as arguments
 from ._library import F32, Capture, P, refuse
 from ._session import calls_of, seen, turns_of
+from ._uses import Using
 from .comparison import Comparison
 from .generation import CGenerateOptions, CReply, Recorder, Reply, Sampling, Speculator, settings_of
 from .intervention import Intervention
@@ -106,9 +107,10 @@ def generate_batch(rows: Sequence[Union[Session, Row]], tokenizer: Optional["Tok
             *[_CBatchReply(s._at, c.pointer(r.options)) for s, r in zip(sessions, recorders)]
         )
         captures, replies = (c.c_void_p * len(all))(), (P(CReply) * len(all))()
-        calls_of(sessions, "stet_batch_generate", entries,
-                 arguments.size(len(all)), of, arguments.words(names),
-                 arguments.size(len(names)), captures, replies)
+        with Using([handle for recorder in recorders for handle in recorder.handles]):
+            calls_of(sessions, "stet_batch_generate", entries,
+                     arguments.size(len(all)), of, arguments.words(names),
+                     arguments.size(len(names)), captures, replies)
         made = []
         for session, recorder, capture, reply in zip(sessions, recorders, captures, replies):
             one, kept = recorder.reply(reply), Capture(capture)

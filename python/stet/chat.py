@@ -8,6 +8,7 @@ from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Union
 from . import _arguments as arguments
 from ._library import CText, Error, Handle, P, Raised, call, in_callback, long_call, refuse, sized, taken_text
 from ._session import progress_callback
+from ._uses import Using
 from .generation import CReply, Recorder, Reply, Speculator, Stream
 from .message import CMessage, Message, Messages, c_messages
 from .session import Session
@@ -41,6 +42,9 @@ class _ChatSession(Session):
         if self._pointer is None or getattr(self, "_owner", None) is not None and self._owner.closed:
             refuse("chat", "one that is open", "one that was closed")
         return self._pointer
+
+    def _handles(self) -> List[c.c_void_p]:
+        return [self._owner._at, self._at]
 
     @property
     def closed(self) -> bool:
@@ -178,7 +182,8 @@ class Chat(Handle):
         with self._turn_of_threads:
             recorder, at = Recorder(max_tokens, ignore_eos, log_probabilities, on_text, self._raised,
                                     speculator), P(CReply)()
-            self._long_call("stet_chat_reply", c.byref(recorder.options), c.byref(at))
+            with Using(recorder.handles):
+                self._long_call("stet_chat_reply", c.byref(recorder.options), c.byref(at))
             reply = recorder.reply(at)
             self._raised.raise_first()
             return reply

@@ -184,10 +184,12 @@ class Recorder:
             more["on_token"] = OnToken(raised.guard(token))
         if on_text is not None:
             more["on_text"] = OnText(raised.guard(text))
+        self.handles: List[c.c_void_p] = []  # those in the options, which the call uses
         if speculator is not None:
             if not isinstance(speculator, Speculator):
                 refuse("speculator", "a Speculator", repr(speculator))
             more["speculator"] = speculator._at
+            self.handles.append(speculator._at)
         most = arguments.integer(max_tokens, "max_tokens", 1, (1 << 62))
         flags = arguments.flag(ignore_eos, "ignore_eos")
         self.options = sized(CGenerateOptions(flags=flags, max_tokens=most, **more))

@@ -93,6 +93,50 @@ class Handles(common.Case):
         session.append([5, 6])  # the session keeps its model alive
         self.assertEqual(session.logits().size, model.vocab_size)
 
+    def test_a_handle_closed_during_a_call_lives_until_its_end(self):
+        expected = self.session(20).generate(self.tokenizer, max_tokens=8)
+        # A session closed by its own callback, and by a callback of its reply.
+        s = self.session(20)
+        with s.changing(["blocks.0.hook_mlp_out"], lambda point, first, rows: s.close()):
+            s.append([5, 6])
+        self.refused(lambda: len(s), "session", "closed")
+        s = self.session(20)
+        reply = s.generate(self.tokenizer, max_tokens=8, on_text=lambda text: s.close())
+        self.assertEqual((reply.ids.tolist(), s.closed), (expected.ids.tolist(), True))
+        # Other handles that a call uses.
+        drafts, s = stet.Speculator(), self.session(20)
+        reply = s.generate(self.tokenizer, max_tokens=8, on_text=lambda text: drafts.close(), speculator=drafts)
+        self.assertEqual(reply.ids.tolist(), expected.ids.tolist())
+        tokenizer, s = stet.Tokenizer(common.POCKET), self.session(20)
+        reply = s.generate(tokenizer, max_tokens=8, on_text=lambda text: tokenizer.close())
+        self.assertEqual(reply.text, expected.text)
+        one, other = self.session(20), self.session(20)
+        with one.changing(["blocks.0.hook_mlp_out"], lambda point, first, rows: other.close()):
+            stet.append_batch([(one, [5, 6]), (other, [5, 6])])
+        self.assertTrue(other.closed)
+        trace, seen = self.session(20).trace([5, 6]), []
+        changes = [stet.Intervention("blocks.%d.hook_resid_post" % layer, "zero") for layer in range(3)]
+        trace.run(changes, lambda index, logits: seen.append(index) or trace.close())
+        self.assertEqual((sorted(seen), trace.closed), ([0, 1, 2], True))
+        chat = stet.Chat(self.session(0), self.tokenizer)
+        chat.say("Let a = 3. What is a?")
+        self.assertTrue(chat.reply(8, on_text=lambda text: chat.close()).text)
+        self.refused(lambda: chat.messages, "chat", "closed")
+
+    def test_another_thread_closes_a_handle_after_its_call(self):
+        trace = self.session(20).trace([5, 6])
+        changes = [stet.Intervention("blocks.%d.hook_resid_post" % layer, "zero") for layer in range(3)]
+        expected, threads = trace.run(changes), []
+
+        def close(index, logits):
+            threads.append(threading.Thread(target=trace.close))
+            threads[-1].start()
+            threads[-1].join()
+            self.assertTrue(np.array_equal(logits, expected[index]))
+
+        trace.run(changes, close)
+        self.assertEqual((len(threads), trace.closed), (3, True))
+
     def test_everything_says_what_it_is(self):
         s = self.session(70)
         s.attach(stet.Intervention("hook_embed", "scale", amount=2.0))
