@@ -52,7 +52,7 @@ class Row:
         if not isinstance(self.session, Session):
             refuse(name, "a Session or a Row", type(self.session).__name__)
         if self.prompt is not None:
-            arguments.ids_of(self.prompt, name + ".prompt")
+            arguments.ids_of(self.prompt)
         if self.sampling is not None:
             settings_of(self.sampling)
         if self.stop_ids is not None:

@@ -321,7 +321,7 @@ class Arguments(common.Case):
             (lambda: stet.splice(None), "cuts"),
             (lambda: stet.append_batch(None), "entries"),
             (lambda: stet.generate_batch(5), "rows"),
-            (lambda: stet.generate_batch([stet.Row(s, prompt=[5, 2.5])]), "rows[0].prompt[1]"),
+            (lambda: stet.generate_batch([stet.Row(s, prompt=[5, 2.5])]), "ids[1]"),
             (lambda: stet.generate_batch([stet.Row(s, stop_ids="x")]), "rows[0].stop_ids"),
             (lambda: stet.generate_batch([stet.Row(s, stop_strings=[5])]), "rows[0].stop_strings[0]"),
             (lambda: stet.generate_batch([stet.Row(s, interventions=[5])]), "rows[0].interventions[0]"),
