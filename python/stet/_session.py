@@ -182,7 +182,8 @@ class SessionBase(Handle):
 
     @property
     def floor(self) -> int:
-        """Smallest size to which the session can be rewound. A prune raises it."""
+        """The session's size after its last prune, or 0. A rewind to this size or below is refused,
+        except to 0 without a prune."""
         return int(self._info().floor)
 
     @property

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import ctypes as c
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -167,9 +167,9 @@ class Session(KeysAndValues, Recurrent, Attaching, Replying):
         lib.stet_free(c.cast(data, c.c_void_p))
         return array.reshape(*given.shape[:-1], self.model.vocab_size)
 
-    def trace(self, ids: arguments.Ids) -> "Trace":
-        """Processes tokens in a fork, and keeps the data for recomputing changes of them from the
-        changed layer and position."""
+    def trace(self, ids: Union[arguments.Ids, Sequence[arguments.Ids]]) -> "Trace":
+        """Processes tokens, or those of several prompts, in a fork. Keeps the data for recomputing
+        changes of them from the changed layer and position."""
         from .trace import Trace
         return Trace(self, ids)
 
@@ -190,7 +190,7 @@ class Session(KeysAndValues, Recurrent, Attaching, Replying):
 
     def rewind_cost(self, size: int) -> int:
         """Returns the number of tokens that rewind(size) would process again: 0 unless
-        window_only, or the model has recurrent layers."""
+        window_only, or the model has recurrent layers. Refuses positions that do not exist."""
         tokens = c.c_int64()
         self._call("stet_session_rewind_cost", c.c_int64(arguments.integer(size, "size")), c.byref(tokens))
         return tokens.value

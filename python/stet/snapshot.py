@@ -188,7 +188,8 @@ class Snapshot(Shared):
         return Digests._of(d)
 
     def check(self, threads: int = 0) -> CheckReport:
-        """Verifies every byte of the file without a model. Raises an Error that names the first fault."""
+        """Verifies every byte of the file without a model, compressed blocks by the bytes that they
+        expand to. Raises an Error that names the first fault."""
         report = sized(_CCheckReport())
         long_call("stet_snapshot_check", self._at, c.c_int32(arguments.integer(threads, "threads", *THREADS)),
                   c.byref(report))

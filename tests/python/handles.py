@@ -294,6 +294,8 @@ class Arguments(common.Case):
             (lambda: stet.Model.from_files({"config.json": "text"}), "files['config.json']"),
             (lambda: s.difference(s.fork(), "x"), "tolerance"),
             (lambda: s.rewind(11), "size"),
+            (lambda: s.rewind_cost(11), "size"),
+            (lambda: s.rewind_cost(-1), "size"),
             (lambda: s.prune(-1), "keep_last"),
             (lambda: s.set_key(0, 0, 0, np.zeros(3)), "x"),
             (lambda: s.set_key(0, 0, 0, np.zeros((4, 16))), "x"),

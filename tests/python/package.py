@@ -635,6 +635,8 @@ class Commands(unittest.TestCase):
                 ["--positions", "70"],
                 ["--heads", "4"],
                 ["--heads", "[]"],
+                ["--heads", "0..2"],
+                ["--heads", "-1"],
                 ["--heads", "0", "--points", "hook_embed"],
                 ["--heads", "1", "--points", "blocks.0.attn.hook_k"],
             ):
