@@ -1,6 +1,7 @@
 """Many sessions in shared passes, with the same bits as each alone."""
 from __future__ import annotations
 
+import contextlib
 import ctypes as c
 import dataclasses
 from typing import TYPE_CHECKING, Dict, Iterable, List, Optional, Sequence, Tuple, Union
@@ -8,7 +9,6 @@ from typing import TYPE_CHECKING, Dict, Iterable, List, Optional, Sequence, Tupl
 from . import _arguments as arguments
 from ._library import F32, Capture, P, refuse
 from ._session import calls_of, seen, turns_of
-from ._uses import Using
 from .comparison import Comparison
 from .generation import CGenerateOptions, CReply, Recorder, Reply, Sampling, Speculator, settings_of
 from .intervention import Intervention
@@ -107,7 +107,9 @@ def generate_batch(rows: Sequence[Union[Session, Row]], tokenizer: Optional["Tok
             *[_CBatchReply(s._at, c.pointer(r.options)) for s, r in zip(sessions, recorders)]
         )
         captures, replies = (c.c_void_p * len(all))(), (P(CReply) * len(all))()
-        with Using([handle for recorder in recorders for handle in recorder.handles]):
+        with contextlib.ExitStack() as stack:
+            for _, recorder in sorted({id(r.speculator): r for r in recorders}.items()):  # rows may share one
+                stack.enter_context(recorder.turn())
             calls_of(sessions, "stet_batch_generate", entries,
                      arguments.size(len(all)), of, arguments.words(names),
                      arguments.size(len(names)), captures, replies)

@@ -8,7 +8,6 @@ from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Union
 from . import _arguments as arguments
 from ._library import CText, Error, Handle, P, Raised, call, in_callback, long_call, refuse, sized, taken_text
 from ._session import progress_callback
-from ._uses import Using
 from .generation import CReply, Recorder, Reply, Speculator, Stream
 from .message import CMessage, Message, Messages, c_messages
 from .session import Session
@@ -182,7 +181,7 @@ class Chat(Handle):
         with self._turn_of_threads:
             recorder, at = Recorder(max_tokens, ignore_eos, log_probabilities, on_text, self._raised,
                                     speculator), P(CReply)()
-            with Using(recorder.handles):
+            with recorder.turn():
                 self._long_call("stet_chat_reply", c.byref(recorder.options), c.byref(at))
             reply = recorder.reply(at)
             self._raised.raise_first()
@@ -195,8 +194,9 @@ class Chat(Handle):
 
     def ask(self, text: str, max_tokens: int = 256) -> str:
         """Says a text and returns the text of the reply."""
-        self.say(text)
-        return self.reply(max_tokens).text
+        with self._turn_of_threads:
+            self.say(text)
+            return self.reply(max_tokens).text
 
     @property
     def is_open(self) -> bool:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes as c
 import dataclasses
 import threading
@@ -10,6 +11,7 @@ from typing import (
     Any,
     AsyncIterator,
     Callable,
+    ContextManager,
     Dict,
     Iterator,
     List,
@@ -24,6 +26,8 @@ import numpy.typing as npt
 
 from . import _arguments as arguments
 from ._library import F32, F64, I32, CText, Handle, P, Raised, call, copied_ids, lib, refuse, sized
+from ._turns import Turn
+from ._uses import Using
 
 if TYPE_CHECKING:
     from .model import Model
@@ -193,7 +197,15 @@ class Recorder:
         most = arguments.integer(max_tokens, "max_tokens", 1, (1 << 62))
         flags = arguments.flag(ignore_eos, "ignore_eos")
         self.options = sized(CGenerateOptions(flags=flags, max_tokens=most, **more))
-        self._kept = more, speculator
+        self.speculator, self._kept = speculator, more
+
+    def turn(self) -> ContextManager[Any]:
+        """Returns the turn at the speculator for the call, with the handles that the call uses."""
+        stack = contextlib.ExitStack()
+        if self.speculator is not None:
+            stack.enter_context(self.speculator._turn)
+        stack.enter_context(Using(self.handles))
+        return stack
 
     def reply(self, at: Any) -> Reply:
         """Copies a stet_reply and frees it."""
@@ -276,7 +288,7 @@ class Speculator(Handle):
 
     Without a model it continues earlier occurrences of the last tokens. `draft` is a smaller model
     of the same vocabulary; its session has `capacity` positions and that many `threads`. Use a
-    speculator for one reply at a time."""
+    speculator for one reply at a time: other threads wait."""
 
     _free = "stet_speculator_free"
     _instead = "; make one there"
@@ -287,6 +299,7 @@ class Speculator(Handle):
         options = sized(
             CSessionOptions(capacity=arguments.integer(capacity, "capacity", 0),
                             threads=arguments.integer(threads, "threads", 0, 1 << 31)))
+        self._turn = Turn("speculator")
         call("stet_speculator_new", arguments.handle_or_none(draft, "Model", "draft"), c.byref(options),
              c.byref(self._at))
 
@@ -302,31 +315,36 @@ class Sampler(Handle):
         super().__init__()
         self._vocab_size = arguments.integer(vocab_size, "vocab_size", 1, (1 << 31) - 1)
         self._drawn: I32 = np.zeros(0, np.int32)
+        self._turn = Turn("sampler")
         call("stet_sampler_new", c.c_int32(self._vocab_size), c.byref(self._at))
 
     def set_drawn(self, ids: arguments.Ids) -> None:
         """Sets the tokens of the reply so far, which the frequency and presence penalties count."""
         array = arguments.ids_of(ids)
-        call("stet_sampler_set_drawn", self._at, arguments.pointer(array, c.c_int32), arguments.size(array.size))
-        self._drawn = array
+        with self._turn:
+            call("stet_sampler_set_drawn", self._at, arguments.pointer(array, c.c_int32), arguments.size(array.size))
+            self._drawn = array
 
     def sample(self, logits: F32, sampling: Sampling, position: int, previous: arguments.Ids = ()) -> int:
         """Returns the token for a position. `logits`, [vocab], are finite or -inf. The repetition
         penalty applies to `previous`."""
         array, before, id = arguments.row(logits, "logits"), arguments.ids_of(previous, "previous"), c.c_int32()
         settings = settings_of(sampling)
-        call("stet_sampler_sample", self._at, c.byref(settings), arguments.pointer(array, c.c_float),
-             arguments.size(array.size), arguments.pointer(before, c.c_int32), arguments.size(before.size),
-             c.c_uint64(arguments.integer(position, "position", 0)), c.byref(id))
+        place = c.c_uint64(arguments.integer(position, "position", 0))
+        with self._turn:
+            call("stet_sampler_sample", self._at, c.byref(settings), arguments.pointer(array, c.c_float),
+                 arguments.size(array.size), arguments.pointer(before, c.c_int32), arguments.size(before.size), place,
+                 c.byref(id))
         return id.value
 
     def probabilities(self, logits: F32, sampling: Sampling, previous: arguments.Ids = ()) -> F32:
         """Returns the distribution from which a token is drawn, [vocab]."""
         array, before = arguments.row(logits, "logits"), arguments.ids_of(previous, "previous")
         settings, out = settings_of(sampling), np.zeros(array.size, np.float32)
-        call("stet_sampler_probabilities", self._at, c.byref(settings), arguments.pointer(array, c.c_float),
-             arguments.size(array.size), arguments.pointer(before, c.c_int32), arguments.size(before.size),
-             arguments.pointer(out, c.c_float))
+        with self._turn:
+            call("stet_sampler_probabilities", self._at, c.byref(settings), arguments.pointer(array, c.c_float),
+                 arguments.size(array.size), arguments.pointer(before, c.c_int32), arguments.size(before.size),
+                 arguments.pointer(out, c.c_float))
         return out
 
     def __copy__(self) -> "Sampler":

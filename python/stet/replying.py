@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Callable, List, Optional, Sequence
 from . import _arguments as arguments
 from ._library import CText, P, copied_ids, sized, taken_text
 from ._session import SessionBase, progress_callback
-from ._uses import Using
 from .generation import CReply, CSampling, Recorder, Reply, Sampling, Speculator, Stream, settings_of
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ class Replying(SessionBase):
         with self._turn():
             recorder, at = Recorder(max_tokens, ignore_eos, log_probabilities, on_text, self._raised,
                                     speculator), P(CReply)()
-            with Using(recorder.handles):
+            with recorder.turn():
                 self._long_call("stet_session_generate", arguments.handle_or_none(tokenizer, "Tokenizer", "tokenizer"),
                                 c.byref(recorder.options), c.byref(at))
             reply = recorder.reply(at)

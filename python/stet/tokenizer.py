@@ -6,6 +6,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tup
 
 from . import _arguments as arguments
 from ._library import I32, CText, Handle, P, Shared, call, lib, refuse, sized, taken_ids, taken_text
+from ._turns import Turn
 from .message import Messages, json_of_messages
 from .model import c_files
 
@@ -242,25 +243,28 @@ class TextStream(Handle):
         super().__init__()
         of = arguments.handle(tokenizer, "Tokenizer", "tokenizer")
         self._tokenizer, self._skip = tokenizer, arguments.flag(skip_special, "skip_special")
+        self._turn = Turn("stream")
         call("stet_text_stream_new", of, c.c_int32(self._skip), c.byref(self._at))
 
     def push(self, id: int) -> str:
         """Adds a token. Returns the text that it completes, often ""."""
-        text = CText()
-        call("stet_text_stream_push", self._at, c.c_int32(arguments.integer(id, "id", -1 << 31, (1 << 31) - 1)),
-             c.byref(text))
-        return str(text)
+        text, one = CText(), c.c_int32(arguments.integer(id, "id", -1 << 31, (1 << 31) - 1))
+        with self._turn:
+            call("stet_text_stream_push", self._at, one, c.byref(text))
+            return str(text)
 
     def finish(self) -> str:
         """Returns the remaining text and resets the stream."""
         text = CText()
-        call("stet_text_stream_finish", self._at, c.byref(text))
-        return str(text)
+        with self._turn:
+            call("stet_text_stream_finish", self._at, c.byref(text))
+            return str(text)
 
     def state(self) -> bytes:
         """Returns the stream's whole state."""
         data, size = c.c_void_p(), c.c_size_t()
-        call("stet_text_stream_save", self._at, c.byref(data), c.byref(size))
+        with self._turn:
+            call("stet_text_stream_save", self._at, c.byref(data), c.byref(size))
         kept = c.string_at(data, size.value)
         lib.stet_free(data)
         return kept
@@ -269,7 +273,8 @@ class TextStream(Handle):
         """Restores a state that state() returned."""
         if not isinstance(state, bytes):
             refuse("state", "bytes", "a %s" % type(state).__name__)
-        call("stet_text_stream_restore", self._at, state, arguments.size(len(state)))
+        with self._turn:
+            call("stet_text_stream_restore", self._at, state, arguments.size(len(state)))
 
     def __copy__(self) -> "TextStream":
         copy = TextStream(self._tokenizer, self._skip)

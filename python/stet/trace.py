@@ -9,6 +9,7 @@ import numpy as np
 
 from . import _arguments as arguments
 from ._library import F32, ArgumentError, Error, Handle, P, Raised, long_call, refuse
+from ._turns import Turn
 from ._session import OnLogits, SessionBase
 from .intervention import CIntervention, Intervention, c_interventions
 
@@ -48,6 +49,7 @@ class Trace(Handle):
         several = isinstance(ids, (list, tuple)) and len(ids) > 0 and not isinstance(ids[0], (int, np.integer, str))
         arrays = ([arguments.ids_of(one, "ids[%d]" % i) for i, one in enumerate(ids)] if several
                   else [arguments.ids_of(ids)])  # type: ignore[arg-type]
+        self._turn = Turn("trace")
         self._count, self._prompts = sum(a.size for a in arrays), len(arrays)
         with before._turn():
             if several:
@@ -110,8 +112,9 @@ class Trace(Handle):
                 function(index, logits.copy())
 
         try:
-            long_call("stet_trace_run", self._at, (CIntervention * len(kept))(*kept), arguments.size(len(kept)),
-                      OnLogits(raised.guard(on_logits)), None)
+            with self._turn:
+                long_call("stet_trace_run", self._at, (CIntervention * len(kept))(*kept), arguments.size(len(kept)),
+                          OnLogits(raised.guard(on_logits)), None)
         except Error:
             raised.raise_first()
             raise
@@ -153,8 +156,9 @@ class Trace(Handle):
                 found[index] = logits
 
         try:
-            long_call("stet_trace_run_all", self._at, all, arguments.size(len(runs)),
-                      _OnTraced(raised.guard(on_logits)), None)
+            with self._turn:
+                long_call("stet_trace_run_all", self._at, all, arguments.size(len(runs)),
+                          _OnTraced(raised.guard(on_logits)), None)
         except Error:
             raised.raise_first()
             raise

@@ -185,6 +185,39 @@ class Handles(common.Case):
         self.assertFalse(s.verify())
 
 
+    def test_threads_take_turns_at_other_handles(self):
+        s = self.session(20)
+        logits, settings = s.logits(), [stet.Sampling(greedy=False, seed=seed) for seed in range(4)]
+        expected = [[stet.Sampler(logits.size).sample(logits, one, p) for p in range(50)] for one in settings]
+        replies = [self.session(9 + i).generate(max_tokens=9).ids.tolist() for i in range(4)]
+        sampler, drafts, trace, found = stet.Sampler(logits.size), stet.Speculator(), s.trace([5, 6]), {}
+        change = stet.Intervention("blocks.0.hook_resid_post", "zero")
+
+        def work(i):
+            drawn = [sampler.sample(logits, settings[i], position) for position in range(50)]
+            reply = self.session(9 + i).generate(max_tokens=9, speculator=drafts).ids.tolist()
+            found[i] = drawn, reply, trace.run([change]).tobytes()
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        one = trace.run([change]).tobytes()
+        self.assertEqual(found, {i: (expected[i], replies[i], one) for i in range(4)})
+        self.refused(lambda: trace.run([change], lambda index, row: trace.run([change])), "trace", "callback")
+        chat = self.model.chat(self.tokenizer, capacity=512)
+        threads = [threading.Thread(target=chat.ask, args=("Let a = 3. What is a?", 8)) for _ in range(3)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        self.assertEqual([m.role for m in chat.messages], ["user", "assistant"] * 3)
+        # Rows of a batch may share a speculator.
+        rows = [stet.Row(self.session(9), speculator=drafts) for _ in range(2)]
+        self.assertEqual([reply.ids.tolist() for reply in stet.generate_batch(rows, max_tokens=9)], [replies[0]] * 2)
+
+
 class Arguments(common.Case):
     def path(self, name):
         """Returns the path of a file in a directory that is removed after the test."""
