@@ -370,7 +370,7 @@ typedef struct stet_session_info {
   size_t struct_size;
   int64_t size;     /* tokens present */
   int64_t capacity; /* maximal number of tokens */
-  int64_t floor;    /* smallest size to rewind to: that after the last prune */
+  int64_t floor;    /* size after the last prune: a rewind must end behind it; 0: no prune */
   int64_t visible;  /* visible positions: size minus those pruned */
   int64_t drawn;    /* tokens appended and not rewound, including those shifted out */
   int64_t threads, chunk;
@@ -607,7 +607,7 @@ STET_API stet_status stet_session_logits(stet_session* session, const float** lo
 /* Drops all tokens from position `size` on, as if they had never been appended. */
 STET_API stet_status stet_session_rewind(stet_session* session, int64_t size, stet_error** error);
 /* Returns the number of tokens that this rewind would process again: 0 unless window_only is set or
- * the model has recurrent layers. */
+ * the model has recurrent layers. STET_ERROR_ARGUMENT: the session has no such position. */
 STET_API stet_status stet_session_rewind_cost(const stet_session* session, int64_t size,
                                               int64_t* tokens, stet_error** error);
 
@@ -1072,8 +1072,9 @@ typedef struct stet_check_report {
   uint64_t blocks; /* blocks of keys and values checked, including those of parents */
   uint64_t files;  /* files of a self-contained snapshot checked */
 } stet_check_report;
-/* Verifies, without a model, that every byte is as written. On STET_ERROR_FORMAT, the error names
- * the first damage. report may be NULL. */
+/* Verifies, without a model, that every byte is as written. Compressed blocks are verified by the
+ * bytes that they expand to. On STET_ERROR_FORMAT, the error names the first damage. report may be
+ * NULL. */
 STET_API stet_status stet_snapshot_check(const stet_snapshot* snapshot, int32_t threads,
                                          stet_check_report* report, stet_error** error);
 

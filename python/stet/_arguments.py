@@ -6,12 +6,12 @@ import ctypes as c
 import json
 import operator
 import os
-from typing import Any, Iterable, List, Mapping, Sequence, Union
+from typing import Any, Callable, Iterable, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 import numpy.typing as npt
 
-from ._library import F32, I32, P, refuse
+from ._library import F32, I32, Handle, P, refuse
 
 Ids = Union[Sequence[int], npt.NDArray[np.integer[Any]]]
 Path = Union[str, "os.PathLike[str]"]
@@ -20,11 +20,9 @@ Path = Union[str, "os.PathLike[str]"]
 def ids_of(ids: Ids, name: str = "ids") -> I32:
     """Returns token ids as int32 from integers in a list or a one-dimensional array. Raises
     ArgumentError for other values. The library checks them against the vocabulary."""
-    if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
-        refuse(name, "a sequence of token ids", repr(ids))
     if hasattr(ids, "__array__"):
         return _ids_of_array(np.asarray(ids), name)
-    items = list(ids)
+    items = sequence(ids, name, "token ids")
     return np.array(
         [integer(x, "%s[%d]" % (name, i), -1 << 31, (1 << 31) - 1, "a token id") for i, x in enumerate(items)],
         np.int32).reshape(len(items))
@@ -60,20 +58,71 @@ def integer(x: Any, name: str, low: int = -1 << 63, high: int = (1 << 63) - 1, w
 
 def integers(all: Any, name: str) -> npt.NDArray[np.int64]:
     """Returns a sequence of integers as int64."""
-    if isinstance(all, (str, bytes)) or not isinstance(all, Iterable):
-        refuse(name, "a sequence of integers", repr(all))
-    items = list(all)
+    items = sequence(all, name, "integers")
     return np.array([integer(x, "%s[%d]" % (name, i)) for i, x in enumerate(items)], np.int64).reshape(len(items))
 
 
 def number(x: Any, name: str) -> float:
-    """Returns a number as a float."""
-    if not isinstance(x, (bool, np.bool_, str, bytes)):
+    """Returns a number as a float. Refuses arrays, except those without dimensions."""
+    if not isinstance(x, (bool, np.bool_, str, bytes)) and not (hasattr(x, "__array__") and np.ndim(x) > 0):
         try:
             return float(x)
         except (TypeError, ValueError):
             pass
     refuse(name, "a number", repr(x))
+
+
+def single(x: Any, name: str) -> float:
+    """Returns a finite number that float32 can hold, as a float."""
+    value = number(x, name)
+    if not abs(value) <= float(np.finfo(np.float32).max):
+        refuse(name, "a finite number of float32", value)
+    return value
+
+
+def flag(x: Any, name: str) -> bool:
+    """Returns a boolean. Other values are refused: the text "no" would count as True."""
+    if isinstance(x, (bool, np.bool_)) or isinstance(x, int) and x in (0, 1):
+        return bool(x)
+    refuse(name, "True or False", repr(x))
+
+
+def sequence(x: Any, name: str, what: str) -> List[Any]:
+    """Returns the items of a sequence, which is not a text."""
+    if isinstance(x, (str, bytes)) or not isinstance(x, Iterable) or getattr(x, "ndim", 1) == 0:
+        refuse(name, "a sequence of %s" % what, repr(x))
+    return list(x)
+
+
+def mapping(x: Any, name: str, what: str) -> Mapping[Any, Any]:
+    """Returns a mapping."""
+    if not isinstance(x, Mapping):
+        refuse(name, what, repr(x))
+    return x
+
+
+def function(x: Any, name: str) -> Optional[Callable[..., Any]]:
+    """Returns a function, or None."""
+    if x is not None and not callable(x):
+        refuse(name, "a function", repr(x))
+    return x  # type: ignore[no-any-return]
+
+
+_HANDLES = {"Model": "stet_model_free", "Session": "stet_session_free", "Snapshot": "stet_snapshot_free",
+            "Tokenizer": "stet_tokenizer_free"}
+
+
+def handle(x: Any, kind: str, name: str) -> Any:
+    """Returns the address of a Model, Session, Snapshot or Tokenizer. The library cannot tell a handle
+    of another kind, and would read its memory."""
+    if not isinstance(x, Handle) or x._free != _HANDLES[kind]:
+        refuse(name, "a %s" % kind, type(x).__name__)
+    return x._at
+
+
+def handle_or_none(x: Any, kind: str, name: str) -> Any:
+    """Returns the address of a handle as handle() does, or None for None."""
+    return None if x is None else handle(x, kind, name)
 
 
 def floats(x: Any, name: str) -> F32:
@@ -85,6 +134,14 @@ def floats(x: Any, name: str) -> F32:
     if array.dtype.kind not in "fiu" and array.size:
         refuse(name, "an array of numbers", "an array of %s" % array.dtype)
     return np.ascontiguousarray(array, np.float32)
+
+
+def row(x: Any, name: str) -> F32:
+    """Returns numbers of one dimension as a contiguous array of float32."""
+    array = floats(x, name)
+    if array.ndim != 1:
+        refuse(name, "one dimension", "an array of shape %s" % (array.shape,))
+    return array
 
 
 def choice(x: Any, among: Mapping[str, int], name: str) -> int:

@@ -13,6 +13,9 @@ from typing import Any, Callable, Dict, Generator, List, NoReturn, Optional, Tup
 import numpy as np
 import numpy.typing as npt
 
+from ._names import named
+from ._uses import Using, free_with
+
 P = c.POINTER
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -90,6 +93,13 @@ _Interrupt = c.CFUNCTYPE(c.c_int32, c.c_void_p)
 lib.stet_set_interrupt.argtypes, lib.stet_set_interrupt.restype = [_Interrupt, c.c_void_p], None
 
 
+def free_after_use(name: str, pointer: c.c_void_p) -> None:
+    """Frees a handle by the function of this name: now, or at the end of the calls that use it."""
+    free = getattr(lib, name)
+    free.argtypes, free.restype = [c.c_void_p], None
+    free_with(free, pointer)
+
+
 def call(name: str, *arguments: Any) -> None:
     """Calls a function of the library. Raises Error if it fails."""
     function = _functions.get(name)
@@ -98,7 +108,8 @@ def call(name: str, *arguments: Any) -> None:
         function.restype = c.c_int32
         _functions[name] = function
     error = P(CError)()
-    status = function(*arguments, c.byref(error))
+    with Using([x for x in arguments if isinstance(x, c.c_void_p)]):
+        status = function(*arguments, c.byref(error))
     if status == 0:
         return
     e = error.contents
@@ -107,7 +118,7 @@ def call(name: str, *arguments: Any) -> None:
     ]
     lib.stet_error_free(error)
     kind = lib.stet_status_name(status).decode()
-    raise (ArgumentError if kind == "argument" else Error)(kind, *parts)
+    raise (ArgumentError if kind == "argument" else Error)(kind, *named(name, *parts))
 
 
 # ---- interrupts: signals that arrive while tokens are processed
@@ -249,12 +260,10 @@ class Handle:
         return getattr(self, "_pointer", None) is None
 
     def close(self) -> None:
-        """Frees the object. Any later use raises an Error."""
+        """Frees the object, after the calls that use it now. Any later use raises an Error."""
         pointer, self._pointer = getattr(self, "_pointer", None), None
         if pointer:
-            free = getattr(lib, self._free)
-            free.argtypes, free.restype = [c.c_void_p], None
-            free(pointer)
+            free_after_use(self._free, pointer)
 
     def __enter__(self: _Self) -> _Self:
         return self

@@ -34,6 +34,7 @@ from ._library import (
     sized,
     taken_ids,
 )
+from ._uses import Using
 from .message import CMessage, Message
 from .model import CONTRACTS, THREADS, Model
 
@@ -73,17 +74,18 @@ def session_options(capacity: int = 0, threads: int = 0, chunk: int = 0, isa: st
                                                    0), threads=arguments.integer(threads, "threads", *THREADS),
                         chunk=arguments.integer(chunk, "chunk", 0), isa=arguments.word(isa, "isa") or None,
                         kv_type=arguments.choice(kv_type, KV_TYPES, "kv_type"),
-                        contract=arguments.choice(contract, CONTRACTS, "contract"), window_only=bool(window_only),
-                        recompute=bool(recompute),
+                        contract=arguments.choice(contract, CONTRACTS, "contract"),
+                        window_only=arguments.flag(window_only, "window_only"),
+                        recompute=arguments.flag(recompute, "recompute"),
                         checkpoint_every=arguments.integer(checkpoint_every, "checkpoint_every", -1),
                         anchor_bytes=arguments.integer(anchor_bytes, "anchor_bytes", -1)))
 
 
 def progress_callback(function: Optional[Callable[[int], None]], raised: Raised) -> Any:
     """Returns the stet_progress_callback of a function, or a null callback."""
-    if function is None:
+    if arguments.function(function, "progress") is None:
         return c.cast(0, OnProgress)
-    wanted = function
+    wanted: Any = function
 
     def on_progress(_: object, done: int) -> None:
         wanted(done)
@@ -138,11 +140,16 @@ class SessionBase(Handle):
             calls_of([self], function, self._at, *arguments)
 
     def close(self) -> None:
-        """Frees the session. Any later use raises an Error."""
-        turn = getattr(self, "_turn_of_threads", None)
-        with turn if turn is not None and not in_callback() else contextlib.nullcontext():
+        """Frees the session, after the calls that use it now. Any later use raises an Error."""
+        turn, calling = getattr(self, "_turn_of_threads", None), in_callback()
+        with turn if turn is not None and not calling else contextlib.nullcontext():
             super().close()
-            self._callbacks = []
+            if not calling:  # otherwise, one of them may be running
+                self._callbacks = []
+
+    def _handles(self) -> List[c.c_void_p]:
+        """Returns the handles that a call of this session uses."""
+        return [self._at]
 
     # ---- properties
 
@@ -175,7 +182,8 @@ class SessionBase(Handle):
 
     @property
     def floor(self) -> int:
-        """Smallest size to which the session can be rewound. A prune raises it."""
+        """The session's size after its last prune, or 0. A rewind to this size or below is refused,
+        except to 0 without a prune."""
         return int(self._info().floor)
 
     @property
@@ -271,7 +279,8 @@ def calls_of(sessions: Sequence[SessionBase], function: str, *arguments: Any) ->
     for session in sessions:
         session._raised.errors.clear()
     try:
-        long_call(function, *arguments)
+        with Using([pointer for session in sessions for pointer in session._handles()]):
+            long_call(function, *arguments)
     except Error:
         for session in sessions:
             session._raised.raise_first()

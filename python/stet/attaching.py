@@ -93,6 +93,8 @@ class Attaching(SessionBase):
         """Attaches a function as `changing` does, until detach_callbacks(). Forks keep it,
         snapshots do not."""
         names = self.model._matching(points)
+        if not names:
+            refuse("points", "one name or more", "none")
         if not callable(function):
             refuse("function", "a function", repr(function))
 

@@ -1,6 +1,7 @@
 """Many sessions in shared passes, with the same bits as each alone."""
 from __future__ import annotations
 
+import contextlib
 import ctypes as c
 import dataclasses
 from typing import TYPE_CHECKING, Dict, Iterable, List, Optional, Sequence, Tuple, Union
@@ -9,7 +10,7 @@ from . import _arguments as arguments
 from ._library import F32, Capture, P, refuse
 from ._session import calls_of, seen, turns_of
 from .comparison import Comparison
-from .generation import CGenerateOptions, CReply, Recorder, Reply, Sampling, Speculator
+from .generation import CGenerateOptions, CReply, Recorder, Reply, Sampling, Speculator, settings_of
 from .intervention import Intervention
 from .session import Session
 from .snapshot import Snapshot
@@ -46,6 +47,23 @@ class Row:
     interventions: Sequence[Intervention] = ()
     speculator: Optional[Speculator] = None
 
+    def _check(self, name: str) -> None:
+        """Checks the row before anything is changed. `name` is that of the row."""
+        if not isinstance(self.session, Session):
+            refuse(name, "a Session or a Row", type(self.session).__name__)
+        if self.prompt is not None:
+            arguments.ids_of(self.prompt)
+        if self.sampling is not None:
+            settings_of(self.sampling)
+        if self.stop_ids is not None:
+            arguments.ids_of(self.stop_ids, name + ".stop_ids")
+        if self.stop_strings is not None:
+            for i, text in enumerate(arguments.sequence(self.stop_strings, name + ".stop_strings", "texts")):
+                arguments.text(text, "%s.stop_strings[%d]" % (name, i))
+        for i, change in enumerate(arguments.sequence(self.interventions, name + ".interventions", "Interventions")):
+            if not isinstance(change, Intervention):
+                refuse("%s.interventions[%d]" % (name, i), "an Intervention", type(change).__name__)
+
     def _prepare(self) -> None:
         s = self.session
         if self.sampling is not None:
@@ -54,7 +72,7 @@ class Row:
             s.stop_ids = list(self.stop_ids)
         if self.stop_strings is not None:
             s.stop_strings = list(self.stop_strings)
-        if self.interventions:
+        if len(self.interventions):
             s.attach(*self.interventions)
         if self.prompt is not None:
             s.append_prompt(self.prompt)
@@ -69,10 +87,10 @@ def generate_batch(rows: Sequence[Union[Session, Row]], tokenizer: Optional["Tok
 
     Returns a Reply for each row. `captured` holds the rows at `points` (names or patterns) for
     the drawn tokens, [ids, ...]. After a failure, tokens drawn so far stay in the sessions."""
-    all = [row if isinstance(row, Row) else Row(row) for row in rows]
+    all = [row if isinstance(row, Row) else Row(row) for row in arguments.sequence(rows, "rows", "Sessions or Rows")]
     for i, row in enumerate(all):
-        if not isinstance(row.session, Session):
-            refuse("rows[%d]" % i, "a Session or a Row", type(row.session).__name__)
+        row._check("rows[%d]" % i)
+    of = arguments.handle_or_none(tokenizer, "Tokenizer", "tokenizer")
     if not all:
         return []
     sessions = [row.session for row in all]
@@ -89,9 +107,12 @@ def generate_batch(rows: Sequence[Union[Session, Row]], tokenizer: Optional["Tok
             *[_CBatchReply(s._at, c.pointer(r.options)) for s, r in zip(sessions, recorders)]
         )
         captures, replies = (c.c_void_p * len(all))(), (P(CReply) * len(all))()
-        calls_of(sessions, "stet_batch_generate", entries,
-                 arguments.size(len(all)), tokenizer._at if tokenizer is not None else None, arguments.words(names),
-                 arguments.size(len(names)), captures, replies)
+        with contextlib.ExitStack() as stack:
+            for _, recorder in sorted({id(r.speculator): r for r in recorders}.items()):  # rows may share one
+                stack.enter_context(recorder.turn())
+            calls_of(sessions, "stet_batch_generate", entries,
+                     arguments.size(len(all)), of, arguments.words(names),
+                     arguments.size(len(names)), captures, replies)
         made = []
         for session, recorder, capture, reply in zip(sessions, recorders, captures, replies):
             one, kept = recorder.reply(reply), Capture(capture)
@@ -106,6 +127,7 @@ def append_batch(entries: Sequence[Tuple[Session, arguments.Ids]], points: Itera
     """Appends each session's own tokens in shared passes, with the bits of separate appends.
     Returns the results of Session.append for each entry. After a failure all sessions are
     unchanged."""
+    entries = arguments.sequence(entries, "entries", "(session, ids)")
     for i, entry in enumerate(entries):
         if not isinstance(entry, tuple) or len(entry) != 2 or not isinstance(entry[0], Session):
             refuse("entries[%d]" % i, "(session, ids)", repr(entry))
@@ -131,6 +153,7 @@ def splice(cuts: Sequence[Tuple[Session, int, int]]) -> Session:
     begin, end), in this order. Tokens, keys and values are copied, and keys are rotated to their
     new positions. Nothing is recomputed; its `truth()` shows the deviation from a computed state."""
     at = c.c_void_p()
+    cuts = arguments.sequence(cuts, "cuts", "(session, begin, end)")
     for i, cut in enumerate(cuts):
         if not isinstance(cut, tuple) or len(cut) != 3 or not isinstance(cut[0], Session):
             refuse("cuts[%d]" % i, "(session, begin, end)", repr(cut))
@@ -149,6 +172,7 @@ def compare(a: Union[Session, Snapshot], b: Union[Session, Snapshot]) -> Compari
     if isinstance(a, Snapshot) and isinstance(b, Snapshot):
         return Comparison._made("stet_snapshot_compare", a._at, b._at)
     if not isinstance(a, Session) or not isinstance(b, Session):
-        refuse("compare", "two sessions or two snapshots", "%s and %s" % (type(a).__name__, type(b).__name__))
+        refuse("b" if isinstance(a, (Session, Snapshot)) else "a", "two sessions or two snapshots",
+               "%s and %s" % (type(a).__name__, type(b).__name__))
     with turns_of(a, b):
         return Comparison._made("stet_session_compare", a._at, b._at)

@@ -42,6 +42,9 @@ class _ChatSession(Session):
             refuse("chat", "one that is open", "one that was closed")
         return self._pointer
 
+    def _handles(self) -> List[c.c_void_p]:
+        return [self._owner._at, self._at]
+
     @property
     def closed(self) -> bool:
         """True after the chat is closed."""
@@ -68,11 +71,14 @@ class Chat(Handle):
         super().__init__()
         more = b"" if variables is None else arguments.json_text(variables, "variables")
         template = b"" if chat_template is None else arguments.text(chat_template, "chat_template")
+        of = arguments.handle(session, "Session", "session")
+        by = arguments.handle(tokenizer, "Tokenizer", "tokenizer")
+        special = arguments.flag(special_in_text, "special_in_text")
         options = sized(
-            _CChatOptions(flags=1 if special_in_text else 0, variables=c_text(more), chat_template=c_text(template),
+            _CChatOptions(flags=1 if special else 0, variables=c_text(more), chat_template=c_text(template),
                           now=arguments.integer(now, "now")))
         with session._turn():
-            call("stet_chat_new", session._at, tokenizer._at, c.byref(options), c.byref(self._at))
+            call("stet_chat_new", of, by, c.byref(options), c.byref(self._at))
         self._begin(session, tokenizer)
 
     def _begin(self, session: Session, tokenizer: Tokenizer) -> None:
@@ -175,19 +181,22 @@ class Chat(Handle):
         with self._turn_of_threads:
             recorder, at = Recorder(max_tokens, ignore_eos, log_probabilities, on_text, self._raised,
                                     speculator), P(CReply)()
-            self._long_call("stet_chat_reply", c.byref(recorder.options), c.byref(at))
+            with recorder.turn():
+                self._long_call("stet_chat_reply", c.byref(recorder.options), c.byref(at))
             reply = recorder.reply(at)
             self._raised.raise_first()
             return reply
 
     def stream(self, max_tokens: int = 256, ignore_eos: bool = False) -> Stream:
         """Returns the reply token by token. See Session.stream()."""
+        arguments.flag(ignore_eos, "ignore_eos")
         return Stream(lambda: self.reply(1, ignore_eos, log_probabilities=True), max_tokens)
 
     def ask(self, text: str, max_tokens: int = 256) -> str:
         """Says a text and returns the text of the reply."""
-        self.say(text)
-        return self.reply(max_tokens).text
+        with self._turn_of_threads:
+            self.say(text)
+            return self.reply(max_tokens).text
 
     @property
     def is_open(self) -> bool:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes as c
 import dataclasses
 import threading
@@ -10,6 +11,7 @@ from typing import (
     Any,
     AsyncIterator,
     Callable,
+    ContextManager,
     Dict,
     Iterator,
     List,
@@ -24,6 +26,8 @@ import numpy.typing as npt
 
 from . import _arguments as arguments
 from ._library import F32, F64, I32, CText, Handle, P, Raised, call, copied_ids, lib, refuse, sized
+from ._turns import Turn
+from ._uses import Using
 
 if TYPE_CHECKING:
     from .model import Model
@@ -93,22 +97,28 @@ class Sampling:
                    logit_bias={s.logit_bias[i].id: s.logit_bias[i].bias for i in range(s.logit_bias_count)}, **plain)
 
     def _struct(self) -> Any:
+        all = arguments.mapping(self.logit_bias, "logit_bias", "a mapping of token ids to numbers")
         pairs = [(arguments.integer(id, "logit_bias", 0, (1 << 31) - 1,
                                     "token ids"), arguments.number(bias, "logit_bias[%s]" % id))
-                 for id, bias in self.logit_bias.items()]
+                 for id, bias in all.items()]
         biases = (CTokenBias * len(pairs))(*[CTokenBias(id, bias) for id, bias in pairs])
-        if self.greedy not in (True, False):
-            refuse("greedy", "True or False", repr(self.greedy))
         floats = {
             name: arguments.number(getattr(self, name), name)
             for name in ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty",
                          "presence_penalty")
         }
         return sized(
-            CSampling(greedy=int(self.greedy), seed=arguments.integer(self.seed, "seed", 0, (1 << 64) - 1,
-                                                                      "an integer of 64 bits, 0 or more"),
+            CSampling(greedy=arguments.flag(self.greedy, "greedy"),
+                      seed=arguments.integer(self.seed, "seed", 0, (1 << 64) - 1, "an integer of 64 bits, 0 or more"),
                       top_k=arguments.integer(self.top_k, "top_k", -1 << 31, (1 << 31) - 1), logit_bias=biases,
                       logit_bias_count=len(pairs), **floats))
+
+
+def settings_of(sampling: Sampling) -> Any:
+    """Returns the stet_sampling of a Sampling."""
+    if not isinstance(sampling, Sampling):
+        refuse("sampling", "a Sampling", repr(sampling))
+    return sampling._struct()
 
 
 @dataclasses.dataclass
@@ -140,7 +150,7 @@ class Token(NamedTuple):
 def log_probability(logits: F32, id: int) -> float:
     """Returns the natural logarithm of a token's probability under the softmax of logits,
     [vocab]."""
-    array, result = arguments.floats(logits, "logits"), c.c_double()
+    array, result = arguments.row(logits, "logits"), c.c_double()
     call("stet_log_probability", arguments.pointer(array, c.c_float), arguments.size(array.size),
          c.c_int32(arguments.integer(id, "id", -1 << 31, (1 << 31) - 1)), c.byref(result))
     return result.value
@@ -161,7 +171,8 @@ class Recorder:
                  on_text: Optional[Callable[[str], Optional[bool]]], raised: Raised,
                  speculator: Optional["Speculator"] = None) -> None:
         self.log_probabilities: List[float] = []
-        self._record = log_probabilities
+        self._record = log_probabilities = arguments.flag(log_probabilities, "log_probabilities")
+        arguments.function(on_text, "on_text")
         more: Dict[str, Any] = {}
 
         def token(_: object, id: int, logits: Any, count: int) -> None:
@@ -177,13 +188,24 @@ class Recorder:
             more["on_token"] = OnToken(raised.guard(token))
         if on_text is not None:
             more["on_text"] = OnText(raised.guard(text))
+        self.handles: List[c.c_void_p] = []  # those in the options, which the call uses
         if speculator is not None:
             if not isinstance(speculator, Speculator):
                 refuse("speculator", "a Speculator", repr(speculator))
             more["speculator"] = speculator._at
+            self.handles.append(speculator._at)
         most = arguments.integer(max_tokens, "max_tokens", 1, (1 << 62))
-        self.options = sized(CGenerateOptions(flags=1 if ignore_eos else 0, max_tokens=most, **more))
-        self._kept = more, speculator
+        flags = arguments.flag(ignore_eos, "ignore_eos")
+        self.options = sized(CGenerateOptions(flags=flags, max_tokens=most, **more))
+        self.speculator, self._kept = speculator, more
+
+    def turn(self) -> ContextManager[Any]:
+        """Returns the turn at the speculator for the call, with the handles that the call uses."""
+        stack = contextlib.ExitStack()
+        if self.speculator is not None:
+            stack.enter_context(self.speculator._turn)
+        stack.enter_context(Using(self.handles))
+        return stack
 
     def reply(self, at: Any) -> Reply:
         """Copies a stet_reply and frees it."""
@@ -266,7 +288,7 @@ class Speculator(Handle):
 
     Without a model it continues earlier occurrences of the last tokens. `draft` is a smaller model
     of the same vocabulary; its session has `capacity` positions and that many `threads`. Use a
-    speculator for one reply at a time."""
+    speculator for one reply at a time: other threads wait."""
 
     _free = "stet_speculator_free"
     _instead = "; make one there"
@@ -277,7 +299,9 @@ class Speculator(Handle):
         options = sized(
             CSessionOptions(capacity=arguments.integer(capacity, "capacity", 0),
                             threads=arguments.integer(threads, "threads", 0, 1 << 31)))
-        call("stet_speculator_new", draft._at if draft is not None else None, c.byref(options), c.byref(self._at))
+        self._turn = Turn("speculator")
+        call("stet_speculator_new", arguments.handle_or_none(draft, "Model", "draft"), c.byref(options),
+             c.byref(self._at))
 
 
 class Sampler(Handle):
@@ -291,31 +315,36 @@ class Sampler(Handle):
         super().__init__()
         self._vocab_size = arguments.integer(vocab_size, "vocab_size", 1, (1 << 31) - 1)
         self._drawn: I32 = np.zeros(0, np.int32)
+        self._turn = Turn("sampler")
         call("stet_sampler_new", c.c_int32(self._vocab_size), c.byref(self._at))
 
     def set_drawn(self, ids: arguments.Ids) -> None:
         """Sets the tokens of the reply so far, which the frequency and presence penalties count."""
         array = arguments.ids_of(ids)
-        call("stet_sampler_set_drawn", self._at, arguments.pointer(array, c.c_int32), arguments.size(array.size))
-        self._drawn = array
+        with self._turn:
+            call("stet_sampler_set_drawn", self._at, arguments.pointer(array, c.c_int32), arguments.size(array.size))
+            self._drawn = array
 
     def sample(self, logits: F32, sampling: Sampling, position: int, previous: arguments.Ids = ()) -> int:
         """Returns the token for a position. `logits`, [vocab], are finite or -inf. The repetition
         penalty applies to `previous`."""
-        array, before, id = arguments.floats(logits, "logits"), arguments.ids_of(previous, "previous"), c.c_int32()
-        settings = sampling._struct()
-        call("stet_sampler_sample", self._at, c.byref(settings), arguments.pointer(array, c.c_float),
-             arguments.size(array.size), arguments.pointer(before, c.c_int32), arguments.size(before.size),
-             c.c_uint64(arguments.integer(position, "position", 0)), c.byref(id))
+        array, before, id = arguments.row(logits, "logits"), arguments.ids_of(previous, "previous"), c.c_int32()
+        settings = settings_of(sampling)
+        place = c.c_uint64(arguments.integer(position, "position", 0))
+        with self._turn:
+            call("stet_sampler_sample", self._at, c.byref(settings), arguments.pointer(array, c.c_float),
+                 arguments.size(array.size), arguments.pointer(before, c.c_int32), arguments.size(before.size), place,
+                 c.byref(id))
         return id.value
 
     def probabilities(self, logits: F32, sampling: Sampling, previous: arguments.Ids = ()) -> F32:
         """Returns the distribution from which a token is drawn, [vocab]."""
-        array, before = arguments.floats(logits, "logits"), arguments.ids_of(previous, "previous")
-        settings, out = sampling._struct(), np.zeros(array.size, np.float32)
-        call("stet_sampler_probabilities", self._at, c.byref(settings), arguments.pointer(array, c.c_float),
-             arguments.size(array.size), arguments.pointer(before, c.c_int32), arguments.size(before.size),
-             arguments.pointer(out, c.c_float))
+        array, before = arguments.row(logits, "logits"), arguments.ids_of(previous, "previous")
+        settings, out = settings_of(sampling), np.zeros(array.size, np.float32)
+        with self._turn:
+            call("stet_sampler_probabilities", self._at, c.byref(settings), arguments.pointer(array, c.c_float),
+                 arguments.size(array.size), arguments.pointer(before, c.c_int32), arguments.size(before.size),
+                 arguments.pointer(out, c.c_float))
         return out
 
     def __copy__(self) -> "Sampler":

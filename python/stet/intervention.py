@@ -78,14 +78,12 @@ class Intervention:
         if len(arguments.integers(self.layers, "layers")) and self.point.startswith("blocks."):
             refuse("layers", "none beside a point of one layer, %s" % self.point, list(self.layers))
         arguments.integers(self.heads, "heads")
-        if arguments.integer(self.end, "end", 0) and self.end <= arguments.integer(self.begin, "begin", 0):
-            refuse("end", "0, or a position after begin %d" % self.begin, self.end)
-        arguments.integer(self.begin, "begin", 0)
+        for begin, end in (("begin", "end"), ("key_begin", "key_end")):
+            first, last = (arguments.integer(getattr(self, name), name, 0) for name in (begin, end))
+            if last and last <= first:
+                refuse(end, "0, or a position after %s %d" % (begin, first), last)
         for name in ("amount", "bias", "threshold"):
-            arguments.number(getattr(self, name), name)
-        if arguments.integer(self.key_end, "key_end",
-                             0) and self.key_end <= arguments.integer(self.key_begin, "key_begin", 0):
-            refuse("key_end", "0, or a position after key_begin %d" % self.key_begin, self.key_end)
+            arguments.single(getattr(self, name), name)
         if self.op in ("zero", "scale", "knock_out") and self.values is not None:
             refuse("values", "none for %s" % self.op, "an array of shape %s" % (np.shape(self.values),))
         if self.op not in ("zero", "scale", "knock_out") and self.values is None:

@@ -41,14 +41,15 @@ def _split(all: npt.NDArray[Any], part: int, shape: Tuple[int, int]) -> npt.NDAr
 def _range(layers: Sequence[int] = (), heads: Sequence[int] = (), begin: int = 0, end: int = 0, keys: bool = True,
            values: bool = True) -> Any:
     of_layers, of_heads = arguments.integers(layers, "layers"), arguments.integers(heads, "heads")
+    keys, values = arguments.flag(keys, "keys"), arguments.flag(values, "values")
     if not keys and not values:
-        refuse("range", "keys, values or both", "neither")
+        refuse("keys", "keys, values or both", "neither")
     r = sized(
         CRange(layers=arguments.pointer(of_layers, c.c_int64), layer_count=of_layers.size,
                heads=arguments.pointer(of_heads, c.c_int64), head_count=of_heads.size,
                begin=arguments.integer(begin, "begin",
                                        0), end=arguments.integer(end, "end",
-                                                                 0), keys=bool(keys), values=bool(values)))
+                                                                 0), keys=keys, values=values))
     r.kept = (of_layers, of_heads)
     return r
 
@@ -60,30 +61,37 @@ class KeysAndValues(SessionBase):
 
     def block(self, index: int) -> Block:
         """Returns read-only views of the keys and values of positions 64 index .. 64 index + 63
-        in memory order. Raises Error for a kv type without plain arrays."""
+        in memory order. Raises Error for a kv type without plain arrays, and for models whose layers
+        differ in shape."""
         m, view, data, size = self.model, View(), c.c_void_p(), c.c_size_t()
         with self._turn():
             self._long_call("stet_session_view_block", c.c_int64(arguments.integer(index, "index")),
                             c.byref(view._at), c.byref(data), c.byref(size))
             kind = _PLAIN.get(self._info().kv_type)
-        if kind is None or size.value != m.layers * m.kv_heads * 2 * m.head_dim * 64 * np.dtype(kind).itemsize:
+        if kind is None:
             raise Error("unsupported",
-                        "kv type: expected f32, bf16 or f16, whose blocks are plain arrays, found another", "",
-                        "kv type", "f32, bf16 or f16", "another")
+                        "kv_type: expected f32, bf16 or f16, whose blocks are plain arrays, found another; keys() and "
+                        "values() read it", "", "kv_type", "f32, bf16 or f16", "another")
+        if not m._has_plain_blocks():
+            raise Error("unsupported",
+                        "model: expected layers of one shape, found several; keys() and values() read them", "",
+                        "model", "layers of one shape", "several")
         all = view.array(data.value, (m.layers, m.kv_heads, 2, m.head_dim * 64), kind)
         return Block(_split(all, 0, (m.head_dim, 64)), _split(all, 1, (64, m.head_dim)))
 
     def _kv(self, keys: bool, layer: int) -> F32:
         m = self.model
         layer = arguments.integer(layer, "layer", 0, m.layers - 1)
+        row = m.point("blocks.%d.attn.hook_%s" % (layer, "k" if keys else "v"))  # refuses layers without keys
+        dim = row.width // row.heads
         with self._turn():
             count = len(self)
-            all = np.empty((count, m.kv_heads, m.head_dim), np.float32)
-            if self._info().kv_type not in _PLAIN:
-                for position, head in np.ndindex(count, m.kv_heads):
+            all = np.empty((count, row.heads, dim), np.float32)
+            if self._info().kv_type not in _PLAIN or not m._has_plain_blocks():
+                for position, head in np.ndindex(count, row.heads):
                     self._call("stet_session_get_key" if keys else "stet_session_get_value", c.c_int64(layer),
                                c.c_int64(head), c.c_int64(position),
-                               arguments.pointer(all[position, head], c.c_float), arguments.size(m.head_dim))
+                               arguments.pointer(all[position, head], c.c_float), arguments.size(dim))
                 return all
             for begin in range(0, count, 64):
                 block, end = self.block(begin // 64), min(count, begin + 64)
@@ -93,15 +101,16 @@ class KeysAndValues(SessionBase):
             return all
 
     def keys(self, layer: int) -> F32:
-        """Returns the stored keys of a layer, [positions, kv_heads, head_dim]."""
+        """Returns the stored keys of a layer, [positions, kv_heads, head_dim]. Raises Error for a layer
+        that has none: it is recurrent, or reads those of another layer."""
         return self._kv(True, layer)
 
     def values(self, layer: int) -> F32:
-        """Returns the stored values of a layer, [positions, kv_heads, head_dim]."""
+        """Returns the stored values of a layer, as keys() does."""
         return self._kv(False, layer)
 
     def _set(self, function: str, layer: int, head: int, position: int, x: npt.ArrayLike) -> None:
-        row = arguments.floats(x, "x").reshape(-1)
+        row = arguments.row(x, "x")
         at = [
             c.c_int64(arguments.integer(value, name))
             for value, name in ((layer, "layer"), (head, "head"), (position, "position"))
@@ -116,25 +125,39 @@ class KeysAndValues(SessionBase):
         """Replaces the stored value of one position, [head_dim]. An edit."""
         self._set("stet_session_set_value", layer, head, position, x)
 
-    def zero_kv(self, **where: Any) -> None:
+    def zero_kv(self, *, layers: Sequence[int] = (), heads: Sequence[int] = (), begin: int = 0, end: int = 0,
+                keys: bool = True, values: bool = True) -> None:
         """Zeroes keys and values of a range. An edit."""
-        self._long_call("stet_session_zero_kv", c.byref(_range(**where)))
+        where = _range(layers, heads, begin, end, keys, values)
+        self._long_call("stet_session_zero_kv", c.byref(where))
 
-    def scale_kv(self, factor: float, **where: Any) -> None:
+    def scale_kv(self, factor: float, *, layers: Sequence[int] = (), heads: Sequence[int] = (), begin: int = 0,
+                 end: int = 0, keys: bool = True, values: bool = True) -> None:
         """Multiplies keys and values of a range by a factor. An edit."""
-        self._long_call("stet_session_scale_kv", c.byref(_range(**where)),
-                        c.c_float(arguments.number(factor, "factor")))
+        where = _range(layers, heads, begin, end, keys, values)
+        self._long_call("stet_session_scale_kv", c.byref(where), c.c_float(arguments.number(factor, "factor")))
 
-    def set_kv(self, x: npt.ArrayLike, **where: Any) -> None:
+    def set_kv(self, x: npt.ArrayLike, *, layers: Sequence[int] = (), heads: Sequence[int] = (), begin: int = 0,
+               end: int = 0, keys: bool = True, values: bool = True) -> None:
         """Sets keys or values of a range: one vector [head_dim] for all, or [positions, heads,
         head_dim] for each layer. An edit."""
-        rows = arguments.floats(x, "x")
-        self._long_call("stet_session_set_kv", c.byref(_range(**where)), arguments.pointer(rows, c.c_float),
-                        arguments.size(rows.size))
+        rows, where = arguments.floats(x, "x"), _range(layers, heads, begin, end, keys, values)
+        with self._turn():
+            positions = (end or len(self)) - begin
+            if rows.ndim != 1 and positions > 0:
+                if rows.ndim != 3 or len(rows) != positions or (len(heads) and rows.shape[1] != len(heads)):
+                    refuse("x", "[head_dim], or [positions, heads, head_dim] of %d positions" % positions,
+                           "shape %s" % (rows.shape,))
+            self._long_call("stet_session_set_kv", c.byref(where), arguments.pointer(rows, c.c_float),
+                            arguments.size(rows.size))
 
-    def copy_kv(self, source: "KeysAndValues", position: Optional[int] = None, **where: Any) -> None:
+    def copy_kv(self, source: "KeysAndValues", position: Optional[int] = None, *, layers: Sequence[int] = (),
+                heads: Sequence[int] = (), begin: int = 0, end: int = 0, keys: bool = True,
+                values: bool = True) -> None:
         """Copies a range from another session of the same model, starting at `position` there
         (None: the same position). Keys that move are rotated to their new positions. An edit."""
-        begin = where.get("begin", 0) if position is None else arguments.integer(position, "position")
+        where = _range(layers, heads, begin, end, keys, values)
+        at = begin if position is None else arguments.integer(position, "position")
+        arguments.handle(source, "Session", "source")
         with turns_of(self, source):
-            self._long_call("stet_session_copy_kv", c.byref(_range(**where)), source._at, c.c_int64(begin))
+            self._long_call("stet_session_copy_kv", c.byref(where), source._at, c.c_int64(at))

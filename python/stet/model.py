@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import ctypes as c
 import fnmatch
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, NamedTuple, Tuple, TypeVar
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple, TypeVar
 
 import numpy as np
 
@@ -61,7 +61,8 @@ class Point(NamedTuple):
 
 def model_options(contract: str, threads: int, in_memory: bool) -> Any:
     """Returns stet_model_options with these values."""
-    return sized(CModelOptions(flags=1 if in_memory else 0, threads=arguments.integer(threads, "threads", *THREADS),
+    return sized(CModelOptions(flags=arguments.flag(in_memory, "in_memory"),
+                               threads=arguments.integer(threads, "threads", *THREADS),
                                contract=arguments.choice(contract, CONTRACTS, "contract")))
 
 
@@ -69,7 +70,7 @@ def c_files(files: Mapping[str, bytes]) -> Tuple[Any, object]:
     """Returns a stet_file[] of files in memory, and the objects that must live while they are
     read."""
     held = []
-    for name, data in files.items():
+    for name, data in arguments.mapping(files, "files", "a mapping of names to bytes").items():
         if not isinstance(data, bytes):
             refuse("files[%r]" % name, "bytes", "a %s" % type(data).__name__)
         held.append((arguments.word(name, "files"), data))
@@ -148,6 +149,7 @@ class Model(Shared):
         self.contract = CONTRACT_NAMES[info.contract]
         self._fingerprints = info.fingerprint_count
         self._shapes: Dict[str, Point] = {}
+        self._plain: Optional[bool] = None
         self._stacks: Dict[str, F32] = {}
 
     def __repr__(self) -> str:
@@ -197,27 +199,35 @@ class Model(Shared):
     def points(self, pattern: str = "*") -> List[str]:
         """Returns the names of this model's points (docs/lab.md) that match, in the order of
         the forward pass."""
-        text, size = c.c_void_p(), c.c_size_t()
+        wanted, text, size = arguments.word(pattern, "pattern").decode(), c.c_void_p(), c.c_size_t()
         call("stet_model_points", self._at, c.byref(text), c.byref(size))
         names = taken_text(text, size).splitlines()
-        return [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+        return [name for name in names if fnmatch.fnmatchcase(name, wanted)]
 
     def point(self, name: str) -> Point:
         """Returns the shape of a row at a point. The name includes the layer or, if all layers
         are alike, may omit it."""
+        asked = arguments.word(name, "point")
         found = self._shapes.get(name)
         if found is None:
             info = sized(_CPointInfo())
-            call("stet_model_point", self._at, arguments.word(name, "point"), c.byref(info))
+            call("stet_model_point", self._at, asked, c.byref(info))
             found = self._shapes[name] = Point(info.heads, info.width, bool(info.of_positions),
                                                bool(info.can_be_changed))
         return found
 
+    def _has_plain_blocks(self) -> bool:
+        """Returns True if each layer keeps kv_heads keys and values of head_dim numbers."""
+        if self._plain is None:
+            own = {name for name in self.points("*.attn.hook_[kv]")}
+            names = ["blocks.%d.attn.hook_%s" % (layer, part) for layer in range(self.layers) for part in "kv"]
+            self._plain = all(
+                name in own and self._row_shape(name, 0) == (self.kv_heads, self.head_dim) for name in names)
+        return self._plain
+
     def _matching(self, patterns: Iterable[str]) -> List[str]:
-        if isinstance(patterns, (str, bytes)):
-            refuse("points", "a sequence of names", repr(patterns))
         names: List[str] = []
-        for pattern in patterns:
+        for pattern in arguments.sequence(patterns, "points", "names"):
             name = arguments.word(pattern, "points").decode()
             found = [point for point in self.points(name)
                      if name.endswith("hook_state") or not point.endswith(".hook_state")]
@@ -239,9 +249,9 @@ class Model(Shared):
     def weights(self, pattern: str = "*") -> List[str]:
         """Returns the names of matching weights in TransformerLens's form ("embed.W_E",
         "blocks.0.attn.W_Q", ...). A tensor without such a name keeps its name in the checkpoint."""
-        text, size = c.c_void_p(), c.c_size_t()
+        wanted, text, size = arguments.word(pattern, "pattern").decode(), c.c_void_p(), c.c_size_t()
         call("stet_model_weights", self._at, c.byref(text), c.byref(size))
-        return [name for name in taken_text(text, size).splitlines() if fnmatch.fnmatchcase(name, pattern)]
+        return [name for name in taken_text(text, size).splitlines() if fnmatch.fnmatchcase(name, wanted)]
 
     def weight(self, name: str) -> F32:
         """Returns the values that the model multiplies by, widened to float32, as a read-only

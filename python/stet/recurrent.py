@@ -72,8 +72,8 @@ class RecurrentArrays(Mapping[int, Dict[str, F32]]):
         layer = arguments.integer(layer, "layer")
         if layer not in self._places:
             refuse("layer", "one of the recurrent layers %s" % (", ".join(map(str, self)) or "(none)"), layer)
-        if name not in self._places[layer]:
-            refuse("name", " or ".join(self._places[layer]), name)
+        if not isinstance(name, str) or name not in self._places[layer]:
+            refuse("name", " or ".join(self._places[layer]), repr(name))
         return self._places[layer][name]
 
 

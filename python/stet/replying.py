@@ -5,9 +5,9 @@ import ctypes as c
 from typing import TYPE_CHECKING, Callable, List, Optional, Sequence
 
 from . import _arguments as arguments
-from ._library import CText, P, copied_ids, refuse, sized, taken_text
+from ._library import CText, P, copied_ids, sized, taken_text
 from ._session import SessionBase, progress_callback
-from .generation import CReply, CSampling, Recorder, Reply, Sampling, Speculator, Stream
+from .generation import CReply, CSampling, Recorder, Reply, Sampling, Speculator, Stream, settings_of
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
@@ -37,9 +37,7 @@ class Replying(SessionBase):
 
     @sampling.setter
     def sampling(self, new: Sampling) -> None:
-        if not isinstance(new, Sampling):
-            refuse("sampling", "a Sampling", repr(new))
-        settings = new._struct()
+        settings = settings_of(new)
         self._call("stet_session_set_sampling", c.byref(settings))
 
     def use_recommended(self) -> None:
@@ -74,9 +72,10 @@ class Replying(SessionBase):
 
     @stop_strings.setter
     def stop_strings(self, strings: Sequence[str]) -> None:
-        if isinstance(strings, (str, bytes)):
-            refuse("stop_strings", "a sequence of texts", repr(strings))
-        held = [arguments.text(s, "stop_strings[%d]" % i) for i, s in enumerate(strings)]
+        held = [
+            arguments.text(s, "stop_strings[%d]" % i)
+            for i, s in enumerate(arguments.sequence(strings, "stop_strings", "texts"))
+        ]
         texts = (CText * len(held))(*[CText(c.cast(c.c_char_p(data), c.c_void_p), len(data)) for data in held])
         self._call("stet_session_set_stop_strings", texts, arguments.size(len(held)))
 
@@ -93,8 +92,9 @@ class Replying(SessionBase):
         with self._turn():
             recorder, at = Recorder(max_tokens, ignore_eos, log_probabilities, on_text, self._raised,
                                     speculator), P(CReply)()
-            self._long_call("stet_session_generate", tokenizer._at if tokenizer is not None else None,
-                            c.byref(recorder.options), c.byref(at))
+            with recorder.turn():
+                self._long_call("stet_session_generate", arguments.handle_or_none(tokenizer, "Tokenizer", "tokenizer"),
+                                c.byref(recorder.options), c.byref(at))
             reply = recorder.reply(at)
             self._raised.raise_first()  # an exception of the callback that ended the reply
             return reply
@@ -103,12 +103,14 @@ class Replying(SessionBase):
                ignore_eos: bool = False) -> Stream:
         """Returns the reply of generate() token by token, with text and log-probability, for
         `for` and `async for`."""
+        arguments.handle_or_none(tokenizer, "Tokenizer", "tokenizer")
+        arguments.flag(ignore_eos, "ignore_eos")
         return Stream(lambda: self.generate(tokenizer, 1, ignore_eos, log_probabilities=True), max_tokens)
 
     def end_reply(self, tokenizer: Optional["Tokenizer"] = None) -> str:
         """Closes an open reply that will not continue. Returns the end of its text that was held
         back."""
         text, size = c.c_void_p(), c.c_size_t()
-        self._call("stet_session_end_reply", tokenizer._at if tokenizer is not None else None, c.byref(text),
-                   c.byref(size))
+        self._call("stet_session_end_reply", arguments.handle_or_none(tokenizer, "Tokenizer", "tokenizer"),
+                   c.byref(text), c.byref(size))
         return taken_text(text, size)

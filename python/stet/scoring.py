@@ -56,12 +56,15 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str, bos: Opti
     moves to the continuation. The context then has as many of the joint tokens as it has tokens
     alone."""
     first, second = arguments.text(context, "context"), arguments.text(continuation, "continuation")
+    of, special = arguments.handle(tokenizer, "Tokenizer", "tokenizer"), arguments.flag(special, "special")
+    if bos is not None and not isinstance(bos, bool):
+        refuse("bos", "True, False or None", repr(bos))
     if bos and special and first.startswith(tokenizer.special_tokens.get("bos_token", "\0").encode()):
         bos = None  # the text begins with bos already
     options = sized(
         _CEncodeOptions(flags=(0 if bos is None else _BOS if bos else _NO_BOS) | (0 if special else _PLAIN)))
     ids, count, begin = P(c.c_int32)(), c.c_size_t(), c.c_size_t()
-    call("stet_tokenizer_encode_pair", tokenizer._at, first, arguments.size(len(first)), second,
+    call("stet_tokenizer_encode_pair", of, first, arguments.size(len(first)), second,
          arguments.size(len(second)), c.byref(options), c.byref(ids), c.byref(count), c.byref(begin))
     return taken_ids(ids, count), begin.value
 
@@ -83,15 +86,14 @@ def score(before: Union[Model, SessionBase], requests: Sequence[Scored], tokeniz
             return score(session, requests, tokenizer, batch=batch, bos=bos, special=special)
     if not isinstance(before, SessionBase):
         refuse("before", "a Model or a Session", type(before).__name__)
-    if isinstance(requests, (str, bytes)):
-        refuse("requests", "a sequence of them", repr(requests))
+    arguments.handle_or_none(tokenizer, "Tokenizer", "tokenizer")
     with before._turn():
         first = 0 if len(before) else 1
         if not first and bos is None:
             bos = False
         pairs = [
             _request(request, "requests[%d]" % i, tokenizer, bos, special, first)
-            for i, request in enumerate(requests)
+            for i, request in enumerate(arguments.sequence(requests, "requests", "them"))
         ]
         all = (_CRequest * len(pairs))(
             *[_CRequest(arguments.pointer(ids, c.c_int32), ids.size, begin) for ids, begin in pairs]

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import ctypes as c
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -65,9 +65,10 @@ class BlockIdentity(NamedTuple):
 def save_options(form: str, parent: Optional["Snapshot"], compress: int, with_weights: bool, with_tokenizer: bool,
                  threads: int, mode: int) -> Any:
     """Returns stet_save_options with the values that Session.save describes."""
-    flags = (1 if with_weights else 0) | (2 if with_tokenizer else 0)
+    flags = ((arguments.flag(with_weights, "with_weights"))
+             | (2 if arguments.flag(with_tokenizer, "with_tokenizer") else 0))
     return sized(
-        CSaveOptions(flags=flags, parent=parent._at if parent is not None else None,
+        CSaveOptions(flags=flags, parent=arguments.handle_or_none(parent, "Snapshot", "parent"),
                      threads=arguments.integer(threads, "threads", *THREADS), mode=arguments.integer(mode, "mode", 0),
                      form=arguments.choice(form, FORMS, "form"),
                      compress=arguments.integer(compress, "compress", 0, 9)))
@@ -83,9 +84,10 @@ class Session(KeysAndValues, Recurrent, Attaching, Replying):
 
     def __init__(self, model: Model, **options: Any) -> None:
         super().__init__()
+        of = arguments.handle(model, "Model", "model")
         self._begin(model)
         wanted = session_options(**options)
-        call("stet_session_new", model._at, c.byref(wanted), c.byref(self._at))
+        call("stet_session_new", of, c.byref(wanted), c.byref(self._at))
 
     @classmethod
     def _adopt(cls, model: Model, at: c.c_void_p) -> "Session":
@@ -112,6 +114,7 @@ class Session(KeysAndValues, Recurrent, Attaching, Replying):
         KeyboardInterrupt at any time, leaves the session unchanged."""
         array, names = arguments.ids_of(ids), self.model._matching(points)
         states = arguments.integers(state_positions, "state_positions")
+        logits = arguments.flag(logits, "logits")
         with self._turn():
             told = progress_callback(progress, self._raised)
             if not names and not logits:
@@ -140,6 +143,7 @@ class Session(KeysAndValues, Recurrent, Attaching, Replying):
     def logits(self, copy: bool = False) -> F32:
         """Returns the logits for the token after the last one, [vocab], or [0] without tokens.
         The array is a read-only view, which later calls do not change, or a copy."""
+        copy = arguments.flag(copy, "copy")
         with self._turn():
             data, count = P(c.c_float)(), c.c_size_t()
             if copy:
@@ -163,9 +167,9 @@ class Session(KeysAndValues, Recurrent, Attaching, Replying):
         lib.stet_free(c.cast(data, c.c_void_p))
         return array.reshape(*given.shape[:-1], self.model.vocab_size)
 
-    def trace(self, ids: arguments.Ids) -> "Trace":
-        """Processes tokens in a fork, and keeps the data for recomputing changes of them from the
-        changed layer and position."""
+    def trace(self, ids: Union[arguments.Ids, Sequence[arguments.Ids]]) -> "Trace":
+        """Processes tokens, or those of several prompts, in a fork. Keeps the data for recomputing
+        changes of them from the changed layer and position."""
         from .trace import Trace
         return Trace(self, ids)
 
@@ -186,7 +190,7 @@ class Session(KeysAndValues, Recurrent, Attaching, Replying):
 
     def rewind_cost(self, size: int) -> int:
         """Returns the number of tokens that rewind(size) would process again: 0 unless
-        window_only, or the model has recurrent layers."""
+        window_only, or the model has recurrent layers. Refuses positions that do not exist."""
         tokens = c.c_int64()
         self._call("stet_session_rewind_cost", c.c_int64(arguments.integer(size, "size")), c.byref(tokens))
         return tokens.value
@@ -195,7 +199,7 @@ class Session(KeysAndValues, Recurrent, Attaching, Replying):
         """Removes positions from the middle. Keeps `keep_last` at the end and `sinks` at the
         beginning. Returns how many became invisible. `shift` moves later positions up; otherwise
         the gap is masked."""
-        options, pruned = (sized(CPruneOptions(flags=1 if shift else 0,
+        options, pruned = (sized(CPruneOptions(flags=arguments.flag(shift, "shift"),
                                                keep_last=arguments.integer(keep_last, "keep_last"),
                                                sinks=arguments.integer(sinks, "sinks"))), c.c_int64())
         self._long_call("stet_session_prune", c.byref(options), c.byref(pruned))
@@ -204,7 +208,7 @@ class Session(KeysAndValues, Recurrent, Attaching, Replying):
     def prune_range(self, begin: int, end: int, shift: bool = False) -> None:
         """Removes positions begin .. end - 1."""
         self._long_call("stet_session_prune_range", c.c_int64(arguments.integer(begin, "begin")),
-                        c.c_int64(arguments.integer(end, "end")), c.c_int32(bool(shift)))
+                        c.c_int64(arguments.integer(end, "end")), c.c_int32(arguments.flag(shift, "shift")))
 
     # ---- identities, files, verification
 
@@ -242,8 +246,8 @@ class Session(KeysAndValues, Recurrent, Attaching, Replying):
         means 0600."""
         options, d = (save_options(form, parent, compress, with_weights, with_tokenizer, threads, mode),
                       sized(CDigests()))
-        where = arguments.path(path)
-        self._long_call("stet_session_save", tokenizer._at if tokenizer is not None else None, where, c.byref(options),
+        where, of = arguments.path(path), arguments.handle_or_none(tokenizer, "Tokenizer", "tokenizer")
+        self._long_call("stet_session_save", of, where, c.byref(options),
                         c.byref(d))
         return Digests._of(d)
 
@@ -259,6 +263,7 @@ class Session(KeysAndValues, Recurrent, Attaching, Replying):
         Numbers are equal if their bits are or, with a tolerance, if they differ by at most that
         times max(1, |expected|)."""
         at, limit = P(CDifference)(), arguments.number(tolerance, "tolerance")
+        arguments.handle(other, "Session", "other")
         with turns_of(self, other):
             self._long_call("stet_session_first_difference", other._at, c.c_double(limit), c.byref(at))
             return Difference._of(at)

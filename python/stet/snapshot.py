@@ -188,7 +188,8 @@ class Snapshot(Shared):
         return Digests._of(d)
 
     def check(self, threads: int = 0) -> CheckReport:
-        """Verifies every byte of the file without a model. Raises an Error that names the first fault."""
+        """Verifies every byte of the file without a model, compressed blocks by the bytes that they
+        expand to. Raises an Error that names the first fault."""
         report = sized(_CCheckReport())
         long_call("stet_snapshot_check", self._at, c.c_int32(arguments.integer(threads, "threads", *THREADS)),
                   c.byref(report))
@@ -198,8 +199,9 @@ class Snapshot(Shared):
         """Recomputes the state from its tokens, as far as they reproduce it, and compares the
         file with it. `bisect` names the block and layer from digests only."""
         at, wanted, how, report = P(CDifference)(), session_options(**options), sized(
-            _CVerifyOptions(flags=1 if bisect else 0)), sized(CVerifyReport())
-        long_call("stet_snapshot_verify", self._at, model._at, c.byref(wanted), c.byref(how), c.byref(report),
+            _CVerifyOptions(flags=arguments.flag(bisect, "bisect"))), sized(CVerifyReport())
+        of = arguments.handle(model, "Model", "model")
+        long_call("stet_snapshot_verify", self._at, of, c.byref(wanted), c.byref(how), c.byref(report),
                   c.byref(at))
         return VerifyReport._of(report, at)
 
@@ -226,11 +228,14 @@ class Snapshot(Shared):
         once, not at first use. `heal` recomputes damaged blocks. `trust` accepts blocks
         unchecked. `replay` recomputes everything, also under another model, contract or kv_type.
         Otherwise another model, tokenizer or contract raises an Error with all differences."""
-        flags = sum(bit for bit, on in ((1, in_memory), (2, check), (4, heal), (8, trust), (16, replay)) if on)
+        flags = sum(bit for bit, on, name in ((1, in_memory, "in_memory"), (2, check, "check"), (4, heal, "heal"),
+                                              (8, trust, "trust"), (16, replay, "replay")) if arguments.flag(on, name))
+        of = arguments.handle(model, "Model", "model")
+        by = arguments.handle_or_none(tokenizer, "Tokenizer", "tokenizer")
         at, wanted, how, report = c.c_void_p(), session_options(**options), sized(
             _CRestoreOptions(flags=flags)), sized(_CRestoreReport())
-        long_call("stet_snapshot_restore", self._at, model._at, tokenizer._at if tokenizer is not None else None,
-                  c.byref(wanted), c.byref(how), c.byref(report), c.byref(at))
+        long_call("stet_snapshot_restore", self._at, of, by, c.byref(wanted), c.byref(how), c.byref(report),
+                  c.byref(at))
         session = Session._adopt(model, at)
         session.restored = RestoreReport(report.reused, report.recomputed, report.healed, bool(report.checked))
         return session
@@ -246,10 +251,11 @@ class Snapshot(Shared):
         options = sized(
             _CConvertOptions(capacity=arguments.integer(capacity, "capacity", 0),
                              kv_type=arguments.choice(kv_type, KV_TYPES, "kv_type")))
+        shift, first = arguments.flag(shift, "shift"), arguments.integer(sinks, "sinks")
         if keep_last is not None:
             prune = sized(
                 CPruneOptions(flags=1 if shift else 0, keep_last=arguments.integer(keep_last, "keep_last"),
-                              sinks=arguments.integer(sinks, "sinks")))
+                              sinks=first))
             options.prune = c.pointer(prune)
         long_call("stet_snapshot_convert", self._at, arguments.path(path), c.byref(options), c.byref(save),
                   c.byref(pruned), c.byref(d))

@@ -6,6 +6,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tup
 
 from . import _arguments as arguments
 from ._library import I32, CText, Handle, P, Shared, call, lib, refuse, sized, taken_ids, taken_text
+from ._turns import Turn
 from .message import Messages, json_of_messages
 from .model import c_files
 
@@ -132,6 +133,7 @@ class Tokenizer(Shared):
 
     def _encode(self, data: bytes, bos: Optional[bool], special: bool, continued: bool,
                 plain: Iterable[Tuple[int, int]]) -> I32:
+        special, continued = arguments.flag(special, "special"), arguments.flag(continued, "continued")
         if bos is not None and not isinstance(bos, bool):
             refuse("bos", "True, False or None", repr(bos))
         if bos and self.bos is not None:  # the text begins with bos already
@@ -154,7 +156,7 @@ class Tokenizer(Shared):
         """Returns the text of tokens. It is valid Unicode for any ids."""
         array, out, size = arguments.ids_of(ids), c.c_void_p(), c.c_size_t()
         call("stet_tokenizer_decode", self._at, arguments.pointer(array, c.c_int32), arguments.size(array.size),
-             c.c_int32(bool(skip_special)), c.byref(out), c.byref(size))
+             c.c_int32(arguments.flag(skip_special, "skip_special")), c.byref(out), c.byref(size))
         return taken_text(out, size)
 
     def id(self, piece: str) -> int:
@@ -209,7 +211,8 @@ class ChatTemplate(Shared):
     def __init__(self, tokenizer: Tokenizer, source: Optional[str] = None) -> None:
         super().__init__()
         data = None if source is None else arguments.text(source, "source")
-        call("stet_chat_template_new", tokenizer._at, data, arguments.size(len(data or b"")), c.byref(self._at))
+        of = arguments.handle(tokenizer, "Tokenizer", "tokenizer")
+        call("stet_chat_template_new", of, data, arguments.size(len(data or b"")), c.byref(self._at))
 
     def render(self, messages: Messages, add_generation_prompt: bool = True,
                variables: Union[str, Mapping[str, Any], None] = None, now: int = 0) -> Rendered:
@@ -218,7 +221,8 @@ class ChatTemplate(Shared):
         data = json_of_messages(messages)
         more = b"" if variables is None else arguments.json_text(variables, "variables")
         options = sized(
-            _CRenderOptions(flags=1 if add_generation_prompt else 0, variables=c_text(more),
+            _CRenderOptions(flags=arguments.flag(add_generation_prompt, "add_generation_prompt"),
+                            variables=c_text(more),
                             now=arguments.integer(now, "now")))
         out, size, plain, count = c.c_void_p(), c.c_size_t(), P(_CRange)(), c.c_size_t()
         call("stet_chat_template_render", self._at, data, arguments.size(len(data)), c.byref(options), c.byref(out),
@@ -237,26 +241,30 @@ class TextStream(Handle):
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
         super().__init__()
-        self._tokenizer, self._skip = tokenizer, bool(skip_special)
-        call("stet_text_stream_new", tokenizer._at, c.c_int32(self._skip), c.byref(self._at))
+        of = arguments.handle(tokenizer, "Tokenizer", "tokenizer")
+        self._tokenizer, self._skip = tokenizer, arguments.flag(skip_special, "skip_special")
+        self._turn = Turn("stream")
+        call("stet_text_stream_new", of, c.c_int32(self._skip), c.byref(self._at))
 
     def push(self, id: int) -> str:
         """Adds a token. Returns the text that it completes, often ""."""
-        text = CText()
-        call("stet_text_stream_push", self._at, c.c_int32(arguments.integer(id, "id", -1 << 31, (1 << 31) - 1)),
-             c.byref(text))
-        return str(text)
+        text, one = CText(), c.c_int32(arguments.integer(id, "id", -1 << 31, (1 << 31) - 1))
+        with self._turn:
+            call("stet_text_stream_push", self._at, one, c.byref(text))
+            return str(text)
 
     def finish(self) -> str:
         """Returns the remaining text and resets the stream."""
         text = CText()
-        call("stet_text_stream_finish", self._at, c.byref(text))
-        return str(text)
+        with self._turn:
+            call("stet_text_stream_finish", self._at, c.byref(text))
+            return str(text)
 
     def state(self) -> bytes:
         """Returns the stream's whole state."""
         data, size = c.c_void_p(), c.c_size_t()
-        call("stet_text_stream_save", self._at, c.byref(data), c.byref(size))
+        with self._turn:
+            call("stet_text_stream_save", self._at, c.byref(data), c.byref(size))
         kept = c.string_at(data, size.value)
         lib.stet_free(data)
         return kept
@@ -265,7 +273,8 @@ class TextStream(Handle):
         """Restores a state that state() returned."""
         if not isinstance(state, bytes):
             refuse("state", "bytes", "a %s" % type(state).__name__)
-        call("stet_text_stream_restore", self._at, state, arguments.size(len(state)))
+        with self._turn:
+            call("stet_text_stream_restore", self._at, state, arguments.size(len(state)))
 
     def __copy__(self) -> "TextStream":
         copy = TextStream(self._tokenizer, self._skip)

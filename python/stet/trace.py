@@ -9,6 +9,7 @@ import numpy as np
 
 from . import _arguments as arguments
 from ._library import F32, ArgumentError, Error, Handle, P, Raised, long_call, refuse
+from ._turns import Turn
 from ._session import OnLogits, SessionBase
 from .intervention import CIntervention, Intervention, c_interventions
 
@@ -43,10 +44,12 @@ class Trace(Handle):
 
     def __init__(self, before: SessionBase, ids: Union[arguments.Ids, Sequence[arguments.Ids]]) -> None:
         super().__init__()
+        arguments.handle(before, "Session", "before")
         self.model = before.model
         several = isinstance(ids, (list, tuple)) and len(ids) > 0 and not isinstance(ids[0], (int, np.integer, str))
         arrays = ([arguments.ids_of(one, "ids[%d]" % i) for i, one in enumerate(ids)] if several
                   else [arguments.ids_of(ids)])  # type: ignore[arg-type]
+        self._turn = Turn("trace")
         self._count, self._prompts = sum(a.size for a in arrays), len(arrays)
         with before._turn():
             if several:
@@ -82,6 +85,8 @@ class Trace(Handle):
 
         For TraceRuns, returns a list with the logits of each run's positions in ascending order,
         [positions, vocab], or passes them to the function."""
+        changes = arguments.sequence(changes, "changes", "Interventions or TraceRuns")
+        arguments.function(function, "function")
         if any(isinstance(change, TraceRun) for change in changes):
             return self._run_all(changes, function)
         kept = []
@@ -107,8 +112,9 @@ class Trace(Handle):
                 function(index, logits.copy())
 
         try:
-            long_call("stet_trace_run", self._at, (CIntervention * len(kept))(*kept), arguments.size(len(kept)),
-                      OnLogits(raised.guard(on_logits)), None)
+            with self._turn:
+                long_call("stet_trace_run", self._at, (CIntervention * len(kept))(*kept), arguments.size(len(kept)),
+                          OnLogits(raised.guard(on_logits)), None)
         except Error:
             raised.raise_first()
             raise
@@ -121,7 +127,14 @@ class Trace(Handle):
             name = "changes[%d]" % i
             if not isinstance(run, TraceRun):
                 refuse(name, "a TraceRun, as the others", type(run).__name__)
-            parts = [part for change in run.changes for part in c_interventions(self.model, change)]
+            parts = []
+            for j, change in enumerate(arguments.sequence(run.changes, name + ".changes", "Interventions")):
+                if not isinstance(change, Intervention):
+                    refuse("%s.changes[%d]" % (name, j), "an Intervention", type(change).__name__)
+                try:
+                    parts += c_interventions(self.model, change)
+                except ArgumentError as error:
+                    refuse("%s.changes[%d]: %s" % (name, j, error.field), error.expected, error.found)
             array, positions = (CIntervention * len(parts))(*parts), np.unique(
                 arguments.integers(run.positions, name + ".positions"))
             held.append((parts, array, positions))
@@ -143,8 +156,9 @@ class Trace(Handle):
                 found[index] = logits
 
         try:
-            long_call("stet_trace_run_all", self._at, all, arguments.size(len(runs)),
-                      _OnTraced(raised.guard(on_logits)), None)
+            with self._turn:
+                long_call("stet_trace_run_all", self._at, all, arguments.size(len(runs)),
+                          _OnTraced(raised.guard(on_logits)), None)
         except Error:
             raised.raise_first()
             raise

@@ -245,8 +245,14 @@ stet_status stet_session_rewind(stet_session* session, int64_t size, stet_error*
 
 stet_status stet_session_rewind_cost(const stet_session* session, int64_t size, int64_t* tokens,
                                      stet_error** error) {
-  return guarded(error,
-                 [&] { output(tokens, "tokens") = at(session, "session").at->rewind_cost(size); });
+  return guarded(error, [&] {
+    int64_t& to = output(tokens, "tokens");
+    const stet::Session& s = *at(session, "session").at;
+    if (size < 0 || size > s.size())
+      throw stet::Error(stet::ErrorKind::argument, "", "size",
+                        "a position in 0.." + std::to_string(s.size()), std::to_string(size));
+    to = s.rewind_cost(size);
+  });
 }
 
 stet_status stet_session_prune(stet_session* session, const stet_prune_options* options,

@@ -316,9 +316,11 @@ struct Found {
   const AnchorEntry* entry = nullptr;  // null: the live arrays of `file`
 };
 
-Found find_anchor(const SnapshotChain& chain, const SnapshotFile& file, const AnchorEntry& a) {
+// `chain` is null if the file's parents are not available.
+Found find_anchor(const SnapshotChain* chain, const SnapshotFile& file, const AnchorEntry& a) {
   if (!a.in_parent) return {&file, &a};
-  for (const auto& parent : chain.parents()) {
+  if (chain == nullptr) return {};
+  for (const auto& parent : chain->parents()) {
     if (a.position == parent->meta.positions && is_name_of_end(*parent, a.name))
       return {parent.get(), nullptr};
     for (const AnchorEntry& other : parent->anchors) {
@@ -381,6 +383,20 @@ void check_name(const SnapshotFile& file, const AnchorEntry& e, const Sha256& by
     snapshot_damaged(file.path, anchor_field(e), sha256_text(expected), sha256_text(e.name));
 }
 
+// Returns true if the anchor's bytes are in the file or its parents, and are those that were saved.
+// Returns false if no file has them. Throws a format Error for damage and for another name.
+bool check_anchor(const SnapshotChain* chain, const SnapshotFile& file, const AnchorEntry& e,
+                  const Sha256& by_tokens, const RecurrentShape& shape) {
+  const Found found = find_anchor(chain, file, e);
+  if (found.file == nullptr) {
+    check_name(file, e, by_tokens, nullptr, shape);
+    return false;
+  }
+  const Anchor a = load_anchor(found, e, shape);
+  check_name(file, e, by_tokens, &a, shape);
+  return true;
+}
+
 }  // namespace
 
 std::vector<int64_t> load_arrays(const SnapshotFile& file, RecurrentState& to) {
@@ -396,7 +412,7 @@ Anchors load_anchors(const SnapshotChain& chain, const SnapshotFile& file, bool 
   if (file.anchors.empty()) return anchors;
   const RecurrentShape shape = shape_of(file);
   each_anchor(file, [&](const AnchorEntry& e, const Sha256& name) {
-    const Found found = find_anchor(chain, file, e);
+    const Found found = find_anchor(&chain, file, e);
     if (found.file == nullptr) return;
     try {
       Anchor a = load_anchor(found, e, shape);
@@ -418,13 +434,28 @@ size_t check_recurrent(const SnapshotChain& chain, const SnapshotFile& file) {
                      "its bytes are not those that were saved");
   size_t checked = file.arrays.size();
   each_anchor(file, [&](const AnchorEntry& e, const Sha256& name) {
-    const Found found = find_anchor(chain, file, e);
-    if (found.file == nullptr) return check_name(file, e, name, nullptr, shape);
-    const Anchor a = load_anchor(found, e, shape);
-    check_name(file, e, name, &a, shape);
-    ++checked;
+    if (check_anchor(&chain, file, e, name, shape)) ++checked;
   });
   return checked;
+}
+
+std::optional<Difference> damaged_anchor(const SnapshotChain* chain, const SnapshotFile& file) {
+  std::optional<Difference> damage;
+  if (file.anchors.empty()) return damage;
+  const RecurrentShape shape = shape_of(file);
+  each_anchor(file, [&](const AnchorEntry& e, const Sha256& name) {
+    if (damage) return;
+    try {
+      check_anchor(chain, file, e, name, shape);
+    } catch (const Error& error) {
+      if (error.kind != ErrorKind::format) throw;
+      damage = Difference{.what = "recurrent arrays of an anchor",
+                          .position = e.position - 1,
+                          .expected = "the bytes that were saved",
+                          .found = "others"};
+    }
+  });
+  return damage;
 }
 
 }  // namespace stet

@@ -5,10 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "stet/snapshot/compare.hpp"
 #include "stet/snapshot/file.hpp"
 #include "stet/snapshot/snapshot.hpp"
 
@@ -59,5 +61,8 @@ Anchors load_anchors(const SnapshotChain& chain, const SnapshotFile& file, bool 
 // Throws a format Error if the live arrays or an anchor's are not as they were written, or have
 // other names. Returns the number of arrays' layers and anchors checked.
 size_t check_recurrent(const SnapshotChain& chain, const SnapshotFile& file);
+// Returns the first anchor whose bytes or name are not those that were saved. `chain` is null if
+// the file's parents are not available: anchors in them are then not compared.
+std::optional<Difference> damaged_anchor(const SnapshotChain* chain, const SnapshotFile& file);
 
 }  // namespace stet

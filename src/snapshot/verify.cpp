@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "kernels/compare.hpp"
+#include "src/snapshot/parents.hpp"
 #include "src/snapshot/recurrent.hpp"
 #include "stet/base/error.hpp"
 #include "stet/kernels/float_environment.hpp"
@@ -347,6 +348,14 @@ std::optional<State> stored_state(const Snapshot& snapshot, bool bisect) {
   }
 }
 
+// Returns the first anchor of the file, and of its parents if `with_parents`, that is damaged.
+std::optional<Difference> damaged_anchor_of(const Snapshot& snapshot, bool with_parents) {
+  if (snapshot.file()->anchors.empty()) return std::nullopt;
+  std::optional<SnapshotChain> chain;
+  if (with_parents) chain.emplace(snapshot);
+  return damaged_anchor(chain ? &*chain : nullptr, *snapshot.file());
+}
+
 }  // namespace
 
 std::string VerifyReport::how() const {
@@ -401,9 +410,12 @@ VerifyReport verify(const Snapshot& snapshot, std::shared_ptr<const Model> model
                     bisect};
   const bool blas =
       o.compute.contract == Contract::f32_blas || snapshot.meta().contract == "f32-blas";
-  return prove(
+  VerifyReport report = prove(
       claim, replayable_blocks(recipe),
       [&](const State& needed) { return replay(model, needed, o, progress); }, blas);
+  // A stored state leaves out damaged anchors, because they can be computed again.
+  if (!report.difference) report.difference = damaged_anchor_of(snapshot, stored.has_value());
+  return report;
 }
 
 VerifyReport verify(Session& session, const Progress& progress, const Appender& append) {

@@ -1,6 +1,7 @@
 """Handles and arguments: copies, pickles, closed handles, and invalid ids."""
 import copy
 import gc
+import os
 import pickle
 import tempfile
 import threading
@@ -92,6 +93,50 @@ class Handles(common.Case):
         session.append([5, 6])  # the session keeps its model alive
         self.assertEqual(session.logits().size, model.vocab_size)
 
+    def test_a_handle_closed_during_a_call_lives_until_its_end(self):
+        expected = self.session(20).generate(self.tokenizer, max_tokens=8)
+        # A session closed by its own callback, and by a callback of its reply.
+        s = self.session(20)
+        with s.changing(["blocks.0.hook_mlp_out"], lambda point, first, rows: s.close()):
+            s.append([5, 6])
+        self.refused(lambda: len(s), "session", "closed")
+        s = self.session(20)
+        reply = s.generate(self.tokenizer, max_tokens=8, on_text=lambda text: s.close())
+        self.assertEqual((reply.ids.tolist(), s.closed), (expected.ids.tolist(), True))
+        # Other handles that a call uses.
+        drafts, s = stet.Speculator(), self.session(20)
+        reply = s.generate(self.tokenizer, max_tokens=8, on_text=lambda text: drafts.close(), speculator=drafts)
+        self.assertEqual(reply.ids.tolist(), expected.ids.tolist())
+        tokenizer, s = stet.Tokenizer(common.POCKET), self.session(20)
+        reply = s.generate(tokenizer, max_tokens=8, on_text=lambda text: tokenizer.close())
+        self.assertEqual(reply.text, expected.text)
+        one, other = self.session(20), self.session(20)
+        with one.changing(["blocks.0.hook_mlp_out"], lambda point, first, rows: other.close()):
+            stet.append_batch([(one, [5, 6]), (other, [5, 6])])
+        self.assertTrue(other.closed)
+        trace, seen = self.session(20).trace([5, 6]), []
+        changes = [stet.Intervention("blocks.%d.hook_resid_post" % layer, "zero") for layer in range(3)]
+        trace.run(changes, lambda index, logits: seen.append(index) or trace.close())
+        self.assertEqual((sorted(seen), trace.closed), ([0, 1, 2], True))
+        chat = stet.Chat(self.session(0), self.tokenizer)
+        chat.say("Let a = 3. What is a?")
+        self.assertTrue(chat.reply(8, on_text=lambda text: chat.close()).text)
+        self.refused(lambda: chat.messages, "chat", "closed")
+
+    def test_another_thread_closes_a_handle_after_its_call(self):
+        trace = self.session(20).trace([5, 6])
+        changes = [stet.Intervention("blocks.%d.hook_resid_post" % layer, "zero") for layer in range(3)]
+        expected, threads = trace.run(changes), []
+
+        def close(index, logits):
+            threads.append(threading.Thread(target=trace.close))
+            threads[-1].start()
+            threads[-1].join()
+            self.assertTrue(np.array_equal(logits, expected[index]))
+
+        trace.run(changes, close)
+        self.assertEqual((len(threads), trace.closed), (3, True))
+
     def test_everything_says_what_it_is(self):
         s = self.session(70)
         s.attach(stet.Intervention("hook_embed", "scale", amount=2.0))
@@ -140,7 +185,47 @@ class Handles(common.Case):
         self.assertFalse(s.verify())
 
 
+    def test_threads_take_turns_at_other_handles(self):
+        s = self.session(20)
+        logits, settings = s.logits(), [stet.Sampling(greedy=False, seed=seed) for seed in range(4)]
+        expected = [[stet.Sampler(logits.size).sample(logits, one, p) for p in range(50)] for one in settings]
+        replies = [self.session(9 + i).generate(max_tokens=9).ids.tolist() for i in range(4)]
+        sampler, drafts, trace, found = stet.Sampler(logits.size), stet.Speculator(), s.trace([5, 6]), {}
+        change = stet.Intervention("blocks.0.hook_resid_post", "zero")
+
+        def work(i):
+            drawn = [sampler.sample(logits, settings[i], position) for position in range(50)]
+            reply = self.session(9 + i).generate(max_tokens=9, speculator=drafts).ids.tolist()
+            found[i] = drawn, reply, trace.run([change]).tobytes()
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        one = trace.run([change]).tobytes()
+        self.assertEqual(found, {i: (expected[i], replies[i], one) for i in range(4)})
+        self.refused(lambda: trace.run([change], lambda index, row: trace.run([change])), "trace", "callback")
+        chat = self.model.chat(self.tokenizer, capacity=512)
+        threads = [threading.Thread(target=chat.ask, args=("Let a = 3. What is a?", 8)) for _ in range(3)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        self.assertEqual([m.role for m in chat.messages], ["user", "assistant"] * 3)
+        # Rows of a batch may share a speculator.
+        rows = [stet.Row(self.session(9), speculator=drafts) for _ in range(2)]
+        self.assertEqual([reply.ids.tolist() for reply in stet.generate_batch(rows, max_tokens=9)], [replies[0]] * 2)
+
+
 class Arguments(common.Case):
+    def path(self, name):
+        """Returns the path of a file in a directory that is removed after the test."""
+        if not hasattr(self, "scratch"):
+            self.scratch = tempfile.TemporaryDirectory()
+            self.addCleanup(self.scratch.cleanup)
+        return os.path.join(self.scratch.name, name)
+
     def test_ids_are_integers_that_fit(self):
         s = self.session(4)
         before = s.digests()
@@ -241,8 +326,117 @@ class Arguments(common.Case):
             (lambda: self.model.point("nothing"), "point"),
             (lambda: stet.Model.from_files({"config.json": "text"}), "files['config.json']"),
             (lambda: s.difference(s.fork(), "x"), "tolerance"),
+            (lambda: s.rewind(11), "size"),
+            (lambda: s.rewind_cost(11), "size"),
+            (lambda: s.rewind_cost(-1), "size"),
+            (lambda: s.prune(-1), "keep_last"),
+            (lambda: s.set_key(0, 0, 0, np.zeros(3)), "x"),
+            (lambda: s.set_key(0, 0, 0, np.zeros((4, 16))), "x"),
+            (lambda: s.set_kv(np.full(64, np.nan)), "x"),
+            (lambda: s.zero_kv(begin=30), "begin"),
+            (lambda: s.copy_kv(s, begin=0, end=2, position=99), "position"),
+            (lambda: s.scale_kv(np.array([2.0])), "factor"),
+            (lambda: self.model.session(capacity=10**9), "capacity"),
+            (lambda: setattr(s, "stop_strings", [""]), "stop_strings[0]"),
+            (lambda: setattr(s, "stop_strings", 5), "stop_strings"),
+            (lambda: setattr(s, "sampling", stet.Sampling(logit_bias=[1])), "logit_bias"),
+            (lambda: s.append([5], points=5), "points"),
+            (lambda: s.append([5], progress=5), "progress"),
+            (lambda: s.append_prompt([5], progress="x"), "progress"),
+            (lambda: s.generate(self.tokenizer, on_text=5), "on_text"),
+            (lambda: s.attach_callback([], print), "points"),
+            (lambda: self.model.points(5), "pattern"),
+            (lambda: self.model.weights(None), "pattern"),
+            (lambda: self.model.point([]), "point"),
+            (lambda: stet.log_probability(np.zeros((2, 2)), 0), "logits"),
+            (lambda: stet.Sampler(4).sample(np.zeros((2, 2)), stet.Sampling(), 0), "logits"),
+            (lambda: stet.Sampler(4).sample(np.zeros(4), None, 0), "sampling"),
+            (lambda: stet.Sampler(4).probabilities(np.zeros(5), stet.Sampling()), "logits"),
+            (lambda: stet.Model.from_files(None), "files"),
+            (lambda: stet.splice(None), "cuts"),
+            (lambda: stet.append_batch(None), "entries"),
+            (lambda: stet.generate_batch(5), "rows"),
+            (lambda: stet.generate_batch([stet.Row(s, prompt=[5, 2.5])]), "ids[1]"),
+            (lambda: stet.generate_batch([stet.Row(s, stop_ids="x")]), "rows[0].stop_ids"),
+            (lambda: stet.generate_batch([stet.Row(s, stop_strings=[5])]), "rows[0].stop_strings[0]"),
+            (lambda: stet.generate_batch([stet.Row(s, interventions=[5])]), "rows[0].interventions[0]"),
+            (lambda: stet.score(s, 5), "requests"),
+            (lambda: s.trace([5, 6]).run(None), "changes"),
+            (lambda: s.trace([5, 6]).run([stet.TraceRun("x")]), "changes[0].changes"),
+            (lambda: stet.Intervention("hook_resid_post", "scale", amount=float("nan")), "amount"),
+            (lambda: stet.Intervention("hook_resid_post", "scale", amount=1e39), "amount"),
+            (lambda: stet.Intervention("attn.hook_pattern", "zero", key_begin=2.5), "key_begin"),
+            (lambda: stet.Intervention("hook_resid_post", "zero", layers=np.array(3)), "layers"),
         ):
             self.refused(call, field)
+        self.assertEqual(len(s), 10)
+
+    def test_flags_are_true_or_false(self):
+        s = self.session(10)
+        s.save(self.path("flags.stet"), self.tokenizer)
+        snapshot = stet.Snapshot(self.path("flags.stet"))
+        for call, field in (
+            (lambda x: s.append([5], logits=x), "logits"),
+            (lambda x: s.logits(copy=x), "copy"),
+            (lambda x: s.prune(2, shift=x), "shift"),
+            (lambda x: s.prune_range(2, 4, shift=x), "shift"),
+            (lambda x: s.zero_kv(keys=x), "keys"),
+            (lambda x: s.zero_kv(values=x), "values"),
+            (lambda x: s.generate(self.tokenizer, ignore_eos=x), "ignore_eos"),
+            (lambda x: s.generate(self.tokenizer, log_probabilities=x), "log_probabilities"),
+            (lambda x: s.stream(self.tokenizer, ignore_eos=x), "ignore_eos"),
+            (lambda x: s.save(self.path("x.stet"), with_weights=x), "with_weights"),
+            (lambda x: s.save(self.path("x.stet"), with_tokenizer=x), "with_tokenizer"),
+            (lambda x: setattr(s, "sampling", stet.Sampling(greedy=x)), "greedy"),
+            (lambda x: self.model.session(window_only=x), "window_only"),
+            (lambda x: self.model.session(recompute=x), "recompute"),
+            (lambda x: stet.Model(common.POCKET, in_memory=x), "in_memory"),
+            (lambda x: self.tokenizer.encode("a", special=x), "special"),
+            (lambda x: self.tokenizer.encode("a", continued=x), "continued"),
+            (lambda x: self.tokenizer.decode([5], skip_special=x), "skip_special"),
+            (lambda x: self.tokenizer.apply_chat_template([], x), "add_generation_prompt"),
+            (lambda x: stet.TextStream(self.tokenizer, skip_special=x), "skip_special"),
+            (lambda x: stet.Chat(s, self.tokenizer, special_in_text=x), "special_in_text"),
+            (lambda x: stet.encode_pair(self.tokenizer, "a", "b", special=x), "special"),
+            (lambda x: snapshot.verify(self.model, bisect=x), "bisect"),
+            (lambda x: snapshot.restore(self.model, heal=x), "heal"),
+            (lambda x: snapshot.convert(self.path("x.stet"), keep_last=3, shift=x), "shift"),
+        ):
+            for wrong in ("no", None, 2, [], np.zeros((2, 2))):
+                self.refused(lambda: call(wrong), field, "True or False")
+        self.assertEqual(len(s), 10)
+
+    def test_handles_of_another_kind_are_refused(self):
+        s, m, t = self.session(10), self.model, self.tokenizer
+        s.save(self.path("kinds.stet"), t)
+        snapshot, x = stet.Snapshot(self.path("kinds.stet")), self.path("x.stet")
+        for call, field, wrong in (
+            (lambda y: s.generate(y, max_tokens=2), "tokenizer", (m, s, "path")),
+            (lambda y: s.stream(y, max_tokens=2), "tokenizer", (m, s, "path")),
+            (lambda y: s.end_reply(y), "tokenizer", (m, s)),
+            (lambda y: s.save(x, y), "tokenizer", (m, "path")),
+            (lambda y: s.save(x, t, form="delta", parent=y), "parent", (m, s, "path")),
+            (lambda y: s.difference(y), "other", (None, snapshot, m)),
+            (lambda y: s.copy_kv(y), "source", (None, snapshot, m)),
+            (lambda y: stet.compare(s, y), "b", (None, snapshot, m)),
+            (lambda y: stet.Session(y), "model", (None, t, s, snapshot)),
+            (lambda y: stet.Chat(y, t), "session", (None, m, snapshot)),
+            (lambda y: stet.Chat(s, y), "tokenizer", (None, m, s)),
+            (lambda y: m.chat(y), "tokenizer", (None, m, s)),
+            (lambda y: stet.ChatTemplate(y), "tokenizer", (None, m, s)),
+            (lambda y: stet.TextStream(y), "tokenizer", (None, m, s)),
+            (lambda y: stet.encode_pair(y, "a", "b"), "tokenizer", (None, m, s)),
+            (lambda y: stet.score(m, ["a b"], y), "tokenizer", (m, s)),
+            (lambda y: stet.generate_batch([s], y), "tokenizer", (m, s)),
+            (lambda y: stet.Speculator(y), "draft", (t, s, "path")),
+            (lambda y: stet.Trace(y, [5]), "before", (None, m, snapshot)),
+            (lambda y: snapshot.restore(y), "model", (None, t, s, snapshot)),
+            (lambda y: snapshot.restore(m, y), "tokenizer", (m, s)),
+            (lambda y: snapshot.verify(y), "model", (None, t, s, snapshot)),
+            (lambda y: snapshot.convert(x, form="delta", parent=y), "parent", (m, s, "path")),
+        ):
+            for one in wrong:
+                self.refused(lambda: call(one), field, "found")
         self.assertEqual(len(s), 10)
 
 

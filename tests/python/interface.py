@@ -85,6 +85,8 @@ with model.session(capacity=64) as s:
     with s.attach(stet.Intervention("hook_embed", "set", rows[-1])) as attached:
         texts: List[str] = [token.text for token in s.stream(tokenizer)]
     replies: List[stet.Reply] = stet.generate_batch([s, stet.Row(s, max_tokens=3)], tokenizer)
+    traced = s.trace([[1, 2], [3]]).run([stet.TraceRun([stet.Intervention("hook_embed", "zero")], prompt=1)])
+    s.zero_kv(layers=[1], begin=3, keys=False)
     chat: stet.Chat = stet.Chat(s, tokenizer)
     weights: npt.NDArray[np.float32] = model.W_Q[0, 1]
 '''

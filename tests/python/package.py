@@ -136,6 +136,30 @@ class Package(unittest.TestCase):
         self.assertTrue(np.array_equal(s.keys(1)[5, 0], x))
         self.assertEqual(s.edits, 1)
 
+    def test_keys_and_values_of_layers_that_differ(self):
+        for name, missing in (("gemma4-dense-tiny", []), ("gemma4-small-tiny", None), ("gemma3n-tiny", None),
+                              ("qwen35-tiny", [0, 1, 2])):
+            model = stet.Model(os.path.join(ROOT, "tests/data/models", name))
+            for kv_type in ("f32", "bf16", "q8"):
+                with tempfile.TemporaryDirectory() as d, model.session(capacity=100, kv_type=kv_type) as s:
+                    s.append(range(3, 73))
+                    s.save(d + "/s.stet")
+                    run(STET, "export", d + "/s.stet", "-o", d + "/f.safetensors")
+                    exported, without = tensors(d + "/f.safetensors"), []
+                    for layer in range(model.layers):
+                        if "blocks.%d.k" % layer not in exported:
+                            without.append(layer)
+                            for wrong in (s.keys, s.values):
+                                with self.assertRaises(stet.Error):
+                                    wrong(layer)
+                            continue
+                        self.assertTrue(np.array_equal(s.keys(layer), exported["blocks.%d.k" % layer]), (name, layer))
+                        self.assertTrue(np.array_equal(s.values(layer), exported["blocks.%d.v" % layer]), (name, layer))
+                    self.assertTrue(without if missing is None else without == missing, (name, without))
+                    with self.assertRaises(stet.Error) as caught:
+                        s.block(0)
+                    self.assertEqual(caught.exception.field, "kv_type" if kv_type == "q8" else "model")
+
     def test_views_stay_as_they_are_and_cannot_be_written(self):
         for kv_type, dtype in (("f32", np.float32), ("f16", np.float16), ("bf16", np.uint16)):
             s = self.session(100, kv_type=kv_type)
@@ -249,6 +273,10 @@ class Package(unittest.TestCase):
         s.set_kv(np.ones((2, self.model.kv_heads, self.model.head_dim)), layers=[1], begin=4, end=6, keys=False)
         self.assertTrue((s.values(1)[4:6] == 1).all())
         self.assertEqual(s.edits, 6)
+        for shape in ((self.model.kv_heads, 2, self.model.head_dim), (2, 1, 1, self.model.head_dim), (2, 64)):
+            with self.assertRaises(stet.ArgumentError) as caught:
+                s.set_kv(np.ones(shape), layers=[1], begin=4, end=6)
+            self.assertEqual(caught.exception.field, "x")
         self.assertGreater(s.truth().layers[2].key_largest, 0)
         for wrong in (dict(layers=[99]), dict(begin=9, end=3), dict(heads=[0, 0]), dict(keys=False, values=False)):
             with self.assertRaises(stet.Error):
@@ -607,6 +635,8 @@ class Commands(unittest.TestCase):
                 ["--positions", "70"],
                 ["--heads", "4"],
                 ["--heads", "[]"],
+                ["--heads", "0..2"],
+                ["--heads", "-1"],
                 ["--heads", "0", "--points", "hook_embed"],
                 ["--heads", "1", "--points", "blocks.0.attn.hook_k"],
             ):

@@ -194,11 +194,43 @@ TEST_F(RecurrentSnapshots, DamagedAnchorsAreNamedAndLeftOut) {
                 .find("anchor at position 256: its bytes are not those that were saved; --heal "
                       "does without it"),
             std::string::npos);
+  for (const bool bisect : {false, true}) {
+    const VerifyReport found = verify(snapshot, m, options(1), bisect);
+    EXPECT_FALSE(found.whole());
+    EXPECT_EQ(found.text(),
+              "different: position 255, recurrent arrays of an anchor: expected the bytes that "
+              "were saved, found others");
+  }
   RestoreOptions heal = how();
   heal.heal = true;
   Session healed = snapshot.restore(m, heal);
   EXPECT_EQ(anchors(healed), (std::vector<int64_t>{100, 192, 300}));
   expect_same(healed, s);
+}
+
+TEST_F(RecurrentSnapshots, VerifyFindsADamagedAnchorOfAnyFile) {
+  const std::string parent = scratch / "parent.stet";
+  Session s = session(300);
+  Snapshot::save(s, parent);
+  s.set_key(1, 0, 290, std::vector<float>(static_cast<size_t>(m->config().head_dim), 0.5f));
+  s.anchor_at({350});
+  s.append(part(300, 420));
+  const auto save = [&] {
+    const Snapshot opened = Snapshot::open(parent);
+    Snapshot::save(s, file, {.form = SnapshotForm::delta, .parent = &opened});
+  };
+  save();
+  for (const bool bisect : {false, true}) {
+    EXPECT_FALSE(verify(Snapshot::open(file), m, options(1), bisect));
+  }
+  const std::string sound = read_text(parent);
+  harm(parent, "ANCHORS", 261);  // within the anchor at position 100, which the delta needs
+  for (const bool bisect : {false, true}) {
+    EXPECT_TRUE(verify(Snapshot::open(file), m, options(1), bisect)) << bisect;
+  }
+  write_file(parent, sound);
+  const VerifyReport sound_again = verify(Snapshot::open(file), m, options(1), false);
+  EXPECT_FALSE(sound_again) << sound_again.text();
 }
 
 TEST_F(RecurrentSnapshots, DamagedBlocksHealFromAnchors) {

@@ -55,7 +55,7 @@ Selection selection_of(const CaptureCommand& o, const ModelConfig& c, int64_t fi
     }
   }
   if (o.heads.empty()) return s;
-  for (const int32_t h : parse_ids(o.heads, "--heads")) s.heads.push_back(h);
+  s.heads = parse_list(o.heads, "--heads");
   if (s.heads.empty()) usage_error("--heads", "at least one head", o.heads);
   const int64_t most = *std::max_element(s.heads.begin(), s.heads.end());
   for (const PointAt& at : s.points) {

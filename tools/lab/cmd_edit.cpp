@@ -47,18 +47,11 @@ Stretch stretch_of(const std::string& text, const char* option, int64_t size) {
   return s;
 }
 
-std::vector<int64_t> list_of(const std::string& text, const char* option) {
-  std::vector<int64_t> all;
-  if (text.empty()) return all;
-  for (const int32_t i : parse_ids(text, option)) all.push_back(i);
-  return all;
-}
-
 KvRange range_of(const EditCommand& o, int64_t size) {
   const Stretch s = stretch_of(o.positions, "--positions", size);
   const bool both = o.keys == o.values;
-  return {list_of(o.layers, "--layers"),
-          list_of(o.heads, "--heads"),
+  return {parse_list(o.layers, "--layers"),
+          parse_list(o.heads, "--heads"),
           s.begin,
           s.end,
           both || o.keys,

@@ -58,6 +58,9 @@ std::vector<int32_t> begin_message(Session& session,
 std::vector<int64_t> parse_positions(const std::string& text, const char* option, int64_t begin,
                                      int64_t end);
 
+// Parses numbers of layers or heads, "1,2,3" or "[1,2,3]". Ends with a usage error for others.
+std::vector<int64_t> parse_list(const std::string& text, const char* option);
+
 // Returns a token's text, quoted and escaped, or its id without a tokenizer.
 std::string token_text(const Tokenizer* tokenizer, int32_t id);
 
