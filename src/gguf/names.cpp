@@ -403,8 +403,11 @@ void GgufNames::add_own(nlohmann::ordered_json& c) const {
     copy("residual_scale", "residual_multiplier");
     copy("logit_scale", "logits_scaling");
   }
+  // GGUF has no key for truncate. A config without rope_scaling would have the published one.
   if (name == "gpt-oss" && c.contains("rope_scaling"))
-    c["rope_scaling"]["truncate"] = false;                // for which there is no key
+    c["rope_scaling"]["truncate"] = false;
+  else if (name == "gpt-oss")
+    c["rope_scaling"] = nullptr;
   if (name == "olmo2" && c.contains("sliding_window")) {  // llama.cpp uses it for OLMo 3, too
     c["architectures"] = {"Olmo3ForCausalLM"};
     c["model_type"] = "olmo3";

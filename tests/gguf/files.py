@@ -153,6 +153,21 @@ class Gguf(unittest.TestCase):
             again = run("logits", "-m", model, *ids, "--compute", "f32", "--cache-dir", self.directory.name)
             self.assertEqual(wide, again)
 
+    def test_a_gpt_oss_file_without_scaling_has_none(self):
+        model = os.path.join(self.directory.name, "plain")
+        shutil.copytree(os.path.join(ROOT, "tests", "data", "models", "gptoss-tiny"), model)
+        with open(os.path.join(model, "config.json")) as file:
+            config = json.load(file)
+        prints = []
+        for scaling in (config["rope_scaling"], None):
+            config["rope_scaling"] = scaling
+            with open(os.path.join(model, "config.json"), "w") as file:
+                json.dump(config, file)
+            gguf_gpt_oss.write(model, self.file)
+            prints.append(self.fingerprint(model))
+            self.assertEqual(prints[-1], self.fingerprint(self.file))
+        self.assertNotEqual(*prints)
+
     def test_what_gguf_cannot_say_of_gpt_oss_is_refused(self):
         changes = (("ropes", lambda c: c["rope_scaling"].update(truncate=True)),
                    ("gate_limit", lambda c: c.update(swiglu_limit=8.0)))
