@@ -40,9 +40,8 @@ TEST(ConfigDefaults, NumbersOfExpertsAndHeads) {
                   {{"num_attention_heads", 16}, {"num_key_value_heads", 16}});
   expect_defaults("mixtral-tiny", {{"num_key_value_heads", 8}},
                   {{"num_attention_heads", 16}, {"head_dim", 4}});
-  expect_defaults("qwen3moe-tiny", {{"num_experts", 128},
-                                    {"num_experts_per_tok", 8},
-                                    {"num_key_value_heads", 4}});
+  expect_defaults("qwen3moe-tiny",
+                  {{"num_experts", 128}, {"num_experts_per_tok", 8}, {"num_key_value_heads", 4}});
   expect_defaults("olmoe-tiny", {{"num_experts", 64}, {"num_experts_per_tok", 8}});
   expect_defaults("gptoss-tiny",
                   {{"num_local_experts", 128}, {"num_experts_per_tok", 4}, {"head_dim", 64}});
@@ -51,9 +50,9 @@ TEST(ConfigDefaults, NumbersOfExpertsAndHeads) {
   expect_defaults("qwen3next-tiny", {{"num_experts", 512},
                                      {"num_experts_per_tok", 10},
                                      {"shared_expert_intermediate_size", 512}});
-  expect_defaults("qwen35moe-tiny", {{"num_experts", 256},
-                                     {"num_experts_per_tok", 8},
-                                     {"shared_expert_intermediate_size", 512}});
+  expect_defaults(
+      "qwen35moe-tiny",
+      {{"num_experts", 256}, {"num_experts_per_tok", 8}, {"shared_expert_intermediate_size", 512}});
   expect_defaults("qwen35-tiny", {{"num_key_value_heads", 4}});
 }
 
@@ -77,21 +76,21 @@ TEST(ConfigDefaults, RotaryPositions) {
   none["rope_scaling"] = nullptr;
   EXPECT_EQ(parse_model_config(none.dump(), "config.json").ropes.at(0).scaling,
             Rope::Scaling::none);
-  const Json proportional = {{"rope_type", "proportional"},
-                             {"partial_rotary_factor", 0.25},
-                             {"rope_theta", 1e6}};
+  const Json proportional = {
+      {"rope_type", "proportional"}, {"partial_rotary_factor", 0.25}, {"rope_theta", 1e6}};
   const Json plain = {{"rope_type", "default"}, {"rope_theta", 1e4}};
-  expect_defaults("gemma4-small-tiny",
-                  {{"rope_parameters",
-                    {{"full_attention", proportional}, {"sliding_attention", plain}}}},
-                  {{"sliding_window", 9}});
+  expect_defaults(
+      "gemma4-small-tiny",
+      {{"rope_parameters", {{"full_attention", proportional}, {"sliding_attention", plain}}}},
+      {{"sliding_window", 9}});
 }
 
 TEST(ConfigDefaults, SharingAndSparsityOfGemma3n) {
   std::vector<double> parts(20, 0.0);
   std::fill_n(parts.begin(), 10, 0.95);
   Json json = config_of("gemma3n-tiny");
-  const Json deep = {{"num_hidden_layers", 20}, {"intermediate_size", 64}, {"layer_types", nullptr}};
+  const Json deep = {
+      {"num_hidden_layers", 20}, {"intermediate_size", 64}, {"layer_types", nullptr}};
   expect_defaults("gemma3n-tiny",
                   {{"activation_sparsity_pattern", parts}, {"num_kv_shared_layers", 15}}, deep);
   // A model of fewer layers than share has nobody to share with, and no layer is sparse.

@@ -63,8 +63,7 @@ TEST(UncommonTensors, PartsOfAMatrixHaveTypesOfTheirOwn) {
 TEST(UncommonTensors, GatedAttentionWithoutRecurrentLayers) {
   CheckpointParts attention("qwen35-tiny");
   std::erase_if(attention.tensors(), [](const CheckpointParts::Tensor& t) {
-    return t.spec.name.starts_with("model.layers.") &&
-           !t.spec.name.starts_with("model.layers.3.");
+    return t.spec.name.starts_with("model.layers.") && !t.spec.name.starts_with("model.layers.3.");
   });
   attention.rename("model.layers.3.", "model.layers.0.");
   attention.config["num_hidden_layers"] = 1;
