@@ -12,7 +12,7 @@ namespace stet {
 namespace gemma3n {
 
 constexpr int64_t kMostStreams = 64;
-// Stands for the quantile of one half, because a threshold of 0 means none. Not 0 in float32, either.
+// Stands for the quantile of one half, because a threshold of 0 means none. Float32 can hold it.
 constexpr double kMedian = 1e-40;
 
 class Gemma3n : public Decoder {

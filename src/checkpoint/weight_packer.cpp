@@ -181,8 +181,8 @@ Matrix WeightPacker::pack_rounded(const Request& request, const Views& views) co
 }
 
 // Keeps tensors as they are if all have one type, blocks only under the contract ggml. Otherwise
-// widens them. The threads that pack rows also digest them, while the rows are in their caches. While one thread
-// waits for the system to clear memory, the others compute.
+// widens them. The threads that pack rows also digest them, while the rows are in their caches.
+// While one thread waits for the system to clear memory, the others compute.
 Matrix WeightPacker::of_one_type(const Request& request, const Views& all, size_t first, size_t end,
                                  std::byte* place, bool wide_all) const {
   const Views views(all.begin() + static_cast<ptrdiff_t>(first),

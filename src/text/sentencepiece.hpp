@@ -35,7 +35,7 @@ struct SentencePieceModel {
 };
 
 // Parses and checks the content of a tokenizer.model; `file` names it in errors. Throws a format
-// Error for anything else, and an unsupported Error for settings that are not implemented.
+// Error for anything else, and an unsupported Error for settings that stet does not have.
 SentencePieceModel parse_sentencepiece_model(std::string_view bytes, const std::string& file);
 
 // Returns the byte of a piece of type BYTE ("<0xE2>"), or -1.

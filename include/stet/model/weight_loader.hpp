@@ -43,8 +43,8 @@ class STET_API WeightLoader {
     std::string name;
     int64_t rows;
   };
-  // Loads tensors [rows][columns] and stacks them into one matrix. Tensors of
-  // different dtypes are widened to float32.
+  // Loads tensors [rows][columns] and stacks them into one matrix. If their dtypes differ, all are
+  // widened to float32.
   Matrix matrix(const std::string& group, const std::vector<Part>& parts, int64_t columns);
   // Loads a lookup table, which is never multiplied. Its values are not rounded.
   Matrix table(const std::string& group, const Part& part, int64_t columns);
