@@ -14,12 +14,18 @@ using Kind = Value::Kind;
 constexpr char kName[] = "chat_template";
 constexpr std::string_view kTools = "tool_use";  // name that transformers uses with tools
 
+// Returns the place of a template as errors name it: its file, with the field where a file has more.
+std::string name_in_errors(const std::string& file) {
+  if (file.empty() || file.ends_with(".jinja")) return file.empty() ? kName : file;
+  return file + ": " + kName;
+}
+
 Program parse_own(const Tokenizer& tokenizer, std::string_view name) {
   const std::string_view named = tokenizer.chat_template(name);
   const std::string_view source = named.empty() ? tokenizer.chat_template() : named;
   if (source.empty())
     throw Error(ErrorKind::argument, "", kName, "", "the tokenizer has no chat template");
-  return Program::parse(source, kName);
+  return Program::parse(source, name_in_errors(tokenizer.chat_template_file()));
 }
 
 // Returns the tokens by name. A name of several tokens becomes a list.

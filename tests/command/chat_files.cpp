@@ -16,11 +16,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-Args operator+(Args a, const Args& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 class ChatFiles : public testing::Test {
  protected:
   void SetUp() override {

@@ -13,11 +13,6 @@ using Json = nlohmann::json;
 
 const std::string kTiny = data_path("models/gemma3-tiny");
 
-Args operator+(Args a, const Args& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 struct DiffCommand : testing::Test {
   std::string saved(const std::string& name, const std::string& ids, const Args& more = {}) const {
     const std::string path = scratch / name;

@@ -14,20 +14,10 @@ namespace {
 
 using Json = nlohmann::json;
 
-Args operator+(Args a, const Args& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 const std::string kTiny = data_path("models/gemma3-tiny");  // has no tokenizer: token ids only
 
 class ExperimentCommand : public testing::Test {
  protected:
-  Outcome succeed(const Args& args) const {
-    Outcome o = run_stet(args);
-    EXPECT_EQ(o.status, 0) << o.err;
-    return o;
-  }
   Json json(const Args& more) const {
     return Json::parse(succeed(base + more + Args{"--json"}).out);
   }

@@ -15,11 +15,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-Args operator+(Args a, const Args& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 class GenerateCommand : public testing::Test {
  protected:
   void SetUp() override {

@@ -17,12 +17,6 @@ using Json = nlohmann::json;
 
 const std::string kTiny = data_path("models/gemma3-tiny");  // has no tokenizer
 
-Outcome succeed(const Args& args, const std::string& input = "") {
-  Outcome o = run_stet(args, input);
-  EXPECT_EQ(o.status, 0) << o.err;
-  return o;
-}
-
 std::vector<Json> lines_of(const std::string& out) {
   std::vector<Json> lines;
   std::istringstream in(out);

@@ -16,26 +16,7 @@ using Json = nlohmann::json;
 
 const std::string kLlama = asset_path("pocket-llama3");
 
-Args operator+(Args a, const Args& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
-std::string succeed(const Args& args) {
-  const Outcome o = run_stet(args);
-  EXPECT_EQ(o.status, 0) << o.err;
-  return o.out;
-}
-Json json_of(const Args& args) { return Json::parse(succeed(args + Args{"--json"})); }
-
-// Returns the single line of an error without "stet: ".
-std::string failure(const Args& args, int status = 1) {
-  const Outcome o = run_stet(args);
-  EXPECT_EQ(o.status, status) << o.err;
-  EXPECT_EQ(o.out, "");
-  EXPECT_TRUE(o.err.starts_with("stet: ") && o.err.find('\n') == o.err.size() - 1) << o.err;
-  return o.err.size() < 7 ? o.err : o.err.substr(6, o.err.size() - 7);
-}
+Json json_of(const Args& args) { return Json::parse(succeed(args + Args{"--json"}).out); }
 
 struct PackedCommand : testing::Test {
   std::string quantized(const std::string& to) const {
@@ -69,7 +50,8 @@ TEST_F(PackedCommand, ReportsTheWrittenFile) {
                                    std::pair(Args{"quantize", "--to", "q4"}, " rounded to q4"),
                                    std::pair(Args{"prepare"}, "")}) {
     const std::string directory = scratch / "d",
-                      out = succeed(args + Args{"-m", kLlama, "-o", directory, "--threads", "1"});
+                      out =
+                          succeed(args + Args{"-m", kLlama, "-o", directory, "--threads", "1"}).out;
     EXPECT_TRUE(out.starts_with(directory + ": ") &&
                 out.find(std::string(" MB of weights") + what + " in ") != out.npos &&
                 out.ends_with(" s\n"))
@@ -149,7 +131,7 @@ TEST_F(PackedCommand, ASnapshotGoesOnUnderItsContract) {
   // Both the packed weights and those rounded at load continue the snapshot.
   for (const std::string& from : {q8, kLlama}) {
     EXPECT_EQ(json_of(Args{"resume", snapshot, "-m", from} + more)["ids"], straight["ids"]);
-    EXPECT_TRUE(succeed({"verify", snapshot, "-m", from}).starts_with("verified: "));
+    EXPECT_TRUE(succeed({"verify", snapshot, "-m", from}).out.starts_with("verified: "));
   }
   const std::string refused = failure({"resume", snapshot, "-m", q4, "-n", "1"});
   EXPECT_EQ(refused, q4 + ": weights: expected weights for the contract q8, found weights for q4");
@@ -199,8 +181,8 @@ TEST_F(PackedCommand, InspectDescribesTheWeights) {
     EXPECT_EQ(j["fingerprints"], plain["fingerprints"]);
     EXPECT_EQ(j["checked_file_bytes"], check_packed(*directory_source(directory)));
     EXPECT_NE(succeed({"inspect", directory, "--check"})
-                  .find(fmt::format("\nchecked_file_bytes    {}\n",
-                                    j["checked_file_bytes"].get<size_t>())),
+                  .out.find(fmt::format("\nchecked_file_bytes    {}\n",
+                                        j["checked_file_bytes"].get<size_t>())),
               std::string::npos);
   }
 }

@@ -14,11 +14,6 @@ using Json = nlohmann::json;
 
 const std::string kGemma = asset_path("pocket-gemma3");
 
-Args operator+(Args a, const Args& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 struct SnapshotCommand : testing::Test {
   // Saves a snapshot of `ids`. Returns its path.
   std::string saved(const std::string& name, const std::string& ids = "1,2,3",

@@ -1,10 +1,12 @@
 #include "tests/support/run_command.hpp"
 
 #include <fcntl.h>
+#include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 
 namespace stet::test {
@@ -50,6 +52,27 @@ Outcome run_stet(const Args& args, const std::string& input) {
   o.out = read_text(scratch / "out");
   o.err = read_text(scratch / "err");
   return o;
+}
+
+Args operator+(Args a, const Args& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+Outcome succeed(const Args& args, const std::string& input) {
+  Outcome o = run_stet(args, input);
+  EXPECT_EQ(o.status, 0) << o.err;
+  return o;
+}
+
+std::string failure(const Args& args, int status, const std::string& input) {
+  const Outcome o = run_stet(args, input);
+  EXPECT_EQ(o.status, status) << o.err;
+  EXPECT_EQ(o.out, "");
+  EXPECT_TRUE(o.err.starts_with("stet: ")) << o.err;
+  EXPECT_EQ(std::count(o.err.begin(), o.err.end(), '\n'), 1) << o.err;
+  EXPECT_TRUE(o.err.ends_with("\n")) << o.err;
+  return o.err.size() < 7 ? o.err : o.err.substr(6, o.err.size() - 7);
 }
 
 }  // namespace stet::test

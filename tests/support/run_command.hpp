@@ -31,7 +31,16 @@ class CommandRun {
   pid_t pid_;
 };
 
+Args operator+(Args a, const Args& b);
+
 // Runs the command to its end with `input` as standard input.
 Outcome run_stet(const Args& args, const std::string& input = "");
+
+// Runs the command and expects status 0.
+Outcome succeed(const Args& args, const std::string& input = "");
+
+// Runs the command and expects this status, no output, and an error of one line. Returns the line
+// without "stet: ".
+std::string failure(const Args& args, int status = 1, const std::string& input = "");
 
 }  // namespace stet::test

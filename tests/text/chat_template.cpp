@@ -165,8 +165,8 @@ TEST(Template, AnInvalidConversationIsAnError) {
   EXPECT_EQ(message_of([] {
               ChatTemplate{*tokenizer_with({{"chat_template", "\n{{"}})};
             }),
-            "chat_template: line 2 column 1: expected }} at the end of this tag, found the end of "
-            "the template");
+            "tokenizer_config.json: chat_template: line 2 column 1: expected }} at the end of this "
+            "tag, found the end of the template");
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ class STET_API ChatTemplate {
  public:
   // Uses the tokenizer's own template. If tokenizer_config.json lists one named tool_use, that one
   // is used when there are tools. Throws an argument Error if there is no template. Throws a format
-  // or unsupported Error with the place in "chat_template" and the reason.
+  // or unsupported Error with the template's file, the place in it and the reason.
   explicit ChatTemplate(const Tokenizer& tokenizer);
   // Uses another template with the tokenizer's special tokens. Errors report `name` as the file.
   ChatTemplate(std::string_view source, const std::string& name, const Tokenizer& tokenizer);

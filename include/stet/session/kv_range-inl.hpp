@@ -120,13 +120,16 @@ STET_INL void copy_kv(State& state, const ModelConfig& config, const KvRange& ra
                       const State& from, int64_t from_position) {
   detail::refuse_recurrent("copy_kv", state);
   const KvRange r = detail::checked_range(state, range);
-  const int64_t away = from_position - r.begin;
+  const int64_t away = from_position - r.begin, count = r.end - r.begin;
   detail::check_same_model(state, from);
   detail::check_can_move(config, away);
-  if (from_position < 0 || from_position + (r.end - r.begin) > from.size())
+  if (count > from.size())
+    throw Error(ErrorKind::argument, "", "range",
+                "at most the " + std::to_string(from.size()) + " positions of the other session",
+                std::to_string(count));
+  if (from_position < 0 || from_position > from.size() - count)
     throw Error(ErrorKind::argument, "", "from position",
-                "0.." + std::to_string(from.size() - (r.end - r.begin)),
-                std::to_string(from_position));
+                "0.." + std::to_string(from.size() - count), std::to_string(from_position));
   std::vector<detail::Rotation> rotations;
   for (const Rope& rope : config.ropes) rotations.emplace_back(rope, config.rotated(rope), away);
   KvEdit log = detail::entry(state, KvEdit::What::key);

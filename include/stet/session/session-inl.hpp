@@ -306,7 +306,7 @@ STET_INL std::span<const int32_t> Session::fitting_draft(std::span<const int32_t
                                                          std::span<const int32_t> draft) const {
   const bool one_pass = until_anchor(ids.size()) == ids.size();
   if (draft.empty() || !can_speculate() || !one_pass) return {};
-  const size_t most = most_drafted(size() + static_cast<int64_t>(ids.size()));
+  const size_t most = draft_room(size() + static_cast<int64_t>(ids.size()));
   if (most > 0) detail::check_ids(draft, model_->config().vocab_size);
   return draft.first(std::min(draft.size(), most));
 }
@@ -314,7 +314,7 @@ STET_INL std::span<const int32_t> Session::fitting_draft(std::span<const int32_t
 // Returns how many positions from `from` on can be drafted. With recurrent layers, a row at whose end
 // an anchor is due needs a pass of its own, since an anchor holds the arrays. So does every row under
 // an intervention on states, which recorded inputs do not contain.
-STET_INL size_t Session::most_drafted(int64_t from) const {
+STET_INL size_t Session::draft_room(int64_t from) const {
   const auto room = static_cast<size_t>(std::max<int64_t>(0, capacity() - from));
   if (state_.recurrent.empty()) return room;
   const bool changed = std::ranges::any_of(

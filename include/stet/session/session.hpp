@@ -186,7 +186,7 @@ class Session {
   // Returns false if drafts are ignored: where detail::can_speculate() is false, and under callbacks.
   bool can_speculate() const;
   // Returns how many tokens can be drafted after the next token.
-  size_t most_drafted() const { return can_speculate() ? most_drafted(size() + 1) : 0; }
+  size_t most_drafted() const { return can_speculate() ? draft_room(size() + 1) : 0; }
   // See prune.hpp and edit.hpp. prune() returns the number of positions removed from view.
   int64_t prune(const PruneOptions& options);
   void prune_range(int64_t begin, int64_t end, bool shift);
@@ -267,7 +267,7 @@ class Session {
                                          std::span<const int32_t> draft) const;
   bool accept_drafted(std::span<const int32_t> ids);
   void forget_drafted() const;
-  size_t most_drafted(int64_t from) const;
+  size_t draft_room(int64_t from) const;
   void settle_accepted();
   void drop_windows();
   void undo_append();
