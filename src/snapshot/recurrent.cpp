@@ -121,9 +121,18 @@ void RecurrentSections::add_state(const State& state, const SnapshotContents& co
   all_.back().size += arrays.size();
 }
 
-// The anchor at the end is left out: its arrays are those of STATE.
-void RecurrentSections::add_anchors(const State& state, const SnapshotContents& contents,
-                                    const Snapshot* parent) {
+namespace {
+
+// An anchor to be written.
+struct WrittenAnchor {
+  const Anchor* anchor;
+  Sha256 name;
+  bool in_parent;
+};
+
+// Returns the anchors before the end, whose arrays are those of STATE. Leaves out damaged ones that
+// tokens determine.
+std::vector<WrittenAnchor> anchors_to_write(const State& state, const SnapshotFile* parent) {
   std::vector<const Anchor*> anchors;
   std::vector<int64_t> positions;
   for (const auto& a : state.anchors.all()) {
@@ -131,29 +140,49 @@ void RecurrentSections::add_anchors(const State& state, const SnapshotContents& 
     anchors.push_back(a.get());
     positions.push_back(a->position);
   }
-  if (anchors.empty()) return;
-  const RecurrentShape& shape = state.recurrent.shape();
+  if (anchors.empty()) return {};
   const std::vector<Sha256> names = anchor_names(state, state.kv.shape(), positions);
-  const SnapshotFile* const from =
-      contents.meta.form == SnapshotForm::delta ? parent->file().get() : nullptr;
+  std::vector<WrittenAnchor> written;
+  for (size_t i = 0; i < anchors.size(); ++i) {
+    const Anchor& a = *anchors[i];
+    if (a.by_content) {
+      written.push_back({&a, recurrent_content(numbers_of(a, state.recurrent.shape())), false});
+      continue;
+    }
+    const bool in_parent = parent != nullptr && holds_anchor(*parent, {names[i], a.position});
+    if (in_parent || is_intact(a)) written.push_back({&a, names[i], in_parent});
+  }
+  return written;
+}
+
+}  // namespace
+
+void RecurrentSections::add_anchors(const State& state, const SnapshotContents& contents,
+                                    const Snapshot* parent) {
+  const std::vector<WrittenAnchor> anchors = anchors_to_write(
+      state, contents.meta.form == SnapshotForm::delta ? parent->file().get() : nullptr);
+  if (anchors.empty()) return;
   ByteWriter index;
   put(index, contents.digests.state);
   index.u64(anchors.size());
   all_.push_back({"ANCHORS", 0, {}, {}});
   std::vector<std::span<const std::byte>> stored;
-  for (size_t i = 0; i < anchors.size(); ++i) {
-    const Anchor& a = *anchors[i];
-    AnchorEntry e{a.by_content ? recurrent_content(numbers_of(a, shape)) : names[i], a.position};
-    const bool elsewhere = from != nullptr && !a.by_content && holds_anchor(*from, e);
-    const std::span<const std::byte> last = bytes_of(a),
-                                     arrays = std::as_bytes(numbers_of(a, shape));
-    index.bytes(e.name.bytes);
+  for (const auto& [anchor, name, in_parent] : anchors) {
+    const Anchor& a = *anchor;
+    index.bytes(name.bytes);
     index.u64(static_cast<uint64_t>(a.position));
     index.u32((a.by_content ? kByContent : 0) | (a.hidden ? kHidden : 0) |
-              (a.block_end ? kBlockEnd : 0) | (elsewhere ? kInParent : 0));
-    index.u32(elsewhere ? 0 : static_cast<uint32_t>(last.size() / sizeof(float)));
-    put(index, elsewhere ? Digest() : digest_of_anchor(last, arrays));
-    if (!elsewhere) stored.insert(stored.end(), {last, arrays});
+              (a.block_end ? kBlockEnd : 0) | (in_parent ? kInParent : 0));
+    if (in_parent) {
+      index.u32(0);
+      put(index, Digest());
+      continue;
+    }
+    const std::span<const std::byte> last = bytes_of(a),
+                                     arrays = std::as_bytes(numbers_of(a, state.recurrent.shape()));
+    index.u32(static_cast<uint32_t>(last.size() / sizeof(float)));
+    put(index, digest_of_anchor(last, arrays));
+    stored.insert(stored.end(), {last, arrays});
   }
   anchors_index_ = index.take();
   all_.back().digest = digest_of(anchors_index_);
@@ -331,35 +360,55 @@ Found find_anchor(const SnapshotChain* chain, const SnapshotFile& file, const An
   return {};
 }
 
-[[noreturn]] void anchor_damaged(const SnapshotFile& file, const AnchorEntry& a) {
-  snapshot_damaged(
-      file.path, anchor_field(a), "",
-      std::string("its bytes are not those that were saved") +
-          (a.by_content ? ", and tokens do not give them" : "; --heal does without it"));
+Error anchor_damage(const SnapshotFile& file, const AnchorEntry& a) {
+  return {ErrorKind::format, file.path, anchor_field(a), "",
+          std::string("its bytes are not those that were saved") +
+              (a.by_content ? ", and tokens do not give them" : "; --heal does without it")};
 }
 
-// Returns the anchor with its arrays in memory. Throws a format Error for damage.
-Anchor load_anchor(const Found& found, const AnchorEntry& as, const RecurrentShape& shape) {
+// Returns a function that reads arrays from a file, and throws `damage` unless `are_intact`. It
+// keeps the file mapped.
+RecurrentBuffer::Read reader_of(const SnapshotFile& file, std::span<const std::byte> bytes,
+                                const Error& damage,
+                                std::function<bool(std::span<const float>)> are_intact) {
+  return [mapping = file.mapping, bytes, damage,
+          are_intact = std::move(are_intact)](std::span<std::byte> to) {
+    std::ranges::copy(bytes, to.begin());
+    const auto* const numbers = reinterpret_cast<const float*>(to.data());
+    if (!are_intact({numbers, to.size() / sizeof(float)})) throw damage;
+  };
+}
+
+// Returns an anchor. If `map`, and the file is mapped, its arrays are read when they are first used.
+// Otherwise they are read now. Reading throws a format Error for damage.
+Anchor load_anchor(const Found& found, const AnchorEntry& as, const RecurrentShape& shape,
+                   bool map) {
   const SnapshotFile& from = *found.file;
+  const Error damage = anchor_damage(from, as);
   Anchor a{as.position, nullptr, nullptr, false, as.block_end, as.by_content};
+  RecurrentBuffer::Read read;
   if (found.entry == nullptr) {
-    auto arrays = buffer_of(live_bytes(from));
-    if (!damaged_layers(from, shape, {arrays->numbers(), shape.numbers}).empty())
-      anchor_damaged(from, as);
-    a.arrays = std::move(arrays);
     a.last = from.logits;
-    return a;
+    read = reader_of(from, live_bytes(from), damage,
+                     [shape, saved = from.arrays](std::span<const float> numbers) {
+                       return array_digests(shape, numbers) == saved;
+                     });
+  } else {
+    const AnchorEntry& e = *found.entry;
+    const std::span<const std::byte> section = from.content("ANCHORS");
+    a.hidden = e.hidden;
+    if (e.numbers > 0) {
+      a.last = std::make_shared<std::vector<float>>(e.numbers);
+      std::memcpy(a.last->data(), section.data() + e.last_at, e.numbers * sizeof(float));
+    }
+    read = reader_of(from, section.subspan(e.arrays_at, shape.bytes()), damage,
+                     [a, saved = e.digest](std::span<const float> numbers) {
+                       return digest_of_anchor(bytes_of(a), std::as_bytes(numbers)) == saved;
+                     });
   }
-  const AnchorEntry& e = *found.entry;
-  const std::span<const std::byte> section = from.content("ANCHORS");
-  a.arrays = buffer_of(section.subspan(e.arrays_at, shape.bytes()));
-  a.hidden = e.hidden;
-  if (e.numbers > 0) {
-    a.last = std::make_shared<std::vector<float>>(e.numbers);
-    std::memcpy(a.last->data(), section.data() + e.last_at, e.numbers * sizeof(float));
-  }
-  if (!(digest_of_anchor(bytes_of(a), std::as_bytes(numbers_of(a, shape))) == e.digest))
-    anchor_damaged(from, as);
+  auto arrays = std::make_shared<RecurrentBuffer>(shape.bytes(), std::move(read));
+  if (!map || from.mapping == nullptr) arrays->load();
+  a.arrays = std::move(arrays);
   return a;
 }
 
@@ -392,7 +441,7 @@ bool check_anchor(const SnapshotChain* chain, const SnapshotFile& file, const An
     check_name(file, e, by_tokens, nullptr, shape);
     return false;
   }
-  const Anchor a = load_anchor(found, e, shape);
+  const Anchor a = load_anchor(found, e, shape, false);
   check_name(file, e, by_tokens, &a, shape);
   return true;
 }
@@ -407,7 +456,7 @@ std::vector<int64_t> load_arrays(const SnapshotFile& file, RecurrentState& to) {
   return damaged_layers(file, shape, to.numbers());
 }
 
-Anchors load_anchors(const SnapshotChain& chain, const SnapshotFile& file, bool heal) {
+Anchors load_anchors(const SnapshotChain& chain, const SnapshotFile& file, bool map, bool heal) {
   Anchors anchors;
   if (file.anchors.empty()) return anchors;
   const RecurrentShape shape = shape_of(file);
@@ -415,8 +464,8 @@ Anchors load_anchors(const SnapshotChain& chain, const SnapshotFile& file, bool 
     const Found found = find_anchor(&chain, file, e);
     if (found.file == nullptr) return;
     try {
-      Anchor a = load_anchor(found, e, shape);
-      check_name(file, e, name, &a, shape);
+      Anchor a = load_anchor(found, e, shape, map);
+      check_name(file, e, name, map ? nullptr : &a, shape);
       anchors.add(std::move(a));
     } catch (const Error& error) {
       if (!heal || e.by_content || error.kind != ErrorKind::format) throw;

@@ -34,8 +34,8 @@ struct PieceSection {
 // The sections of a state's recurrent arrays. The state must outlive them.
 class RecurrentSections {
  public:
-  // Leaves out anchors that the parent of a delta holds. There are no sections for a state without
-  // recurrent layers.
+  // Leaves out arrays that the parent of a delta holds, and damaged anchors that can be recomputed
+  // from the tokens. There are no sections for a state without recurrent layers.
   RecurrentSections(const State& state, const SnapshotContents& contents, const Snapshot* parent);
 
   const std::vector<PieceSection>& all() const { return all_; }
@@ -55,9 +55,10 @@ void decode_recurrent(SnapshotFile& file);
 
 // Loads the arrays after the last position. Returns the damaged layers.
 std::vector<int64_t> load_arrays(const SnapshotFile& file, RecurrentState& to);
-// Returns the anchors of a file whose bytes are in it or in its parents. Throws a format Error for
+// Returns the anchors of a file whose bytes are in it or in its parents. With `map`, arrays in a
+// mapped file are read when they are first used (is_intact). Otherwise throws a format Error for
 // damage, unless `heal`: then it omits damaged anchors that can be recomputed from the tokens.
-Anchors load_anchors(const SnapshotChain& chain, const SnapshotFile& file, bool heal);
+Anchors load_anchors(const SnapshotChain& chain, const SnapshotFile& file, bool map, bool heal);
 // Throws a format Error if the live arrays or an anchor's are not as they were written, or have
 // other names. Returns the number of arrays' layers and anchors checked.
 size_t check_recurrent(const SnapshotChain& chain, const SnapshotFile& file);

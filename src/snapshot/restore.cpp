@@ -207,7 +207,8 @@ void load_recurrent(const Snapshot& snapshot, const RestoreOptions& how, Loaded&
   to.layers = load_arrays(file, to.state.recurrent);
   if (how.trust) to.layers.clear();
   if (to.state.recurrent.empty() || to.state.size() == 0) return;
-  to.state.anchors = load_anchors(SnapshotChain(snapshot), file, how.heal || how.trust);
+  const bool map = how.map && !how.check && !how.heal && !how.trust;
+  to.state.anchors = load_anchors(SnapshotChain(snapshot), file, map, how.heal || how.trust);
   if (!to.layers.empty()) return;
   const bool by_content = !to.state.edits.empty() || !is_replayable(to.state.origin.contract);
   to.state.anchors.add(

@@ -53,7 +53,8 @@ State front_of(const StateOrigin& origin, const KvShape& shape, int64_t capacity
 std::optional<StoredAnchor> anchor_to_store(const State& state) {
   const int64_t end = state.size() / kBlockPositions * kBlockPositions;
   const Anchor* const anchor = state.anchors.find(end);
-  if (end == 0 || anchor == nullptr || anchor->by_content) return std::nullopt;
+  if (end == 0 || anchor == nullptr || anchor->by_content || !is_intact(*anchor))
+    return std::nullopt;
   return StoredAnchor{anchor, anchor_names(state, state.kv.shape(), {&end, 1}).front()};
 }
 

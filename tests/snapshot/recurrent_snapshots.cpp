@@ -1,6 +1,8 @@
 // Snapshots of models with recurrent layers. Live arrays and anchors are saved. Damage to them is
 // found and named, and heals where tokens reproduce the arrays.
 #include <cstring>
+#include <filesystem>
+#include <functional>
 
 #include "stet/snapshot/compare.hpp"
 #include "stet/snapshot/snapshot.hpp"
@@ -206,6 +208,64 @@ TEST_F(RecurrentSnapshots, DamagedAnchorsAreNamedAndLeftOut) {
   Session healed = snapshot.restore(m, heal);
   EXPECT_EQ(anchors(healed), (std::vector<int64_t>{100, 192, 300}));
   expect_same(healed, s);
+}
+
+// Anchors of a mapped file are read when they are first used.
+TEST_F(RecurrentSnapshots, ADamagedAnchorIsLikeNoneWhenItIsUsed) {
+  Session s = session(300);
+  Snapshot::save(s, file);
+  harm(file, "ANCHORS", -100);  // within the anchor at 256
+  Session again = restored(file);
+  EXPECT_EQ(anchors(again), (std::vector<int64_t>{100, 192, 256, 300}));
+  EXPECT_EQ(again.rewind_cost(260), 260 - 192);
+  Snapshot::save(again, next);
+  const Snapshot saved = Snapshot::open(next);
+  EXPECT_EQ(saved.check().arrays, 2u + 2u);
+  again.rewind(260);
+  s.rewind(260);
+  expect_same(again, s);
+  RestoreOptions now = how();
+  now.check = true;
+  EXPECT_NE(
+      message_of([&] { Snapshot::open(file).restore(m, now); }).find("anchor at position 256"),
+      std::string::npos);
+}
+
+TEST_F(RecurrentSnapshots, ADamagedAnchorThatTokensDoNotGiveIsRefusedWhenItIsUsed) {
+  Session s = session(150);
+  s.set_key(1, 0, 70, std::vector<float>(static_cast<size_t>(m->config().head_dim), 0.5f));
+  s.append(part(150, 170));
+  s.keep_anchor();
+  s.append(part(170, 190));
+  Snapshot::save(s, file);
+  harm(file, "ANCHORS", -100);  // within the anchor at 170, which is named by its bytes
+  const std::string refused =
+      "anchor at position 170: its bytes are not those that were saved, "
+      "and tokens do not give them";
+  Session again = restored(file);
+  EXPECT_NE(message_of([&] { Snapshot::save(again, next); }).find(refused), std::string::npos);
+  expect_same(again, s);
+  again.rewind(170);  // from the anchor at the edit
+  Session rewound = s.fork();
+  rewound.rewind(170);
+  expect_same(again, rewound);
+  Snapshot::save(s, next);
+  Session cut = restored(next);
+  std::filesystem::resize_file(next, 4096);
+  EXPECT_EQ(message_of([&] { cut.rewind(170); }),
+            next +
+                ": anchor at position 150: its bytes are not those that were saved, and tokens do "
+                "not give them");
+}
+
+// A file that is cut while it is mapped reads as zeros.
+TEST_F(RecurrentSnapshots, AnchorsOfACutFileAreLikeNone) {
+  Session s = session(300);
+  Snapshot::save(s, file);
+  Session again = restored(file), other = again.fork();
+  std::filesystem::resize_file(file, 4096);
+  EXPECT_EQ(again.rewind_cost(130), 130);
+  EXPECT_EQ(other.rewind_cost(260), 260);
 }
 
 TEST_F(RecurrentSnapshots, VerifyFindsADamagedAnchorOfAnyFile) {

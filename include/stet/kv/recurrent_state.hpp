@@ -8,7 +8,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
@@ -46,14 +48,32 @@ struct RecurrentShape {
   }
 };
 
-// Memory for all arrays of a model.
+// Memory for all arrays of a model. Arrays of a mapped file are read when they are first used.
 struct RecurrentBuffer {
+  // Writes all arrays. Throws a format Error if they are not those that were saved.
+  using Read = std::function<void(std::span<std::byte> to)>;
+
   explicit RecurrentBuffer(size_t bytes) : memory(bytes, bytes >= kHugeFrom) {}
-  const float* numbers() const { return memory.as<float>(); }
+  RecurrentBuffer(size_t bytes, Read from)
+      : memory(bytes, bytes >= kHugeFrom), size_(bytes), read_(std::move(from)), unread_(true) {}
+
+  // Reads the arrays unless they have been read. Any thread may call it. After a format Error, the
+  // next call tries again.
+  void load() const;
+  const float* numbers() const {
+    load();
+    return memory.as<float>();
+  }
 
   static constexpr size_t kHugeFrom = size_t{1} << 21;
   Memory memory;
   std::atomic<bool> shared{false};  // set once something else holds the buffer; never reset
+
+ private:
+  size_t size_ = 0;
+  mutable std::mutex mutex_;  // guards read_
+  mutable Read read_;
+  mutable std::atomic<bool> unread_{false};
 };
 // Immutable arrays.
 using RecurrentArrays = std::shared_ptr<const RecurrentBuffer>;
@@ -101,6 +121,15 @@ class RecurrentState {
   std::shared_ptr<const RecurrentShape> shape_;  // null: no arrays
   std::shared_ptr<Buffer> current_, next_, before_;
 };
+
+inline void RecurrentBuffer::load() const {
+  if (!unread_.load(std::memory_order_acquire)) return;
+  const std::lock_guard lock(mutex_);
+  if (!unread_.load(std::memory_order_relaxed)) return;
+  read_({memory.data(), size_});
+  read_ = nullptr;  // it keeps the file mapped
+  unread_.store(false, std::memory_order_release);
+}
 
 inline RecurrentShape RecurrentShape::of(std::vector<std::vector<RecurrentArray>> layers) {
   RecurrentShape shape{std::move(layers), 0};

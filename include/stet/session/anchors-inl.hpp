@@ -90,7 +90,7 @@ STET_INL std::optional<Session::StartingPoint> Session::starting_point(int64_t f
   for (size_t i = all.size(); i-- > 0;) {
     const Anchor& a = *all[i];
     if (a.position > from_at_most || !recompute_.holds_window(state_, a.position)) continue;
-    if (detail::gives_arrays_again(state_, a.position, to))
+    if (detail::gives_arrays_again(state_, a.position, to) && is_intact(a))
       return StartingPoint{a.position, a.arrays};
   }
   if (detail::gives_arrays_again(state_, 0, to)) return StartingPoint{};
@@ -99,6 +99,9 @@ STET_INL std::optional<Session::StartingPoint> Session::starting_point(int64_t f
 
 STET_INL Session::StartingPoint Session::checked_starting_point(int64_t to) const {
   if (const std::optional<StartingPoint> found = starting_point(to, to)) return *found;
+  for (const auto& a : state_.anchors.all()) {  // a damaged one is the better reason
+    if (a->position <= to && detail::gives_arrays_again(state_, a->position, to)) a->arrays->load();
+  }
   std::string anchors;
   for (const auto& a : state_.anchors.all())
     anchors += (anchors.empty() ? "" : ", ") + std::to_string(a->position);
@@ -167,7 +170,7 @@ STET_INL void Session::rewind_recurrent(int64_t to) {
 STET_INL void Session::restore_recurrent_logits() {
   const Anchor* const here = state_.anchors.find(size());
   logits_shared_.set();
-  if (here != nullptr && here->last != nullptr) {
+  if (here != nullptr && here->last != nullptr && is_intact(*here)) {
     state_.logits = here->hidden ? detail::logits_of(*model_, compute_, *here->last) : here->last;
     return;
   }

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "stet/base/error.hpp"
 #include "stet/kv/kv_block.hpp"
 #include "stet/kv/recurrent_state.hpp"
 
@@ -23,7 +24,7 @@ namespace stet {
 // The recurrent arrays after `position` tokens.
 struct Anchor {
   int64_t position = 0;
-  RecurrentArrays arrays;
+  RecurrentArrays arrays;  // may be in a mapped file until their first use
   // Logits of the last token before `position` or, if `hidden`, the row of hidden state from which
   // the head computes them. Null: unknown.
   std::shared_ptr<std::vector<float>> last = nullptr;
@@ -31,6 +32,17 @@ struct Anchor {
   bool block_end = false;   // kept only until two later block ends are reached
   bool by_content = false;  // replaying tokens from 0 might give other arrays: no budget drops it
 };
+
+// Returns false if the arrays are in a file that no longer has the bytes that were saved. Reads them.
+inline bool is_intact(const Anchor& anchor) {
+  try {
+    anchor.arrays->load();
+    return true;
+  } catch (const Error& e) {
+    if (e.kind != ErrorKind::format) throw;
+    return false;
+  }
+}
 
 // The anchors of a session in ascending order of position. Copies share the arrays.
 class Anchors {

@@ -214,13 +214,14 @@ STET_INL Session Recomputer::front(Target target, int64_t size, int64_t wanted) 
 STET_INL int64_t Recomputer::resume_point(const State& state, int64_t block,
                                           int64_t first_edited) const {
   if (!state.recurrent.empty()) {
-    int64_t found = 0;
-    for (const auto& a : state.anchors.all()) {
-      if (a->position <= std::min(block, first_edited) * kBlockPositions &&
-          holds_window(state, a->position))
-        found = a->position;
+    const Anchors::All& all = state.anchors.all();
+    for (size_t i = all.size(); i-- > 0;) {
+      const int64_t at = all[i]->position;
+      if (at <= std::min(block, first_edited) * kBlockPositions && holds_window(state, at) &&
+          is_intact(*all[i]))
+        return at;
     }
-    return found;
+    return 0;
   }
   const int64_t window = widest_window();
   int64_t whole = 0, at = 0;  // blocks whole .. b-1 hold all layers
