@@ -366,21 +366,44 @@ Error anchor_damage(const SnapshotFile& file, const AnchorEntry& a) {
               (a.by_content ? ", and tokens do not give them" : "; --heal does without it")};
 }
 
-// Returns a function that reads arrays from a file, and throws `damage` unless `are_intact`. It
-// keeps the file mapped.
-RecurrentBuffer::Read reader_of(const SnapshotFile& file, std::span<const std::byte> bytes,
-                                const Error& damage,
-                                std::function<bool(std::span<const float>)> are_intact) {
-  return [mapping = file.mapping, bytes, damage,
-          are_intact = std::move(are_intact)](std::span<std::byte> to) {
-    std::ranges::copy(bytes, to.begin());
-    const auto* const numbers = reinterpret_cast<const float*>(to.data());
-    if (!are_intact({numbers, to.size() / sizeof(float)})) throw damage;
-  };
-}
+// Reads the arrays of an anchor, and its numbers into `last`, which is not null if there are any.
+// Throws anchor_damage() for other bytes than those that were saved. Keeps the file mapped.
+struct AnchorReader {
+  std::shared_ptr<const MappedFile> mapping;
+  std::span<const std::byte> numbers, arrays;
+  std::shared_ptr<std::vector<float>> last;
+  Digest saved;
+  Error damage;
 
-// Returns an anchor. If `map`, and the file is mapped, its arrays are read when they are first used.
-// Otherwise they are read now. Reading throws a format Error for damage.
+  void operator()(std::span<std::byte> to) const {
+    std::ranges::copy(arrays, to.begin());
+    if (last != nullptr) {
+      last->resize(numbers.size() / sizeof(float));
+      std::memcpy(last->data(), numbers.data(), numbers.size());
+    }
+    const auto read =
+        last == nullptr ? std::span<const std::byte>() : std::as_bytes(std::span(*last));
+    if (!(digest_of_anchor(read, to) == saved)) throw damage;
+  }
+};
+
+// Reads the live arrays of a file, likewise.
+struct LiveReader {
+  std::shared_ptr<const MappedFile> mapping;
+  std::span<const std::byte> arrays;
+  RecurrentShape shape;
+  std::vector<Digest> saved;
+  Error damage;
+
+  void operator()(std::span<std::byte> to) const {
+    std::ranges::copy(arrays, to.begin());
+    const std::span numbers(reinterpret_cast<const float*>(to.data()), shape.numbers);
+    if (array_digests(shape, numbers) != saved) throw damage;
+  }
+};
+
+// Returns an anchor. If `map`, and the file is mapped, its arrays and numbers are read when they are
+// first used. Otherwise they are read now. Reading throws a format Error for damage.
 Anchor load_anchor(const Found& found, const AnchorEntry& as, const RecurrentShape& shape,
                    bool map) {
   const SnapshotFile& from = *found.file;
@@ -389,22 +412,18 @@ Anchor load_anchor(const Found& found, const AnchorEntry& as, const RecurrentSha
   RecurrentBuffer::Read read;
   if (found.entry == nullptr) {
     a.last = from.logits;
-    read = reader_of(from, live_bytes(from), damage,
-                     [shape, saved = from.arrays](std::span<const float> numbers) {
-                       return array_digests(shape, numbers) == saved;
-                     });
+    read = LiveReader{from.mapping, live_bytes(from), shape, from.arrays, damage};
   } else {
     const AnchorEntry& e = *found.entry;
     const std::span<const std::byte> section = from.content("ANCHORS");
     a.hidden = e.hidden;
-    if (e.numbers > 0) {
-      a.last = std::make_shared<std::vector<float>>(e.numbers);
-      std::memcpy(a.last->data(), section.data() + e.last_at, e.numbers * sizeof(float));
-    }
-    read = reader_of(from, section.subspan(e.arrays_at, shape.bytes()), damage,
-                     [a, saved = e.digest](std::span<const float> numbers) {
-                       return digest_of_anchor(bytes_of(a), std::as_bytes(numbers)) == saved;
-                     });
+    if (e.numbers > 0) a.last = std::make_shared<std::vector<float>>();
+    read = AnchorReader{from.mapping,
+                        section.subspan(e.last_at, e.numbers * sizeof(float)),
+                        section.subspan(e.arrays_at, shape.bytes()),
+                        a.last,
+                        e.digest,
+                        damage};
   }
   auto arrays = std::make_shared<RecurrentBuffer>(shape.bytes(), std::move(read));
   if (!map || from.mapping == nullptr) arrays->load();
@@ -488,6 +507,13 @@ size_t check_recurrent(const SnapshotChain& chain, const SnapshotFile& file) {
   return checked;
 }
 
+Difference damage_of_anchor(int64_t position) {
+  return {.what = "recurrent arrays of an anchor",
+          .position = position - 1,
+          .expected = "the bytes that were saved",
+          .found = "others"};
+}
+
 std::optional<Difference> damaged_anchor(const SnapshotChain* chain, const SnapshotFile& file) {
   std::optional<Difference> damage;
   if (file.anchors.empty()) return damage;
@@ -498,10 +524,7 @@ std::optional<Difference> damaged_anchor(const SnapshotChain* chain, const Snaps
       check_anchor(chain, file, e, name, shape);
     } catch (const Error& error) {
       if (error.kind != ErrorKind::format) throw;
-      damage = Difference{.what = "recurrent arrays of an anchor",
-                          .position = e.position - 1,
-                          .expected = "the bytes that were saved",
-                          .found = "others"};
+      damage = damage_of_anchor(e.position);
     }
   });
   return damage;

@@ -62,6 +62,8 @@ Anchors load_anchors(const SnapshotChain& chain, const SnapshotFile& file, bool 
 // Throws a format Error if the live arrays or an anchor's are not as they were written, or have
 // other names. Returns the number of arrays' layers and anchors checked.
 size_t check_recurrent(const SnapshotChain& chain, const SnapshotFile& file);
+// Describes an anchor whose bytes are not those that were saved.
+Difference damage_of_anchor(int64_t position);
 // Returns the first anchor whose bytes or name are not those that were saved. `chain` is null if
 // the file's parents are not available: anchors in them are then not compared.
 std::optional<Difference> damaged_anchor(const SnapshotChain* chain, const SnapshotFile& file);

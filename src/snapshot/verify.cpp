@@ -289,6 +289,10 @@ void compare_anchors(const Claim& claim, const Session& again, VerifyReport& rep
     if (computed == nullptr || !computed->hidden ||
         !detail::gives_arrays_again(*claim.stored, 0, a->position))
       continue;
+    if (!is_intact(*a)) {
+      report.difference = damage_of_anchor(a->position);
+      return;
+    }
     const std::span expected(computed->arrays->numbers(), numbers),
         found(a->arrays->numbers(), numbers);
     report.difference =

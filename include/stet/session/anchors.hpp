@@ -26,7 +26,7 @@ struct Anchor {
   int64_t position = 0;
   RecurrentArrays arrays;  // may be in a mapped file until their first use
   // Logits of the last token before `position` or, if `hidden`, the row of hidden state from which
-  // the head computes them. Null: unknown.
+  // the head computes them. Null: unknown. Read with the arrays: call is_intact() first.
   std::shared_ptr<std::vector<float>> last = nullptr;
   bool hidden = false;      // `last` is a row of hidden state
   bool block_end = false;   // kept only until two later block ends are reached
@@ -110,7 +110,8 @@ inline void Anchors::add(Anchor anchor) {
     return;
   }
   const Anchor& old = **at;
-  if (anchor.last == nullptr) anchor.last = old.last, anchor.hidden = old.hidden;
+  if (anchor.last == nullptr && old.last != nullptr && is_intact(old))
+    anchor.last = old.last, anchor.hidden = old.hidden;
   anchor.block_end = anchor.block_end && old.block_end;
   anchor.by_content = anchor.by_content || old.by_content;
   *at = std::make_shared<const Anchor>(std::move(anchor));
