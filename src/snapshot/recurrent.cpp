@@ -387,7 +387,7 @@ struct AnchorReader {
   }
 };
 
-// Reads the live arrays of a file, likewise.
+// Reads the live arrays of a file in the same way.
 struct LiveReader {
   std::shared_ptr<const MappedFile> mapping;
   std::span<const std::byte> arrays;
