@@ -137,7 +137,7 @@ await page.reload(); // within the minute
 await page.waitForSelector("#undo:not([hidden])");
 assert.equal(await page.$(`.node[data-id="${first.id}"]`), null);
 await page.click("#undo-do");
-await told("there again");
+await told("restored");
 assert.deepEqual([await current(), await level(uploaded.id), await visible("#undo")], [first.id, 3, false]);
 
 await does("delete");
@@ -146,7 +146,7 @@ await told("deleted");
 assert.deepEqual((await rows()).map(([id]) => id),
   [asked, ...(await states()).filter((s) => s.continues === null && s.id !== asked).map((s) => s.id)]);
 await key("z");
-await told("there again");
+await told("restored");
 assert.equal(await level(uploaded.id), 3);
 const [whole, alone] = [await rows(), (await states()).length];
 
@@ -183,7 +183,7 @@ await page.keyboard.press("End");
 await page.keyboard.press("Enter");
 await at(edited.id);
 await search("nothing says this");
-assert.match(await text("#no-states"), /No state says this/);
+assert.match(await text("#no-states"), /No state matches/);
 await page.keyboard.press("Escape");
 assert.equal((await rows()).length, whole.length - 1);
 

@@ -8,8 +8,8 @@ import { back, show } from "./view.js";
 
 export const kTree =
   "Each row is a state: everything the model knows after that reply, kept bit for bit. " +
-  "Continue from any row as often as you like. " +
-  "Nothing is overwritten: another reply or an edited message is kept beside the one that it replaces.";
+  "Continue from any row: nothing is overwritten, and other replies and edited messages stand beside the ones that " +
+  "they replace.";
 
 const kOperations = {
   f: "fork", r: "rewind", p: "prune", c: "compare", v: "verify", n: "name", i: "pin", s: "save", Delete: "delete"
