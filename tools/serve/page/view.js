@@ -1,7 +1,7 @@
 // Shows a state, and keeps all parts of the page in step.
 import { get } from "./api.js";
 import { handlers, page, path, state, trash } from "./app.js";
-import { $, bytesText, put, say } from "./dom.js";
+import { $, bytesText, counted, put, say } from "./dom.js";
 import { look } from "./look.js";
 import { showMessages } from "./messages.js";
 import { showSettings } from "./settings.js";
@@ -88,7 +88,7 @@ let changes = null; // counter of the list at the last request
 export async function meters() {
   try {
     const s = await get("/v1/status");
-    put($("model"), `${s.model} · ${s.contract} · ${s.isa} · ${s.threads} threads`);
+    put($("model"), `${s.model} · ${s.contract} · ${s.isa} · ${counted(s.threads, "thread")}`);
     const all = s.reuse.reused + s.reuse.recomputed + s.reuse.new;
     put($("meters"), `${Math.round(s.tokens_per_second)} tokens/s · ` +
       `${bytesText(s.memory.used)} of ${bytesText(s.memory.budget)} · ` +
