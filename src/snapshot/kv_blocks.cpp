@@ -220,7 +220,7 @@ void read_block(const SnapshotFile& file, int64_t block, std::byte* to) {
   const std::string field = "KV block " + std::to_string(block);
   std::span<const std::byte> stored = file.bytes.subspan(at.offset, at.size);
   if (at.encoding == kRaw) {
-    std::memcpy(to, stored.data(), stored.size());
+    std::ranges::copy(stored, to);
     return;
   }
   if (at.encoding == kByteShuffle)

@@ -27,7 +27,7 @@ bool fetch_parts(Store& store, const ModelConfig& config, const Sha256& name, St
   for (const StoredBlock& b : found) {
     if (b.bytes.size() != shape.block_bytes()) return false;
     std::shared_ptr<KvBlock> own = KvWriter(state.kv).fresh_block();
-    std::memcpy(const_cast<std::byte*>(own->data()), b.bytes.data(), b.bytes.size());
+    std::ranges::copy(b.bytes, const_cast<std::byte*>(own->data()));
     blocks.push_back(std::move(own));
   }
   KvWriter(state.kv).adopt(std::move(blocks), std::vector<uint64_t>(names.size(), ~uint64_t{0}),

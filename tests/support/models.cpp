@@ -75,7 +75,8 @@ int32_t argmax(std::span<const float> x) {
 }
 
 bool same_bytes(std::span<const float> a, std::span<const float> b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
 }
 
 std::vector<std::byte> kv_bytes(const KvCache& kv) {

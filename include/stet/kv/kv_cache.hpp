@@ -163,7 +163,7 @@ inline void KvCache::own_block(int64_t index) {
   }
   if (!block->holds_all()) block->check_all(shape_, index);
   std::shared_ptr<KvBlock> copy = fresh_block();
-  std::memcpy(copy->data_, block->data_, shape_.block_bytes());
+  std::copy_n(block->data_, shape_.block_bytes(), copy->data_);  // none without attention layers
   if (block->saved() != nullptr && !block->saved_as(shape_, copy->data_)) {
     block = block->unchecked_copy();
     block->check_all(shape_, index);  // names the damaged layer in its error

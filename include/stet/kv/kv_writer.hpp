@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -124,7 +123,7 @@ inline void KvWriter::drop(int64_t index, const std::shared_ptr<const HeldLayers
   for (int64_t layer = 0; layer < kv_.shape_.layers; ++layer) {
     const size_t at = kv_.shape_.layer_offset(layer);
     if ((*held)[static_cast<size_t>(layer)])
-      std::memcpy(copy->data_ + at, block->data_ + at, kv_.shape_.layer_bytes(layer));
+      std::copy_n(block->data_ + at, kv_.shape_.layer_bytes(layer), copy->data_ + at);
   }
   copy->digests_ = block->digests(kv_.shape_);
   copy->drop(kv_.shape_, held);
