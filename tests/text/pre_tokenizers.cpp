@@ -112,14 +112,14 @@ TEST(AddedTokens, WithinWhiteSpaceOfAnotherToken) {
 
 // Each newline would look at all that follow it.
 TEST(AddedTokens, ManyStrippingTokensTakeLinearTime) {
-  const json newline = {added(9, "\n", {{"rstrip", true}})};
+  const json newline = json::array({added(9, "\n", {{"rstrip", true}})});
   const std::string text(1'000'000, '\n');
   EXPECT_EQ(ids_with(newline, text), Ids(text.size(), 9));
 }
 
 TEST(AddedTokens, JoinersBelongToWords) {
   NEEDS(Pcre2);
-  const json word = {added(9, "bb", {{"single_word", true}})};
+  const json word = json::array({added(9, "bb", {{"single_word", true}})});
   EXPECT_EQ(ids_with(word, "a\u200Dbb"), (Ids{1, 0, 2, 2}));
   EXPECT_EQ(ids_with(word, "bb\u200C bb"), (Ids{2, 2, 0, 6, 9}));
   EXPECT_EQ(ids_with(word, "\u00B2bb"), (Ids{0, 9}));
