@@ -199,14 +199,17 @@ TEST_P(Points, ChangesAreTheSameHoweverTheyAreComputed) {
   EXPECT_FALSE(digests_of(plain).id == expected.id);
   // Blocks before the changes keep their bytes and their identities.
   const auto names = first.block_identities(), others = plain.block_identities();
-  EXPECT_FALSE(names[1] == others[1]);
+  EXPECT_FALSE(names.back() == others.back());
   Session early = session(how());
   early.append(std::span(ids).first(64));
   Session late = early.fork();
   late.attach(changes()[0]);
   late.append(std::span(ids).subspan(64));
-  EXPECT_EQ(late.block_identities()[0], plain.block_identities()[0]);
-  EXPECT_FALSE(late.block_identities()[1] == plain.block_identities()[1]);
+  const auto changed = late.block_identities();
+  EXPECT_EQ(changed[0], others[0]);
+  if (changed.size() > 1) {  // the smallest models hold one full block
+    EXPECT_FALSE(changed[1] == others[1]);
+  }
 }
 
 TEST_P(Points, ChangesStayWithTheState) {
