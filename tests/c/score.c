@@ -16,7 +16,7 @@ typedef struct Seen {
 static int32_t see(void* context, size_t index, const stet_token_score* tokens, size_t count) {
   Seen* seen = context;
   CHECK(index < kRequests && count <= kMost);
-  memcpy(seen->tokens[index], tokens, count * sizeof *tokens);
+  if (count > 0) memcpy(seen->tokens[index], tokens, count * sizeof *tokens);
   seen->counts[index] = count;
   return ++seen->calls == seen->stops_at;
 }
