@@ -141,8 +141,8 @@ TEST_F(RecurrentSnapshots, ADeltaAgainstAnEditedParentHasItsOwnAnchors) {
   s.append(part(200, 300));
   Snapshot::save(s, next, {.form = SnapshotForm::delta, .parent = &parent});
   std::vector<std::pair<int64_t, bool>> found;
-  for (const AnchorEntry& a : Snapshot::open(next).file()->anchors)
-    found.emplace_back(a.position, a.in_parent);
+  const Snapshot delta = Snapshot::open(next);
+  for (const AnchorEntry& a : delta.file()->anchors) found.emplace_back(a.position, a.in_parent);
   EXPECT_EQ(found, (std::vector<std::pair<int64_t, bool>>{
                        {100, true}, {192, true}, {200, false}, {256, false}}));
   Session again = restored(next);
