@@ -11,7 +11,6 @@
 namespace stet {
 namespace {
 
-constexpr const char* kFolder = "additional_chat_templates";
 constexpr size_t kMostTemplates = 100;  // published checkpoints have a handful
 
 std::string joined(const std::string& directory, const std::string& name) {
@@ -23,13 +22,14 @@ std::string joined(const std::string& directory, const std::string& name) {
 std::vector<std::string> additional_template_files(const std::string& directory) {
   std::vector<std::string> files;
   std::error_code none;
-  for (std::filesystem::directory_iterator at(joined(directory, kFolder), none), end;
+  for (std::filesystem::directory_iterator at(joined(directory, kAdditionalFolder), none), end;
        !none && at != end; at.increment(none)) {
     const std::string name = at->path().filename().string();
-    if (name.ends_with(".jinja") && name.size() > 6) files.push_back(kFolder + ("/" + name));
+    if (name.ends_with(".jinja") && name.size() > 6)
+      files.push_back(kAdditionalFolder + ("/" + name));
   }
   if (files.size() > kMostTemplates)
-    throw Error(ErrorKind::format, joined(directory, kFolder), "",
+    throw Error(ErrorKind::format, joined(directory, kAdditionalFolder), "",
                 "at most " + std::to_string(kMostTemplates) + " templates",
                 std::to_string(files.size()));
   std::ranges::sort(files);

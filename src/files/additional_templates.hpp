@@ -7,6 +7,7 @@
 
 namespace stet {
 
+inline constexpr const char* kAdditionalFolder = "additional_chat_templates";
 // The name under which a source of files offers these templates: as a JSON object by template name.
 // Packed and archived checkpoints hold a file of this name. For a directory with the folder, the
 // file is composed.

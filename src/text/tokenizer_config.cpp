@@ -17,7 +17,7 @@ std::string token_text(const JsonNode& node) {
 // have none.
 void read_chat_template(const JsonNode& node, TokenizerConfig& config) {
   config.named_templates.clear();
-  config.templates_file = node.file();
+  config.template_file = node.file();
   if (!node.json().is_array()) {
     config.chat_template = node.string();
     return;
@@ -122,8 +122,9 @@ void read_templates(const Tokenizer::Files& files, const std::string& where,
   const std::string* const further = find_file(files, kAdditionalTemplates);
   if (standard != nullptr || further != nullptr) {
     config.named_templates.clear();
-    config.templates_file =
-        where + (standard != nullptr ? "chat_template.jinja" : kAdditionalTemplates);
+    config.named_folder = where + kAdditionalFolder + "/";
+    config.template_file =
+        standard != nullptr ? where + "chat_template.jinja" : config.named_folder + "default.jinja";
     if (standard != nullptr) config.chat_template = *standard;
     if (further == nullptr) return;
     const std::string file = where + kAdditionalTemplates;

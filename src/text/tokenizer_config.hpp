@@ -15,8 +15,9 @@ namespace stet {
 struct TokenizerConfig {
   bool present = false;  // tokenizer_config.json exists
   std::string file, tokenizer_class, chat_template;
-  std::string templates_file;  // which the chat templates come from
-  std::string bos, eos;        // texts of tokens
+  // The file of the chat template, and the folder of named ones unless they are in that file.
+  std::string template_file, named_folder;
+  std::string bos, eos;  // texts of tokens
   std::map<std::string, std::string, std::less<>> named_templates;
   std::vector<std::pair<std::string, std::string>> special;  // names and texts of all named tokens
   bool has_added_decoder = false;

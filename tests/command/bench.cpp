@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
-#include <sstream>
 
+#include "tests/command/json_lines.hpp"
 #include "tests/support/models.hpp"
 #include "tests/support/run_command.hpp"
 
@@ -13,13 +13,6 @@ namespace {
 using Json = nlohmann::json;
 
 const std::string kTiny = data_path("models/gemma3-tiny");
-
-std::vector<Json> json_lines(const std::string& out) {
-  std::vector<Json> lines;
-  std::istringstream in(out);
-  for (std::string line; std::getline(in, line);) lines.push_back(Json::parse(line));
-  return lines;
-}
 
 TEST(BenchCommand, Measures) {
   const Json j =

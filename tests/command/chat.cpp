@@ -8,11 +8,11 @@
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "stet/snapshot/snapshot.hpp"
 #include "stet/snapshot/verify.hpp"
 #include "stet/text/tokenizer.hpp"
+#include "tests/command/json_lines.hpp"
 #include "tests/command/pipe.hpp"
 #include "tests/support/models.hpp"
 #include "tests/support/run_command.hpp"
@@ -25,13 +25,6 @@ using Json = nlohmann::json;
 const std::string kScript = data_path("pocket/golden-gemma3/script.json");
 
 Json script() { return Json::parse(read_text(kScript)); }
-
-std::vector<Json> lines_of(const std::string& text) {
-  std::vector<Json> all;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) all.push_back(Json::parse(line));
-  return all;
-}
 
 class ChatCommand : public testing::Test {
  protected:
@@ -50,7 +43,7 @@ TEST_F(ChatCommand, TheScriptedConversationIsAsExpected) {
   const Outcome o =
       run_stet({"chat", "--threads", "1", "--script", kScript, "--json", "--save", snapshot});
   EXPECT_EQ(o.status, 0) << o.err;
-  const std::vector<Json> turns = lines_of(o.out);
+  const std::vector<Json> turns = json_lines(o.out);
   const Json expected = script();
   ASSERT_EQ(turns.size(), 8u);
   int64_t before = 0;
@@ -127,7 +120,7 @@ TEST_F(ChatWithTools, ThePromptIsThatOfTheTemplate) {
   const Outcome o = chat(R"([{"user": "Which weather?"},
     {"tool": ["18 <|im_end|>", {"content": "{\"rain\": 2}", "name": "get_weather"}]}])");
   EXPECT_EQ(o.status, 0) << o.err;
-  const std::vector<Json> turns = lines_of(o.out);
+  const std::vector<Json> turns = json_lines(o.out);
   ASSERT_EQ(turns.size(), 2u) << o.out;
   Json messages = {{{"role", "user"}, {"content", "Which weather?"}}};
   EXPECT_EQ(turns[0]["prompt_ids"], rendered(messages)["ids"]);
@@ -151,7 +144,7 @@ TEST_F(ChatWithTools, ResultsAreSentByACommandToo) {
   const Outcome by_command = chat(R"([{"user": "Hi"}, {"command": "/tool 18 degrees"}])"),
                 by_turn = chat(R"([{"user": "Hi"}, {"tool": "18 degrees"}])");
   EXPECT_EQ(by_command.status, 0) << by_command.err;
-  const std::vector<Json> command = lines_of(by_command.out), turn = lines_of(by_turn.out);
+  const std::vector<Json> command = json_lines(by_command.out), turn = json_lines(by_turn.out);
   ASSERT_EQ(command.size(), 2u);
   ASSERT_EQ(turn.size(), 2u);
   EXPECT_EQ(command[1]["digests"], turn[1]["digests"]);

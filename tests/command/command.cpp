@@ -12,6 +12,7 @@
 #include "src/snapshot/kv_blocks.hpp"
 #include "stet/generate/generate.hpp"
 #include "stet/snapshot/snapshot.hpp"
+#include "tests/command/json_lines.hpp"
 #include "tests/support/models.hpp"
 #include "tests/support/run_command.hpp"
 
@@ -35,13 +36,6 @@ const std::string kTiny = data_path("models/gemma3-tiny");  // has no tokenizer
 std::string gemma_turn(const std::string& user, bool first = true) {
   return (first ? "" : "\n") + ("<start_of_turn>user\n" + user) +
          "<end_of_turn>\n<start_of_turn>model\n";
-}
-
-std::vector<Json> json_lines(const std::string& out) {
-  std::vector<Json> lines;
-  std::istringstream in(out);
-  for (std::string line; std::getline(in, line);) lines.push_back(Json::parse(line));
-  return lines;
 }
 
 struct Command : testing::Test {

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "stet/sampling/sampler.hpp"
 #include "stet/session/trace.hpp"
+#include "tests/command/json_lines.hpp"
 #include "tests/support/models.hpp"
 #include "tests/support/run_command.hpp"
 
@@ -16,13 +16,6 @@ namespace {
 using Json = nlohmann::json;
 
 const std::string kTiny = data_path("models/gemma3-tiny");  // has no tokenizer
-
-std::vector<Json> lines_of(const std::string& out) {
-  std::vector<Json> lines;
-  std::istringstream in(out);
-  for (std::string line; std::getline(in, line);) lines.push_back(Json::parse(line));
-  return lines;
-}
 
 std::string text_of(const std::vector<int32_t>& ids) {
   std::string text;
@@ -45,7 +38,7 @@ TEST_F(LabCommand, ScoresAreThoseOfTheLogits) {
   std::string input;
   for (const Json& line : lines) input += line.dump() + "\n";
   const std::vector<Json> found =
-      lines_of(succeed({"score", "-m", kTiny, "--jsonl", "--batch", "2"}, input).out);
+      json_lines(succeed({"score", "-m", kTiny, "--jsonl", "--batch", "2"}, input).out);
   ASSERT_EQ(found.size(), 3u);
   double sum = 0;
   for (size_t i = 1; i < ids.size(); ++i) {
@@ -81,7 +74,7 @@ TEST_F(LabCommand, ALineThatCannotBeScoredIsNamed) {
     const Outcome o = run_stet({"score", "-m", kTiny, "--jsonl"},
                                "{\"ids\": [1, 2, 3]}\n" + line + "\n{\"ids\": [4, 5]}\n");
     EXPECT_EQ(o.status, 1);
-    EXPECT_EQ(lines_of(o.out).size(), 1u) << line;
+    EXPECT_EQ(json_lines(o.out).size(), 1u) << line;
     EXPECT_NE(o.err.find("standard input: line 2: "), std::string::npos) << o.err;
     EXPECT_NE(o.err.find(error), std::string::npos) << o.err;
   }
@@ -113,7 +106,7 @@ TEST_F(LabCommand, DataSetsAreCapturedAndMeasured) {
       Json({{"ids", ids}, {"id", 7}}).dump() + "\n" + Json({{"ids", other}}).dump() + "\n";
   const Args capture = {"capture", "-m", kTiny,           "--points", "blocks.2.hook_resid_post",
                         "--jsonl", "-o", scratch / "all/"};
-  const std::vector<Json> said = lines_of(succeed(capture, input).out);
+  const std::vector<Json> said = json_lines(succeed(capture, input).out);
   ASSERT_EQ(said.size(), 2u);
   EXPECT_EQ(said[0]["id"], 7);
   const auto alone = [&](const std::vector<int32_t>& some) {
@@ -125,7 +118,7 @@ TEST_F(LabCommand, DataSetsAreCapturedAndMeasured) {
   EXPECT_EQ(Golden(scratch / "all/2.safetensors").floats("blocks.2.hook_resid_post"), alone(other));
 
   const std::vector<Json> measured =
-      lines_of(succeed({"measure", "-m", kTiny, "--tokens", "--jsonl"}, input).out);
+      json_lines(succeed({"measure", "-m", kTiny, "--tokens", "--jsonl"}, input).out);
   ASSERT_EQ(measured.size(), 2u);
   EXPECT_EQ(
       measured[1]["measured"],
@@ -134,7 +127,7 @@ TEST_F(LabCommand, DataSetsAreCapturedAndMeasured) {
   const Outcome bad =
       run_stet({"measure", "-m", kTiny, "--tokens", "--jsonl"}, input + "{\"ids\": [1, 400]}\n");
   EXPECT_EQ(bad.status, 1);
-  EXPECT_EQ(lines_of(bad.out).size(), 2u);
+  EXPECT_EQ(json_lines(bad.out).size(), 2u);
   EXPECT_NE(bad.err.find("standard input: line 3: ids[1]"), std::string::npos) << bad.err;
 }
 
@@ -205,7 +198,7 @@ TEST_F(LabCommand, HeadsArePatched) {
   Args lines = {"patch", "-m", kTiny, "--jsonl", "--heads", "--positions", "4..9,20"};
   const Json line = {
       {"clean_ids", ids}, {"corrupt_ids", other}, {"answer", "3"}, {"wrong", "4"}, {"id", 1}};
-  const std::vector<Json> said = lines_of(succeed(lines, line.dump() + "\n").out);
+  const std::vector<Json> said = json_lines(succeed(lines, line.dump() + "\n").out);
   EXPECT_EQ(said.at(0)["scores"], found["scores"]);
   EXPECT_EQ(said.at(0)["id"], 1);
   args.insert(args.end(), {"--point", "hook_resid_pre"});

@@ -61,6 +61,14 @@ TEST(ChatTemplates, TemplateFilesOverrideTheConfig) {
   EXPECT_EQ(tokenizer->chat_template("notes"), "");
   EXPECT_EQ(rendered(*tokenizer, false), "J");
   EXPECT_EQ(rendered(*tokenizer, true), "T2");
+  EXPECT_EQ(tokenizer->chat_template_file(), directory.path() + "/chat_template.jinja");
+  write_file(directory.path() + "/additional_chat_templates/tool_use.jinja", "{% if x %}");
+  EXPECT_EQ(message_of([&] { ChatTemplate(*Tokenizer::load(directory.path())); }),
+            directory.path() +
+                "/additional_chat_templates/tool_use.jinja: line 1 column 11: expected {% elif %} "
+                "or {% else %} or {% endif %}, found the end of the template");
+  write_file(directory.path() + "/additional_chat_templates/tool_use.jinja",
+             "T{{ tools|length }}\n");
   // Packed and archived tokenizers have the templates in one file, but not beside another template.
   const auto again = Tokenizer::load_from_files(tokenizer->files());
   EXPECT_EQ(again->chat_template("rag"), "R");
