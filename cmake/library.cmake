@@ -9,23 +9,17 @@ stet_compile_together(stet_runtime states src/session src/snapshot src/store src
 stet_compile_together(stet_runtime text src/text)
 target_link_libraries(stet_runtime PRIVATE ${STET_LIBRARIES})
 target_compile_definitions(stet_runtime PRIVATE ${STET_DEFINITIONS})
-# The heavy computation is in the kernels, so -O1 suffices here. -O2 takes a third longer to
-# compile, and most of its gain comes from inlining small functions, which these flags add.
-target_compile_options(stet_runtime PRIVATE ${STET_O1} $<$<CONFIG:Release>:-fstrict-aliasing>
-  $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-finline-small-functions>
-  $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-findirect-inlining>
-  $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-fpartial-inlining>
-  $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-foptimize-sibling-calls>)
+target_compile_options(stet_runtime PRIVATE ${STET_LIBRARY_OPTIMIZATION})
 if(have_openmp)
   set_source_files_properties(src/threads/openmp.cpp PROPERTIES COMPILE_OPTIONS -fopenmp) # contains all OpenMP code
 endif()
 
 find_package(Threads REQUIRED)
-set(objects $<TARGET_OBJECTS:stet_runtime> $<TARGET_OBJECTS:stet_kernels> $<TARGET_OBJECTS:stet_jinja>)
-add_library(stet STATIC ${objects})
+set(stet_objects $<TARGET_OBJECTS:stet_runtime> $<TARGET_OBJECTS:stet_kernels> $<TARGET_OBJECTS:stet_jinja>)
+add_library(stet STATIC ${stet_objects})
 set(libraries stet)
 if(NOT STET_STATIC AND NOT STET_SANITIZE)
-  add_library(stet_shared SHARED ${objects})
+  add_library(stet_shared SHARED ${stet_objects})
   list(APPEND libraries stet_shared)
   set_target_properties(stet_shared PROPERTIES
     OUTPUT_NAME stet EXPORT_NAME shared VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})

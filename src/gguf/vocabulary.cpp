@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "src/text/tokenizer_config.hpp"
 #include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
 #include "stet/checkpoint/gguf.hpp"
@@ -271,8 +272,8 @@ std::string sentencepiece_model(const Gguf& keys, const GgufVocabulary& v) {
 
 // Returns the chat template, or a list of all if there are several.
 Json templates_of(const Gguf& keys) {
-  const std::string prefix = "tokenizer.chat_template.";
-  const auto standard = keys.text("tokenizer.chat_template");
+  const std::string prefix = std::string(kGgufTemplate) + ".";
+  const auto standard = keys.text(kGgufTemplate);
   Json list = Json::array();
   if (standard) list.push_back({{"name", "default"}, {"template", *standard}});
   for (const std::string& key : keys.keys(prefix))
@@ -291,7 +292,7 @@ std::string tokenizer_config(const Gguf& keys, const GgufVocabulary& v, const Gg
   }
   if (special_tokens_absorb_space(keys)) j["added_tokens_decoder"] = spaced_tokens(v);
   if (const Json templates = templates_of(keys); !templates.empty()) j["chat_template"] = templates;
-  j["stet"] = {{"add_bos_token", bos.from}};
+  j["stet"] = {{"add_bos_token", bos.from}, {"chat_template", kGgufTemplate}};
   if (guessed)
     j["stet"]["warning"] =
         "the file names no pre-tokenizer (tokenizer.ggml.pre): text is split as llama.cpp's "

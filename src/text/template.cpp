@@ -14,19 +14,13 @@ using Kind = Value::Kind;
 constexpr char kName[] = "chat_template";
 constexpr std::string_view kTools = "tool_use";  // name that transformers uses with tools
 
-// Returns the name of a template in errors: its file, and the field unless the file has nothing else.
-std::string name_in_errors(const std::string& file) {
-  if (file.empty()) return kName;
-  return file.ends_with(".jinja") ? file : file + ": " + kName;
-}
-
 // Parses the template of that name, or else the standard one.
 Program parse_own(const Tokenizer& tokenizer, std::string_view name) {
   const std::string_view of = tokenizer.chat_template(name).empty() ? "" : name;
   const std::string_view source = tokenizer.chat_template(of);
   if (source.empty())
     throw Error(ErrorKind::argument, "", kName, "", "the tokenizer has no chat template");
-  return Program::parse(source, name_in_errors(tokenizer.chat_template_file(of)));
+  return Program::parse(source, tokenizer.chat_template_place(of));
 }
 
 // Returns the tokens by name. A name of several tokens becomes a list.

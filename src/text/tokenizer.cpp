@@ -58,8 +58,8 @@ struct Tokenizer::Impl {
   TokenDecoder decoder;
   std::vector<int32_t> before, after;
   std::optional<int32_t> bos, eos;
-  std::string chat_template, template_file, named_folder, fingerprint;
-  std::map<std::string, std::string, std::less<>> named_templates;
+  std::string chat_template, fingerprint;
+  std::map<std::string, std::string, std::less<>> named_templates, template_places;
   std::vector<std::pair<std::string, std::string>> special_tokens;
 
   // Throws an argument Error for an id outside the vocabulary.
@@ -196,7 +196,7 @@ std::shared_ptr<const Tokenizer> Tokenizer::load_from_files(Files files, const s
   std::string templates = config.chat_template;
   for (const auto& [name, source] : config.named_templates) templates += source;
   if (templates.size() > kMaxTemplates) {
-    throw Error(ErrorKind::format, config.template_file, "chat_template",
+    throw Error(ErrorKind::format, config.template_places[""], "",
                 fmt::format("at most {} bytes", kMaxTemplates),
                 fmt::format("{}", templates.size()));
   }
@@ -218,8 +218,7 @@ std::shared_ptr<const Tokenizer> Tokenizer::load_from_files(Files files, const s
   parts.encoder->set_added(parts.added, parts.vocabulary.size());
   impl->vocabulary = std::move(parts.vocabulary);
   impl->chat_template = std::move(config.chat_template);
-  impl->template_file = std::move(config.template_file);
-  impl->named_folder = std::move(config.named_folder);
+  impl->template_places = std::move(config.template_places);
   impl->named_templates = std::move(config.named_templates);
   impl->special_tokens = std::move(config.special);
   if (!config.present && impl->special_tokens.empty()) {
@@ -247,10 +246,9 @@ std::string_view Tokenizer::chat_template(std::string_view name) const {
   const auto found = impl_->named_templates.find(name);
   return found == impl_->named_templates.end() ? std::string_view() : found->second;
 }
-std::string Tokenizer::chat_template_file(std::string_view name) const {
-  if (chat_template(name).empty()) return "";
-  if (name.empty() || impl_->named_folder.empty()) return impl_->template_file;
-  return impl_->named_folder + std::string(name) + ".jinja";
+std::string Tokenizer::chat_template_place(std::string_view name) const {
+  const auto found = impl_->template_places.find(name);
+  return found == impl_->template_places.end() ? "" : found->second;
 }
 const std::vector<std::pair<std::string, std::string>>& Tokenizer::special_tokens() const {
   return impl_->special_tokens;

@@ -17,15 +17,27 @@ std::string token_text(const JsonNode& node) {
 // have none.
 void read_chat_template(const JsonNode& node, TokenizerConfig& config) {
   config.named_templates.clear();
-  config.template_file = node.file();
+  config.template_places = {{"", node.file() + ": " + node.path()}};
   if (!node.json().is_array()) {
     config.chat_template = node.string();
     return;
   }
-  for (const JsonNode& entry : node.elements())
-    config.named_templates.emplace(entry.at("name").string(), entry.at("template").string());
+  for (const JsonNode& entry : node.elements()) {
+    const std::string name = entry.at("name").string();
+    config.named_templates.emplace(name, entry.at("template").string());
+    config.template_places.emplace(name, node.file() + ": " + entry.path());
+  }
   const auto standard = config.named_templates.find("default");
   config.chat_template = standard == config.named_templates.end() ? "" : standard->second;
+  if (standard != config.named_templates.end())
+    config.template_places[""] = config.template_places["default"];
+}
+
+// Names the keys of a GGUF file in place of the file that was made of them.
+void place_in_gguf(const std::string& where, TokenizerConfig& config) {
+  const std::string key = where + kGgufTemplate;
+  for (auto& [name, place] : config.template_places)
+    place = name.empty() || name == "default" ? key : key + "." + name;
 }
 
 void read_added_decoder(const JsonNode& node, TokenizerConfig& config) {
@@ -80,7 +92,7 @@ void read_special(const JsonNode& root, TokenizerConfig& config) {
   }
 }
 
-void read_config_file(std::string_view bytes, TokenizerConfig& config) {
+void read_config_file(std::string_view bytes, const std::string& where, TokenizerConfig& config) {
   config.present = true;
   const nlohmann::json document = parse_json_document(bytes, config.file);
   const JsonNode root(document, config.file, "");
@@ -94,6 +106,8 @@ void read_config_file(std::string_view bytes, TokenizerConfig& config) {
   config.legacy = flag("legacy");
   config.add_prefix_space = flag("add_prefix_space");
   if (const auto node = root.find("chat_template")) read_chat_template(*node, config);
+  if (where.ends_with(": ") && tokenizer_note(root, "chat_template") == kGgufTemplate)
+    place_in_gguf(where, config);
   if (const auto node = root.find("added_tokens_decoder")) read_added_decoder(*node, config);
   read_special(root, config);
 }
@@ -122,18 +136,23 @@ void read_templates(const Tokenizer::Files& files, const std::string& where,
   const std::string* const further = find_file(files, kAdditionalTemplates);
   if (standard != nullptr || further != nullptr) {
     config.named_templates.clear();
-    config.named_folder = where + kAdditionalFolder + "/";
-    config.template_file =
-        standard != nullptr ? where + "chat_template.jinja" : config.named_folder + "default.jinja";
-    if (standard != nullptr) config.chat_template = *standard;
+    std::erase_if(config.template_places, [](const auto& place) { return !place.first.empty(); });
+    if (standard != nullptr) {
+      config.chat_template = *standard;
+      config.template_places[""] = where + "chat_template.jinja";
+    }
     if (further == nullptr) return;
     const std::string file = where + kAdditionalTemplates;
     const nlohmann::json document = parse_json_document(*further, file);
-    for (const auto& [name, text] : document.items())
+    for (const auto& [name, text] : document.items()) {
       config.named_templates.emplace(name, JsonNode(text, file, name).string());
+      config.template_places[name] = where + kAdditionalFolder + "/" + name + ".jinja";
+    }
     const auto named = config.named_templates.find("default");
-    if (standard == nullptr && named != config.named_templates.end())
+    if (standard == nullptr && named != config.named_templates.end()) {
       config.chat_template = named->second;
+      config.template_places[""] = config.template_places["default"];
+    }
     return;
   }
   const std::string* const alone = find_file(files, "chat_template.json");
@@ -153,11 +172,16 @@ const std::string* find_file(const Tokenizer::Files& files, std::string_view nam
   return nullptr;
 }
 
+std::string tokenizer_note(const JsonNode& root, const char* name) {
+  const std::optional<JsonNode> notes = root.find("stet");
+  return notes && notes->json().is_object() ? notes->string_or(name, "") : "";
+}
+
 TokenizerConfig read_tokenizer_config(const Tokenizer::Files& files, const std::string& where) {
   TokenizerConfig config;
   if (const std::string* bytes = find_file(files, "tokenizer_config.json")) {
     config.file = where + "tokenizer_config.json";
-    read_config_file(*bytes, config);
+    read_config_file(*bytes, where, config);
   }
   if (!config.has_added_decoder) {
     if (const std::string* bytes = find_file(files, "special_tokens_map.json")) {

@@ -15,10 +15,10 @@ namespace stet {
 struct TokenizerConfig {
   bool present = false;  // tokenizer_config.json exists
   std::string file, tokenizer_class, chat_template;
-  // The file of the chat template, and the folder of named ones unless they are in that file.
-  std::string template_file, named_folder;
   std::string bos, eos;  // texts of tokens
   std::map<std::string, std::string, std::less<>> named_templates;
+  // Where each template stands, for errors, by its name; "" is chat_template.
+  std::map<std::string, std::string, std::less<>> template_places;
   std::vector<std::pair<std::string, std::string>> special;  // names and texts of all named tokens
   bool has_added_decoder = false;
   std::vector<std::pair<std::string, AddedToken>> added;   // from added_tokens_decoder, by field
@@ -31,6 +31,12 @@ struct TokenizerConfig {
 // transformers, added_tokens.json and special_tokens_map.json count only if tokenizer_config.json
 // lists no added tokens. `where` prefixes file names in errors. Throws a format Error.
 TokenizerConfig read_tokenizer_config(const Tokenizer::Files& files, const std::string& where);
+
+// Key of a GGUF file's chat template. Keys of named ones add "." and the name.
+inline constexpr const char* kGgufTemplate = "tokenizer.chat_template";
+// Returns a text of the member "stet" of a tokenizer_config.json that was made from a GGUF file, or
+// "".
+std::string tokenizer_note(const JsonNode& root, const char* name);
 
 // Adds tokens that the vocabulary file lacks, and marks those that the config names as special.
 void add_config_tokens(const TokenizerConfig& config, TokenizerParts& parts);

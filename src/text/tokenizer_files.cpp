@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "src/gguf/tensors.hpp"
 #include "src/text/tokenizer_json.hpp"
 #include "stet/base/limits.hpp"
 #include "stet/checkpoint/gguf.hpp"
@@ -160,6 +161,8 @@ void throw_no_vocabulary(const FileSource& source) {
   }
   std::string whole = source.path_of("");
   if (whole.ends_with(": ")) whole.resize(whole.size() - 2);
+  if (source.has(kGgufName))
+    throw Error(ErrorKind::io, whole, "tokenizer.ggml.tokens", "a vocabulary", "none");
   throw Error(ErrorKind::io, whole, "", "tokenizer.json or tokenizer.model", found);
 }
 

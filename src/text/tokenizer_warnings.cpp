@@ -44,10 +44,8 @@ std::vector<std::string> tokenizer_warnings(const Tokenizer& tokenizer) {
   std::vector<std::string> warnings;
   if (const std::string* text = find_file(tokenizer.files(), "tokenizer_config.json")) {
     const nlohmann::json config = parse_json_document(*text, "tokenizer_config.json");
-    if (const auto ours = JsonNode(config, "", "").find("stet"); ours && ours->json().is_object()) {
-      const std::string warning = ours->string_or("warning", "");
-      if (!warning.empty()) warnings.push_back(printable(warning, 300));
-    }
+    const std::string warning = tokenizer_note(JsonNode(config, "", ""), "warning");
+    if (!warning.empty()) warnings.push_back(printable(warning, 300));
   }
   std::set<std::string> split = split_marks(tokenizer, tokenizer.chat_template());
   split.merge(split_marks(tokenizer, tokenizer.chat_template("tool_use")));

@@ -496,7 +496,10 @@ class Gguf(unittest.TestCase):
             self.assertEqual(file.read(), "before")
         self.assertEqual(sorted(os.listdir(self.directory.name)), ["m.gguf", "m.gguf2.gguf", "p"])
         run("convert-model", packed, "-o", self.file, "--tokenizer", "none")
-        self.assertIn("neither", run("tokenize", "-m", self.file, "a", status=1))
+        self.assertIn(self.file + ": tokenizer.ggml.tokens: expected a vocabulary, found none",
+                      run("tokenize", "-m", self.file, "a", status=1))
+        self.assertIn(self.file + ": tokenizer.ggml.tokens: expected a vocabulary (or use --ids), found none",
+                      run("generate", "-m", self.file, "-p", "a", status=1))
 
     def entries(self, cache):
         packed = os.path.join(cache, "packed")

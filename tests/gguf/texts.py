@@ -177,6 +177,12 @@ class Texts(unittest.TestCase):
 
         self.assertEqual(rendered(self.file, "--tools", tools), "TOOLS:f;")
         self.assertEqual(rendered(self.file), rendered(LLAMA))
+        # Errors name the key.
+        for key in ("tokenizer.chat_template", "tokenizer.chat_template.tool_use"):
+            self.whole[LLAMA].write(self.path("b.gguf"), **{"tokenizer.chat_template.tool_use": ("text", named),
+                                                            key: ("text", "{% if x %}")})
+            failed = run("template", "-m", self.path("b.gguf"), "-p", "Hi", "--tools", tools, status=1).stderr
+            self.assertIn(f"b.gguf: {key}: line 1 column 11: expected", failed)
         # A conversion keeps the stop tokens of a directory's list.
         directory = self.path("listed")
         shutil.copytree(LLAMA, directory)

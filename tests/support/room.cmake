@@ -2,7 +2,7 @@
 # cost, so only files that compute for long are optimized, and the files of a room are compiled
 # together. STET_UNITY=OFF compiles each file alone, for work on one file at a time.
 set(STET_TEST_O0 $<$<NOT:$<CONFIG:Debug>>:-O0>)
-set(STET_TEST_O1 $<$<NOT:$<CONFIG:Debug>>:-O1>)
+set(STET_TEST_OG $<$<NOT:$<CONFIG:Debug>>:-Og>)
 set(STET_TEST_IN_SCRATCH ${CMAKE_CURRENT_LIST_DIR}/in_scratch) # runs a command that writes files
 # gold links these programs in a third of the time that ld takes.
 include(CheckLinkerFlag)
@@ -28,7 +28,7 @@ endfunction()
 #                     [LINKS LIBRARY...] [NEEDS TARGET...] [PROPERTIES NAME VALUE...])
 # Adds a program, and a ctest test ROOM/Suite.Case for each of its cases. All parameters of a case
 # are one test.
-#     COMPUTES    files that compute expected values or damage many bytes; compiled with -O1
+#     COMPUTES    files that compute expected values or damage many bytes; compiled with -Og
 #     THOROUGH    cases with the label "thorough", which only tools/check --full runs
 #     TOGETHER    suites that are one test each, ROOM/Suite, because their cases share expensive set-up
 #     NEEDS       targets that are built first: programs that the tests run
@@ -42,7 +42,7 @@ function(stet_test_program name room)
       string(TOLOWER ${target} target)
       add_library(${target} OBJECT ${own_${part}})
       target_link_libraries(${target} PRIVATE test_support ${own_LINKS})
-      target_compile_options(${target} PRIVATE $<IF:$<STREQUAL:${part},COMPUTES>,${STET_TEST_O1},${STET_TEST_O0}>)
+      target_compile_options(${target} PRIVATE $<IF:$<STREQUAL:${part},COMPUTES>,${STET_TEST_OG},${STET_TEST_O0}>)
       if(STET_UNITY)
         set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${STET_TEST_BATCH})
         if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
@@ -52,7 +52,8 @@ function(stet_test_program name room)
       list(APPEND parts $<TARGET_OBJECTS:${target}>)
     endif()
   endforeach()
-  add_executable(${name} ${parts} $<TARGET_OBJECTS:test_main>)
+  # The library's objects come first, so that its optimized copies of the headers' functions are used.
+  add_executable(${name} ${stet_objects} ${parts} $<TARGET_OBJECTS:test_main>)
   set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX)
   target_link_libraries(${name} PRIVATE test_support ${own_LINKS})
   target_link_options(${name} PRIVATE ${STET_TEST_LINKER})

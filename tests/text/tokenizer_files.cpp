@@ -61,7 +61,7 @@ TEST(ChatTemplates, TemplateFilesOverrideTheConfig) {
   EXPECT_EQ(tokenizer->chat_template("notes"), "");
   EXPECT_EQ(rendered(*tokenizer, false), "J");
   EXPECT_EQ(rendered(*tokenizer, true), "T2");
-  EXPECT_EQ(tokenizer->chat_template_file(), directory.path() + "/chat_template.jinja");
+  EXPECT_EQ(tokenizer->chat_template_place(), directory.path() + "/chat_template.jinja");
   write_file(directory.path() + "/additional_chat_templates/tool_use.jinja", "{% if x %}");
   EXPECT_EQ(message_of([&] { ChatTemplate(*Tokenizer::load(directory.path())); }),
             directory.path() +

@@ -348,10 +348,10 @@ std::shared_ptr<const Tokenizer> require_tokenizer(const CheckpointOption& check
   try {
     return Tokenizer::load(*source);
   } catch (const Error& e) {
-    if (e.kind != ErrorKind::io || e.found != "neither") throw;
+    if (e.kind != ErrorKind::io || (e.found != "neither" && e.found != "none")) throw;
+    throw Error(ErrorKind::io, checkpoint.directory, e.field.empty() ? "tokenizer" : e.field,
+                e.expected + hint, e.found);
   }
-  throw Error(ErrorKind::io, checkpoint.directory, "tokenizer",
-              "tokenizer.json or tokenizer.model" + hint, "neither");
 }
 
 void no_tokenizer(const std::string& from, const std::string& hint) {

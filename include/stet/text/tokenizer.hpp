@@ -118,8 +118,9 @@ class STET_API Tokenizer {
   // Returns the Jinja source of the chat template, or "". With `name`, returns the template of that
   // name in tokenizer_config.json ("tool_use"), or "".
   std::string_view chat_template(std::string_view name = "") const;
-  // Returns the path of the file that has this chat template, for error messages, or "".
-  std::string chat_template_file(std::string_view name = "") const;
+  // Returns where this chat template stands, for errors, or "": its file, followed by the field or
+  // key unless the file has nothing else ("tokenizer_config.json: chat_template").
+  std::string chat_template_place(std::string_view name = "") const;
   // Returns the named special tokens of tokenizer_config.json, as chat templates see them:
   // bos_token, eos_token, unk_token, sep_token, pad_token, cls_token, mask_token and those in
   // extra_special_tokens. additional_special_tokens occurs once for each of its tokens. Without
