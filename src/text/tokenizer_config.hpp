@@ -17,7 +17,7 @@ struct TokenizerConfig {
   std::string file, tokenizer_class, chat_template;
   std::string bos, eos;  // texts of tokens
   std::map<std::string, std::string, std::less<>> named_templates;
-  // Where each template stands, for errors, by its name; "" is chat_template.
+  // The places of templates, for errors, by name; "" is chat_template.
   std::map<std::string, std::string, std::less<>> template_places;
   std::vector<std::pair<std::string, std::string>> special;  // names and texts of all named tokens
   bool has_added_decoder = false;
