@@ -116,6 +116,15 @@ GenerationState read_generation(const JsonReader& json, int64_t vocab, int64_t p
   return g;
 }
 
+// Adds an object for the chat template, unless its text is "". Json sorts keys, and templates see
+// their order: keys in another order are kept as text, too.
+void put_object(const std::string& name, const std::string& text, Json& json) {
+  if (text.empty()) return;
+  json[name] = Json::parse(text);
+  const std::string as_given = parse_ordered_json(text, "").dump();
+  if (as_given != json[name].dump()) json[name + "_text"] = as_given;
+}
+
 Json chat_json(const ChatState& d) {
   Json messages = Json::array();
   for (const Message& m : d.messages) {
@@ -124,19 +133,24 @@ Json chat_json(const ChatState& d) {
                     {"begin", m.begin},
                     {"end", m.end},
                     {"drawn", m.generated}};
-    if (!m.fields.empty()) message["fields"] = Json::parse(m.fields);
+    put_object("fields", m.fields, message);
     messages.push_back(std::move(message));
   }
   Json j = {{"messages", messages}, {"now", d.now}, {"special_in_text", d.special_in_text}};
-  if (!d.variables.empty()) j["variables"] = Json::parse(d.variables);
+  put_object("variables", d.variables, j);
   if (!d.chat_template.empty()) j["chat_template"] = d.chat_template;
   return j;
 }
 
-// Returns the text of a member that is an object, or "".
+// Returns the text of an object that put_object() added, or "".
 std::string object_text(const JsonReader& json, const std::string& name) {
   const std::optional<JsonReader> object = json.object(name);
-  return object ? object->text() : "";
+  const std::string text = json.string_or(name + "_text", "");
+  if (text.empty()) return object ? object->text() : "";
+  if (!object || parse_json_value(text, json.file() + ": " + json.path_of(name + "_text")).dump() !=
+                     object->text())
+    json.fail(name + "_text", "the text of " + name);
+  return text;
 }
 
 ChatState read_chat(const JsonReader& json, int64_t positions) {

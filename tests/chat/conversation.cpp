@@ -417,6 +417,28 @@ TEST_P(Chat, ATemplateThatAsksForTheTimeKeepsTheFirst) {
   EXPECT_EQ(fresh().session().chat().now, 0);
 }
 
+// Templates print objects, so that the order of keys is part of the prompt.
+TEST_P(Chat, ATemplateSeesKeysInTheSameOrderAfterAFile) {
+  Session session(m, options(1));
+  session.chat().chat_template =
+      "{{ tools|tojson }}{% for m in messages %}<{{ m.content }}{{ m.more|tojson }}>{% endfor %}";
+  session.chat().variables = R"({"tools":[{"type":"f","is":{"z":1,"a":1e2}}],"a":1})";
+  Conversation c(std::move(session), tokenizer);
+  Message message;
+  message.role = "user";
+  message.content = "Hi";
+  message.fields = R"({"more":{"b":1,"a":[]},"also":null})";
+  c.prompt({message});
+  const std::string text = tokenizer->decode(c.session().tokens());
+  EXPECT_NE(text.find(R"([{"type": "f", "is": {"z": 1, "a": 100.0}}]<Hi{"b": 1, "a": []}>)"),
+            std::string::npos)
+      << text;
+  Conversation again = through_file(c);
+  EXPECT_EQ(again.plan(again.messages()).recomputed, 0);
+  EXPECT_EQ(again.plan(again.messages()).kept, c.session().size());
+  EXPECT_EQ(digests_of(again.session()).id, digests_of(c.session()).id);
+}
+
 TEST_P(Chat, ARewoundSessionGivesAConversationItsTextBack) {
   Conversation c = fresh();
   c.say("Set k = 5.");

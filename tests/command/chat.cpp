@@ -160,6 +160,30 @@ TEST_F(ChatWithTools, ResumingKeepsThem) {
   EXPECT_EQ(Json::parse(Snapshot::open(snapshot).meta().chat.variables), expected);
 }
 
+// A process that resumes sees the functions as the one that began: the next turn adds tokens alone.
+TEST_F(ChatWithTools, AnotherProcessGoesOnAsIfThereWereNone) {
+  const std::string half = scratch / "half.stet", whole = scratch / "whole.stet";
+  ASSERT_EQ(chat(R"([{"user": "Hi"}, {"user": "Again"}])", {"--save", whole}).status, 0);
+  ASSERT_EQ(chat(R"([{"user": "Hi"}])", {"--save", half}).status, 0);
+  write_file(scratch / "rest.json", R"([{"user": "Again"}])");
+  const Outcome o = run_stet({"chat", "--threads", "1", "-n", "5", "--resume", half, "--script",
+                              scratch / "rest.json", "--json", "-o", half});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(json_lines(o.out)[0]["tokens"]["recomputed"], 0);
+  EXPECT_EQ(Snapshot::open(half).digests().id, Snapshot::open(whole).digests().id);
+}
+
+TEST_F(ChatWithTools, GenerateHasThemToo) {
+  const Args say = {"--say", "Hi", "--tools", tools, "--chat-template", qwen, "--greedy"};
+  Args generate = {"generate", "-n", "5", "--json", "--threads", "1"};
+  generate.insert(generate.end(), say.begin(), say.end());
+  const Outcome o = run_stet(generate);
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(Json::parse(o.out)["prompt_ids"],
+            json_lines(chat(R"([{"user": "Hi"}])").out)[0]["prompt_ids"]);
+  EXPECT_EQ(run_stet({"generate", "-p", "Hi", "--tools", tools}).status, 2);
+}
+
 TEST_F(ChatWithTools, Refusals) {
   for (const auto& [text, error] :
        {std::pair{R"({"name": "f"})", ": expected a JSON array of functions, [{\"type\""},

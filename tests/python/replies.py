@@ -70,6 +70,16 @@ class Settings(common.Case):
         self.assertEqual((told, seen["hook_embed"].shape, seen["logits"].shape),
                          ([16, 20], (20, 256), (20, self.model.vocab_size)))
 
+    def test_a_rewind_takes_a_reply_back(self):
+        for append in (lambda s, ids: s.append(ids), lambda s, ids: s.append_prompt(ids)):
+            s = self.model.session(capacity=512)
+            for ids in (self.ids[:40], self.ids[40:60]):
+                append(s, ids)
+                size, before = len(s), (s.digests(), s.turns)
+                s.generate(self.tokenizer, 5, ignore_eos=True)
+                s.rewind(size)
+                self.assertEqual((s.digests(), s.turns), before)
+
     def test_pruning_a_range(self):
         s = self.session(100)
         s.prune_range(10, 20)

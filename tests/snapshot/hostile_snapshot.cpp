@@ -349,6 +349,22 @@ TEST_F(HostileSnapshot, MetaHasALimit) {
   EXPECT_FALSE(std::filesystem::exists(scratch / "large.stet"));
 }
 
+TEST_F(HostileSnapshot, ObjectsAndTheirTextsAgree) {
+  save();
+  EXPECT_EQ(open_error(), kNoError);
+  for (const char* text : {R"({"b":1,"a":3})", R"({"b":1})", "[", "{\"b\":1,\"a\":2"}) {
+    change_meta([&](Json& j) {
+      j["dialogue"]["variables"] = {{"a", 2}, {"b", 1}};
+      j["dialogue"]["variables_text"] = text;
+    });
+    EXPECT_NE(open_error().find("META: dialogue.variables_text: "), std::string::npos)
+        << open_error();
+  }
+  change_meta([](Json& j) { j["dialogue"].erase("variables"); });
+  EXPECT_NE(open_error().find("variables_text: expected the text of variables"), std::string::npos)
+      << open_error();
+}
+
 TEST_F(HostileSnapshot, AWriterMakesNothingThatAReaderTakesForABomb) {
   if (!have_zlib()) GTEST_SKIP() << "built without zlib";
   // Two blocks of 32 MB with one position in each, all zero.

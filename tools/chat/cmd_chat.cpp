@@ -12,10 +12,10 @@
 namespace stet::tool {
 namespace {
 
-// Returns the variables of the template in `before`, a JSON object or "", and those of --var and
-// --tools, which replace others of their names.
+// Returns the variables of the template in `before`, a JSON object or "", and those of --var, which
+// replace others of their names.
 std::string variables_json(const ChatOptions& o, const std::string& before) {
-  if (o.variables.empty() && !o.tools) return before;
+  if (o.variables.empty()) return before;
   Json all = before.empty() ? Json::object() : parse_ordered_json(before, "variables");
   for (const std::string& entry : o.variables) {
     const size_t equals = entry.find('=');
@@ -29,19 +29,16 @@ std::string variables_json(const ChatOptions& o, const std::string& before) {
                   printable(e.found, 60));
     }
   }
-  if (o.tools) {
-    if (std::ranges::any_of(o.variables, [](auto& v) { return v.starts_with("tools="); }))
-      usage_error("--tools excludes --var tools=…");
-    all["tools"] = *o.tools;
-  }
+  if (o.tools && std::ranges::any_of(o.variables, [](auto& v) { return v.starts_with("tools="); }))
+    usage_error("--tools excludes --var tools=…");
   return dump(all);
 }
 
 // Applies the options for the template and its variables.
 void apply(const ChatOptions& o, const Tokenizer& tokenizer, ChatState& chat) {
   if (!o.template_file.empty()) chat.chat_template = read_prompt(o.template_file);
-  if (o.tools) require_tools(chat.chat_template, tokenizer);
   chat.variables = variables_json(o, chat.variables);
+  if (o.tools) set_tools(*o.tools, tokenizer, chat);
   if (o.special_in_user_text) chat.special_in_text = true;
 }
 

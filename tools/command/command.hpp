@@ -18,6 +18,10 @@
 #include "tools/command/streams.hpp"
 #include "tools/options/options.hpp"
 
+namespace stet {
+class Conversation;
+}
+
 namespace stet::tool {
 
 using Json = nlohmann::ordered_json;
@@ -137,10 +141,11 @@ using Prompts = std::vector<Prompt>;  // all ids, or all messages
 // makes several turns.
 struct PromptOptions {
   std::vector<std::string> prompts, messages;
-  std::string prompt_file, ids, ids_file, system, bos = "auto";
+  std::string prompt_file, ids, ids_file, system, tools_file, bos = "auto";
+  std::optional<Json> tools;  // the functions in tools_file, after read()
 
   void add_to(Command& app);
-  void add_messages_to(Command& app);  // --say and --system
+  void add_messages_to(Command& app);  // --say, --system and --tools
   bool given() const { return sources_.chosen() != nullptr; }
   bool conversation() const { return !messages.empty(); }
   void require() const;  // throws a UsageError if no prompt was given
@@ -148,7 +153,9 @@ struct PromptOptions {
   // bos token if `fresh` is set or --bos on was given. `from` names the checkpoint in the error for
   // a missing tokenizer.
   Prompts read(const std::string& from, const std::shared_ptr<const Tokenizer>& tokenizer,
-               bool fresh) const;
+               bool fresh);
+  // Gives a conversation the system message and the functions of the options, if there are any.
+  void apply_to(Conversation& conversation, const Tokenizer& tokenizer) const;
   // Throws an argument Error if the snapshot holds raw text and the prompt is messages, or the
   // reverse.
   void require_fit(const Snapshot& snapshot) const;

@@ -366,7 +366,7 @@ void run_experiment(ExperimentCommand& o) {
   prepare_files(o, combinations(o, session.generation().sampling).size());
   const Exchange::Kind kind = kind_of(o.prompt, session, tokenizer);
   Exchange state(std::move(session), tokenizer, kind);
-  state.set_system(o.prompt.system);
+  state.begin(o.prompt);
   for (const Prompt& prompt : prompts) state.prompt(prompt);
   state.session().state();  // verifies every block once, before they are shared
   report_healed(state.session());

@@ -243,7 +243,7 @@ Exchange begin(Session session, const std::shared_ptr<const Tokenizer>& tokenize
   check(session, prompts);
   const Exchange::Kind kind = kind_of(o.prompt, session, tokenizer);
   Exchange exchange(std::move(session), tokenizer, kind);
-  exchange.set_system(o.prompt.system);
+  exchange.begin(o.prompt);
   return exchange;
 }
 

@@ -76,7 +76,7 @@ std::vector<int32_t> ids_of(const std::string& text, const std::string& ids,
     return work.tokenizer->encode(
         text, work.session.size() == 0 ? Tokenizer::Bos::automatic : Tokenizer::Bos::off);
   Session session = work.session.fork();
-  return begin_message(session, work.tokenizer, "", text);
+  return begin_message(session, work.tokenizer, {}, text);
 }
 
 // Returns the token id of a text that must be one token or a number.

@@ -51,7 +51,7 @@ LabWork begin(LabOptions& o) {
       ids.insert(ids.end(), p.ids.begin(), p.ids.end());
   }
   if (o.prompt.conversation())
-    ids = begin_message(*session, tokenizer, o.prompt.system, o.prompt.messages[0]);
+    ids = begin_message(*session, tokenizer, o.prompt, o.prompt.messages[0]);
   o.interventions.attach_to(*session);
   return {tokenizer, std::move(*session), std::move(ids)};
 }
@@ -91,8 +91,7 @@ LabLine lab_line(const LabOptions& o, const LabWork& base, const std::string& te
   else if (json.contains("prompt"))
     line.work.ids = base.tokenizer->encode(string("prompt"), bos);
   else
-    line.work.ids =
-        begin_message(line.work.session, base.tokenizer, o.prompt.system, string("say"));
+    line.work.ids = begin_message(line.work.session, base.tokenizer, o.prompt, string("say"));
   if (line.work.ids.empty())
     throw Error(ErrorKind::argument, where, "", "at least one token", "none");
   return line;
@@ -122,9 +121,9 @@ void each_lab_line(LabOptions& o, const std::function<void(LabLine&)>& f) {
 
 std::vector<int32_t> begin_message(Session& session,
                                    const std::shared_ptr<const Tokenizer>& tokenizer,
-                                   const std::string& system, const std::string& text) {
+                                   const PromptOptions& options, const std::string& text) {
   Conversation conversation(std::move(session), tokenizer);
-  if (!system.empty()) conversation.set_system(system);
+  options.apply_to(conversation, *tokenizer);
   std::vector<Message> messages = conversation.messages();
   messages.emplace_back();
   messages.back().role = "user";

@@ -48,11 +48,11 @@ struct LabLine {
 void each_lab_line(LabOptions& options, const std::function<void(LabLine&)>& f);
 
 // Returns the tokens of a user message, through the chat template, that follow the content of
-// `session`. Rewinds the session to where they begin. `system` replaces its system message, unless
-// it is "".
+// `session`. Rewinds the session to where they begin. The system message and the functions are
+// those of `options`, if it has any.
 std::vector<int32_t> begin_message(Session& session,
                                    const std::shared_ptr<const Tokenizer>& tokenizer,
-                                   const std::string& system, const std::string& text);
+                                   const PromptOptions& options, const std::string& text);
 
 // Parses "3..9,12" to sorted, distinct positions; "" is all of [begin, end).
 std::vector<int64_t> parse_positions(const std::string& text, const char* option, int64_t begin,

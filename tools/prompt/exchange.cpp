@@ -33,8 +33,8 @@ const Session& Exchange::session() const {
   return conversation() != nullptr ? conversation()->session() : std::get<Session>(content_);
 }
 
-void Exchange::set_system(const std::string& text) {
-  if (!text.empty()) std::get<Conversation>(content_).set_system(text);
+void Exchange::begin(const PromptOptions& options) {
+  if (conversation() != nullptr) options.apply_to(*conversation(), *tokenizer_);
 }
 
 PromptReport Exchange::prompt(const Prompt& prompt, const Progress& progress) {

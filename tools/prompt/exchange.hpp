@@ -29,8 +29,8 @@ class Exchange {
   const Conversation* conversation() const { return std::get_if<Conversation>(&content_); }
   const std::shared_ptr<const Tokenizer>& tokenizer() const { return tokenizer_; }
 
-  // Sets the system message of a conversation; "" removes it.
-  void set_system(const std::string& text);
+  // Gives a conversation what the options say before the first message.
+  void begin(const PromptOptions& options);
   // Processes a prompt of this kind. If `progress` throws, everything stays as it was.
   PromptReport prompt(const Prompt& prompt, const Progress& progress = nullptr);
   // Draws a reply, or continues one that was stopped.

@@ -60,4 +60,12 @@ void require_tools(std::string_view source, const Tokenizer& tokenizer) {
               "one without (--chat-template FILE uses another one)");
 }
 
+void set_tools(const Json& functions, const Tokenizer& tokenizer, ChatState& chat) {
+  require_tools(chat.chat_template, tokenizer);
+  Json all =
+      chat.variables.empty() ? Json::object() : parse_ordered_json(chat.variables, "variables");
+  all["tools"] = functions;
+  chat.variables = dump(all);
+}
+
 }  // namespace stet::tool

@@ -21,4 +21,8 @@ std::string function_names(const Json& functions);
 // template; "" stands for the tokenizer's own templates.
 void require_tools(std::string_view source, const Tokenizer& tokenizer);
 
+// Gives functions to a conversation's chat template, in place of those that it had. Throws as
+// require_tools() does.
+void set_tools(const Json& functions, const Tokenizer& tokenizer, ChatState& chat);
+
 }  // namespace stet::tool

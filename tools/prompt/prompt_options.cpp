@@ -5,8 +5,10 @@
 
 #include "src/base/json_value.hpp"
 #include "stet/base/error.hpp"
+#include "stet/chat/conversation.hpp"
 #include "stet/files/file.hpp"
 #include "tools/command/command.hpp"
+#include "tools/prompt/functions.hpp"
 #include "tools/prompt/text_input.hpp"
 
 namespace stet::tool {
@@ -103,6 +105,11 @@ void PromptOptions::add_messages_to(Command& app) {
       ->type_name("TEXT")
       ->needs(say)
       ->group("Prompt");
+  app.add_option("--tools", tools_file,
+                 "with --say: functions that the model may call, a JSON array as in OpenAI's API")
+      ->type_name("FILE")
+      ->needs(say)
+      ->group("Prompt");
 }
 
 void PromptOptions::require() const {
@@ -113,8 +120,9 @@ void PromptOptions::require() const {
 }
 
 Prompts PromptOptions::read(const std::string& from,
-                            const std::shared_ptr<const Tokenizer>& tokenizer, bool fresh) const {
+                            const std::shared_ptr<const Tokenizer>& tokenizer, bool fresh) {
   Prompts all;
+  if (!tools_file.empty()) tools = read_functions(tools_file);
   const auto take = [&](std::vector<int32_t> turn, const std::string& where) {
     if (turn.empty()) refuse_ids(where, "", "at least one token", "none");
     all.push_back({std::move(turn), ""});
@@ -135,6 +143,11 @@ Prompts PromptOptions::read(const std::string& from,
   if (!messages.empty() && tokenizer == nullptr) no_tokenizer(from);
   for (const std::string& message : messages) all.push_back({{}, message});
   return all;
+}
+
+void PromptOptions::apply_to(Conversation& conversation, const Tokenizer& tokenizer) const {
+  if (tools) set_tools(*tools, tokenizer, conversation.session().chat());
+  if (!system.empty()) conversation.set_system(system);
 }
 
 void PromptOptions::require_fit(const Snapshot& snapshot) const {

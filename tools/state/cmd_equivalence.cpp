@@ -178,7 +178,7 @@ void run_equivalence(EquivalenceCommand& o) {
   o.sampling.report_seed(session.generation());
   const Exchange::Kind kind = kind_of(o.prompt, session, tokenizer);
   Exchange exchange(std::move(session), tokenizer, kind);
-  exchange.set_system(o.prompt.system);
+  exchange.begin(o.prompt);
   for (const Prompt& prompt : prompts) exchange.prompt(prompt);
   Session prompted = std::move(exchange.session());
   prompted.chat() = ChatState();  // compare tokens, not roles

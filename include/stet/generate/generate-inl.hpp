@@ -5,11 +5,11 @@ namespace stet {
 
 namespace detail {
 
-// Returns the turn of a token drawn at this position, opening one if needed.
+// Returns the turn of a token drawn at this position. Opens one without a prompt if needed, which a
+// rewind to this position removes.
 STET_INL Turn& open_turn(Session& session, int64_t at) {
   std::vector<Turn>& turns = session.generation().turns;
-  if (turns.empty()) turns.push_back({0, at, at, true});
-  if (!turns.back().open) turns.push_back({at, at, at, true});
+  if (turns.empty() || !turns.back().open) turns.push_back({at, at, at, true});
   return turns.back();
 }
 
