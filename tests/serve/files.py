@@ -262,6 +262,21 @@ class Ending(Directory):
             self.assertTrue(server.post("/v1/states/%s/verify" % answer["state_id"], {})["same_bits"])
         server.stop()
 
+    def test_a_template_sees_variables_in_the_same_order_after_a_restart(self):
+        template = os.path.join(self.scratch, "t.jinja")
+        with open(template, "w") as file:
+            file.write("{{ a|tojson }}{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}"
+                       "{% if add_generation_prompt %}<assistant>{% endif %}")
+        server = self.server("--chat-template", template)
+        first = self.make(server, "Let b = 4.", template_variables={"a": {"y": [{"q": 1, "c": 2}], "b": 1.5}})["id"]
+        more = {"messages": [{"role": "user", "content": "What is b?"}], "resume_from": first, "max_tokens": 9}
+        replies = [server.post("/v1/chat/completions", more)["choices"][0]]
+        server.stop()
+        server = self.server("--chat-template", template)
+        replies.append(server.post("/v1/chat/completions", more)["choices"][0])
+        server.stop()
+        self.assertEqual(*[(reply["message"]["content"], reply["state_digest"]) for reply in replies])
+
     def test_a_state_that_no_file_takes_is_named_and_told_by_the_exit_status(self):
         server = self.limited(300 * 1024)
         state = edited(self.scratch, server)["id"]
