@@ -74,8 +74,7 @@ PlainNumbers plain_numbers(std::string_view text) {
 
 // Returns the library's explanation without the position and the text, which the error shows
 // anyway.
-std::string fault_of(const nlohmann::detail::exception& e) {
-  const std::string_view all = e.what();
+std::string fault_of(std::string_view all) {
   const size_t begin = all.find(" - ");
   if (begin == std::string_view::npos) return "";
   std::string fault(all.substr(begin + 3));
@@ -128,15 +127,7 @@ class Builder : public nlohmann::json_sax<Json> {
 
   bool parse_error(size_t position, const std::string& token,
                    const nlohmann::detail::exception& e) override {
-    const std::string tail = token.substr(token.size() - std::min<size_t>(token.size(), 40));
-    const bool number = e.id == 406;  // the library's number for a value that overflows a double
-    const std::string whole = known_content(std::as_bytes(std::span(text_.data(), text_.size())));
-    const std::string fault = number ? "" : fault_of(e);
-    throw Error(ErrorKind::format, file_, line_and_column(text_, position),
-                number ? "a number that fits a double" : "valid JSON",
-                !whole.empty()            ? whole
-                : position > text_.size() ? "the end of the text"
-                                          : "'" + tail + "'" + (fault.empty() ? "" : ": " + fault));
+    throw_json_fault(text_, file_, position, token, e.id, e.what());
   }
 
  private:
@@ -267,6 +258,19 @@ std::optional<int64_t> as_integer(const SortedJson& value) {
 }
 
 }  // namespace
+
+void throw_json_fault(std::string_view text, const std::string& file, size_t position,
+                      const std::string& token, int id, std::string_view what) {
+  const std::string tail = token.substr(token.size() - std::min<size_t>(token.size(), 40));
+  const bool number = id == 406;  // the library's number for a value that overflows a double
+  const std::string whole = known_content(std::as_bytes(std::span(text.data(), text.size())));
+  const std::string fault = number ? "" : fault_of(what);
+  throw Error(ErrorKind::format, file, line_and_column(text, position),
+              number ? "a number that fits a double" : "valid JSON",
+              !whole.empty()           ? whole
+              : position > text.size() ? "the end of the text"
+                                       : "'" + tail + "'" + (fault.empty() ? "" : ": " + fault));
+}
 
 struct JsonAccess {
   static JsonReader make(SortedJson&& parsed, const std::string& file) {

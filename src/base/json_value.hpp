@@ -22,6 +22,12 @@ JsonReader parse_python_json(std::string_view text, const std::string& file);
 nlohmann::json parse_python_json_value(std::string_view text, const std::string& file);
 nlohmann::ordered_json parse_ordered_python_json(std::string_view text, const std::string& file);
 
+// Throws the format Error for a text that the library's parser refuses: line, column, and what is
+// wrong there. `position` and `token` are those of the event parse_error; `id` and `what` are those
+// of its exception.
+[[noreturn]] void throw_json_fault(std::string_view text, const std::string& file, size_t position,
+                                   const std::string& token, int id, std::string_view what);
+
 // Returns the value behind a reader.
 const nlohmann::json& json_of(const JsonReader& reader);
 

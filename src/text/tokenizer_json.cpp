@@ -18,8 +18,8 @@ constexpr size_t kMaxDepth = 64;
 // into flat vectors: as a document, Gemma's half million merges would take seconds and 200 MB.
 class Builder : public nlohmann::json_sax<json> {
  public:
-  Builder(TokenizerJson& out, size_t text, const std::string& file)
-      : out_(out), file_(file), memory_(text, file) {}
+  Builder(TokenizerJson& out, std::string_view text, const std::string& file)
+      : out_(out), text_(text), file_(file), memory_(text.size(), file) {}
 
   bool null() override { return value(nullptr, "null"); }
   bool boolean(bool v) override { return value(v, "a boolean"); }
@@ -107,8 +107,9 @@ class Builder : public nlohmann::json_sax<json> {
     return true;
   }
 
-  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception& e) override {
-    throw Error(ErrorKind::format, file_, "", "JSON", e.what());
+  bool parse_error(size_t position, const std::string& token,
+                   const nlohmann::detail::exception& e) override {
+    throw_json_fault(text_, file_, position, token, e.id, e.what());
   }
 
  private:
@@ -205,6 +206,7 @@ class Builder : public nlohmann::json_sax<json> {
   }
 
   TokenizerJson& out_;
+  std::string_view text_;
   const std::string& file_;
   JsonMemory memory_;
   Mode mode_ = Mode::document;
@@ -219,7 +221,7 @@ class Builder : public nlohmann::json_sax<json> {
 
 TokenizerJson parse_tokenizer_json(std::string_view text, const std::string& file) {
   TokenizerJson out;
-  Builder builder(out, text.size(), file);
+  Builder builder(out, text, file);
   json::sax_parse(text.begin(), text.end(), &builder);
   if (!out.document.is_object()) {
     throw Error(ErrorKind::format, file, "", "a JSON object", out.document.type_name());
