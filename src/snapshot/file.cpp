@@ -352,6 +352,9 @@ std::shared_ptr<const SnapshotFile> decode_file(std::span<const std::byte> bytes
   file->mapping = std::move(mapping);
   const Header header = decode_front(*file);
   const std::span<const std::byte> meta = required(*file, "META");
+  if (meta.size() > kMaxMetaBytes)
+    snapshot_damaged(path, "META", "at most " + std::to_string(kMaxMetaBytes) + " bytes",
+                     std::to_string(meta.size()));
   file->meta = decode_meta({{reinterpret_cast<const char*>(meta.data()), meta.size()},
                             file->content("PRUNES"),
                             file->content("REMOVED")},
