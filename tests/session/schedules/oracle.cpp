@@ -307,7 +307,7 @@ bool Names::anchors_agree(const State& state) {
   std::vector<int64_t> positions;
   std::vector<std::span<const float>> arrays;
   for (const auto& a : state.anchors.all()) {
-    if (a->by_content) continue;
+    if (a->by_content || !is_intact(*a)) continue;
     positions.push_back(a->position);
     arrays.push_back({a->arrays->numbers(), state.recurrent.shape().numbers});
   }
