@@ -23,8 +23,8 @@ FILES = ["config.json", "tokenizer_config.json", "generation_config.json"]
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 GENERATE = ["generate", "--threads", "1", "--json", "-n", "4", "--say", "Let a = 3. What is a?"]
 
-# One line with the place and the expectation. A key of another name takes the template away.
-REFUSAL = r"(?s)\Astet: [^\n]*: (expected [^\n]*|the tokenizer has no chat template)\Z"
+# One line with the place and what is wrong there.
+REFUSAL = r"(?s)\Astet: ([^\n]+: )+[^\n]+\Z"
 
 
 class Run:
