@@ -1,12 +1,12 @@
 # Builds the library: compiled once, linked as an archive (stet) and as a shared object
 # (stet_shared). Programs link stet::static, stet::shared, or stet::stet, which follows
 # BUILD_SHARED_LIBS.
-file(GLOB sources CONFIGURE_DEPENDS src/*/*.cpp models/*.cpp)
+file(GLOB sources CONFIGURE_DEPENDS src/*/*.cpp src/text/jinja/*.cpp models/*.cpp)
 add_library(stet_runtime OBJECT ${sources})
 stet_library_objects(stet_runtime)
 stet_compile_together(stet_runtime checkpoint src/base src/blas src/files src/threads src/checkpoint src/gguf models)
 stet_compile_together(stet_runtime states src/session src/snapshot src/store src/generate src/c)
-stet_compile_together(stet_runtime text src/text)
+stet_compile_together(stet_runtime text src/text src/text/jinja)
 target_link_libraries(stet_runtime PRIVATE ${STET_LIBRARIES})
 target_compile_definitions(stet_runtime PRIVATE ${STET_DEFINITIONS})
 target_compile_options(stet_runtime PRIVATE ${STET_LIBRARY_OPTIMIZATION})
@@ -15,7 +15,7 @@ if(have_openmp)
 endif()
 
 find_package(Threads REQUIRED)
-set(stet_objects $<TARGET_OBJECTS:stet_runtime> $<TARGET_OBJECTS:stet_kernels> $<TARGET_OBJECTS:stet_jinja>)
+set(stet_objects $<TARGET_OBJECTS:stet_runtime> $<TARGET_OBJECTS:stet_kernels>)
 add_library(stet STATIC ${stet_objects})
 set(libraries stet)
 if(NOT STET_STATIC AND NOT STET_SANITIZE)

@@ -5,16 +5,17 @@
 #include <cstring>
 
 #include "stet/model/expert_rows.hpp"
+#include "stet/model/product-inl.hpp"
 
 namespace stet::detail {
 
 // Packs rows of x, or slots if `slots`, into the tiles of their experts.
-template <class Arithmetic>
-void pack_slots(const LayerPass& at, const ExpertRows& rows, size_t depth, Rows x, bool slots) {
+inline void pack_slots(const LayerPass& at, const Arithmetic& by, const ExpertRows& rows,
+                       size_t depth, Rows x, bool slots) {
   const Pass& p = at.p;
   const ExpertScratch& s = p.scratch->experts;
-  const size_t step = piece_depth(depth, Arithmetic::kDepth, Arithmetic::kUnit);
-  float* const room = p.scratch->local[static_cast<size_t>(at.t.rank)].template as<float>();
+  const size_t step = piece_depth(depth, by.depth, by.unit);
+  float* const room = p.scratch->local[static_cast<size_t>(at.t.rank)].as<float>();
   at.t.each_range(rows.tiles, 1, [&](Range some) {
     for (size_t tile = some.begin; tile < some.end && tile < s.tiles[s.active]; ++tile) {
       const auto after = std::upper_bound(s.tiles.begin(),
@@ -33,8 +34,8 @@ void pack_slots(const LayerPass& at, const ExpertRows& rows, size_t depth, Rows 
           from = room;
           stride = kc;
         }
-        Arithmetic::pack(*p.kernels, from, stride, static_cast<int>(n), kc,
-                         packed_rows<Arithmetic>(p, k0, kc, tile, rows.tiles));
+        by.pack(*p.kernels, from, stride, static_cast<int>(n), kc,
+                packed_rows(p, by, k0, kc, tile, rows.tiles));
       }
     }
   });
@@ -102,13 +103,13 @@ struct ExpertSums {
   }
 };
 
-template <class Arithmetic>
-void many_hidden(const LayerPass& at, const Experts& e, const Matrix& w, const Matrix* second,
-                 bool ups, Gate f, const ExpertRows& rows, Rows x) {
+inline void many_hidden(const LayerPass& at, const Experts& e, const Matrix& w,
+                        const Matrix* second, bool ups, Gate f, const ExpertRows& rows, Rows x) {
   const Pass& p = at.p;
+  const Arithmetic& by = arithmetic_of(p, w.type());
   const ExpertScratch& s = p.scratch->experts;
-  pack_slots<Arithmetic>(at, rows, w.depth(), x, false);
-  float* const local = p.scratch->local[static_cast<size_t>(at.t.rank)].template as<float>();
+  pack_slots(at, by, rows, w.depth(), x, false);
+  float* const local = p.scratch->local[static_cast<size_t>(at.t.rank)].as<float>();
   const size_t blocks = w.blocks() / e.count, panels = (blocks + kPanelBlocks - 1) / kPanelBlocks;
   const auto output = [&](size_t a) {
     return ExpertHidden{e, w, second, ups, f, s.hidden, ActiveExpert(s, a)};
@@ -121,31 +122,26 @@ void many_hidden(const LayerPass& at, const Experts& e, const Matrix& w, const M
   at.t.each(rows.experts * panels, [&](size_t i) {
     if (i / panels >= s.active) return;
     const ExpertHidden out = output(i / panels);
-    group_product<Arithmetic>(p, out, group(i), group(i + static_cast<size_t>(at.t.size)),
-                              {out.expert.rows, out.expert.tile, rows.tiles}, 0, local);
+    group_product(p, by, out, group(i), group(i + static_cast<size_t>(at.t.size)),
+                  {out.expert.rows, out.expert.tile, rows.tiles}, 0, local);
   });
 }
 
 inline void many_gates(const LayerPass& at, const Experts& e, Gate f, const ExpertRows& rows,
                        Rows x) {
   const bool same = e.gate.type() == e.up.type();
-  with_arithmetic(at.p, e.gate.type(), [&]<class Arithmetic>(Arithmetic) {
-    many_hidden<Arithmetic>(at, e, e.gate, same ? &e.up : nullptr, false, f, rows, x);
-  });
-  if (same) return;
-  with_arithmetic(at.p, e.up.type(), [&]<class Arithmetic>(Arithmetic) {
-    many_hidden<Arithmetic>(at, e, e.up, nullptr, true, f, rows, x);
-  });
+  many_hidden(at, e, e.gate, same ? &e.up : nullptr, false, f, rows, x);
+  if (!same) many_hidden(at, e, e.up, nullptr, true, f, rows, x);
 }
 
 // Computes the down projections. Each piece of work has the rows of all experts for some columns,
 // and fewer columns if there are many threads.
-template <class Arithmetic>
-void many_downs(const LayerPass& at, const Experts& e, const ExpertRows& rows, Rows y) {
+inline void many_downs(const LayerPass& at, const Experts& e, const ExpertRows& rows, Rows y) {
   const Pass& p = at.p;
+  const Arithmetic& by = arithmetic_of(p, e.down.type());
   const ExpertScratch& s = p.scratch->experts;
-  pack_slots<Arithmetic>(at, rows, e.down.depth(), s.hidden, true);
-  float* const local = p.scratch->local[static_cast<size_t>(at.t.rank)].template as<float>();
+  pack_slots(at, by, rows, e.down.depth(), s.hidden, true);
+  float* const local = p.scratch->local[static_cast<size_t>(at.t.rank)].as<float>();
   const size_t blocks = e.down.blocks() / e.count, threads = static_cast<size_t>(at.t.size);
   size_t wide = kPanelBlocks;
   while (wide > 1 && blocks / wide < 2 * threads) wide /= 2;
@@ -157,8 +153,8 @@ void many_downs(const LayerPass& at, const Experts& e, const ExpertRows& rows, R
       const Group after = a + 1 < s.active
                               ? ExpertSums{p, e, e.down, y, ActiveExpert(s, a + 1)}.group(block, n)
                               : Group{};
-      group_product<Arithmetic>(p, out, out.group(block, n), after,
-                                {out.expert.rows, out.expert.tile, rows.tiles}, 0, local);
+      group_product(p, by, out, out.group(block, n), after,
+                    {out.expert.rows, out.expert.tile, rows.tiles}, 0, local);
     }
   });
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "stet/model/expert_rows.hpp"
+#include "stet/model/ops-inl.hpp"
 
 namespace stet::detail {
 

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "stet/model/attention_capture.hpp"
+#include "stet/model/attention_changes.hpp"
 #include "stet/model/ops.hpp"
 
 namespace stet {
