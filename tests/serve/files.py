@@ -27,6 +27,15 @@ def ids(count, step=7):
     return [(step * i) % 400 + 2 for i in range(count)]
 
 
+KINDS = {"pipe": os.mkfifo, "folder": os.mkdir}
+
+
+def in_place_of(path, kind):
+    """Replaces a file with something that is none."""
+    os.unlink(path)
+    KINDS[kind](path)
+
+
 class Directory(unittest.TestCase):
     def setUp(self):
         self.scratch = tempfile.mkdtemp()
@@ -346,6 +355,8 @@ class Lost(Directory):
             os.unlink(recipe)
         if how in ("gone", "both"):
             return os.unlink(stet)
+        if how in KINDS:
+            return in_place_of(stet, how)
         size = os.path.getsize(stet)
         with open(stet, "r+b") as file:
             if how == "cut":
@@ -356,7 +367,7 @@ class Lost(Directory):
             file.write(bytes([byte[0] ^ 0x28]))
 
     def test_a_file_that_is_lost_or_damaged_while_the_server_runs_costs_time(self):
-        for how in ("gone", "both", "cut", "in front", "in a block"):
+        for how in ("gone", "both", "cut", "in front", "in a block", *KINDS):
             with self.subTest(how=how):
                 shutil.rmtree(self.directory, ignore_errors=True)
                 server = self.server("--memory", "1")
@@ -375,8 +386,10 @@ class Lost(Directory):
         state = self.evicted(server)
         server.stop()
         whole = read(self.path(state["id"] + ".stet"))
-        for how in ("gone", "cut", "in front", "in a block"):
+        for how in ("gone", *KINDS, "cut", "in front", "in a block"):
             with self.subTest(how=how):
+                if not os.path.isfile(self.path(state["id"] + ".stet")):
+                    os.rename(self.path(state["id"] + ".stet"), self.path("aside-" + how))
                 with open(self.path(state["id"] + ".stet"), "wb") as file:
                     file.write(whole)
                 self.damage(state["id"], how)
@@ -386,6 +399,27 @@ class Lost(Directory):
                 verified = server.post("/v1/states/%s/verify" % state["id"], {})
                 self.assertEqual((verified["same_bits"], verified["digest"]), (True, state["digest"]))
                 server.stop()
+
+    def test_what_is_no_file_is_moved_aside(self):
+        for kind in KINDS:
+            for ending in (".json", ".recipe", ".stet"):
+                with self.subTest(kind=kind, ending=ending):
+                    shutil.rmtree(self.directory, ignore_errors=True)
+                    server = self.server("--durable", "--memory", "1")
+                    state = self.evicted(server)["id"]
+                    in_place_of(self.path(state + ending), kind)
+                    self.assertEqual(server.call("PATCH", "/v1/states/" + state, {"name": "mine"})[0], 200)
+                    self.assertEqual(server.call("POST", "/v1/states/%s/continue" % state, {"max_tokens": 2})[0], 200)
+                    self.assertTrue(server.post("/v1/states/%s/verify" % state, {})["same_bits"])
+                    server.stop()
+                    server = self.server("--durable")
+                    self.assertEqual(self.states(server)[state]["name"], "mine")
+                    in_place_of(self.path(state + ".json"), kind)
+                    self.assertEqual(server.call("DELETE", "/v1/states/" + state)[0], 200)
+                    self.assertNotIn(state, self.states(server))
+                    server.stop()
+                    self.assertNotIn(state, self.states(self.server()))
+                    self.assertTrue(os.path.exists(self.path(state + ".json.aside")))
 
     def test_a_description_that_is_lost_or_damaged_costs_name_and_place(self):
         for how in (None, b"", b"{", b"[]", b'{"id":5}'):
@@ -607,6 +641,14 @@ class Many(Directory):
         self.assertTrue(self.expired(server, chain[0]))
         again = server.post("/v1/states", {"ids": ids(20)})["id"]  # created again
         self.assertEqual((again, server.call("GET", "/v1/states/" + again)[0]), (chain[0], 200))
+        server.stop()
+
+    def test_a_pipe_in_place_of_their_list_keeps_nobody_waiting(self):
+        self.server().stop()
+        os.mkfifo(self.path("expired"))
+        server = self.server("--max-states", "2")
+        for i in range(4):
+            self.assertEqual(server.call("POST", "/v1/states", {"ids": [2, i + 2]})[0], 200)
         server.stop()
 
     def test_pinned_states_are_never_forgotten(self):

@@ -56,6 +56,12 @@ std::optional<struct stat> status_of(const std::string& path) {
   return info;
 }
 
+// Links are followed.
+bool is_file_or_link(const std::string& path) {
+  struct stat info = {};
+  return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
+}
+
 bool is_file(const std::string& path, int64_t size = -1) {
   const auto info = status_of(path);
   return info && S_ISREG(info->st_mode) && (size < 0 || info->st_size == size);
@@ -300,23 +306,36 @@ void StateDirectory::sweep() const {
 }
 
 bool StateDirectory::has(std::string_view id, std::string_view ending) const {
-  return status_of(file(id, ending)).has_value();
+  return is_file_or_link(file(id, ending));
+}
+
+std::string StateDirectory::place_of(std::string_view id, std::string_view ending) const {
+  const std::string path = file(id, ending);
+  struct stat info = {};
+  if (::stat(path.c_str(), &info) != 0 || S_ISREG(info.st_mode)) return path;
+  std::string aside = path + ".aside";
+  for (int i = 2; status_of(aside); ++i) aside = fmt::format("{}.aside-{}", path, i);
+  if (::rename(path.c_str(), aside.c_str()) != 0 && errno != ENOENT)
+    failed(path, "a file, or something that can be moved aside", errno);
+  tool::say("{}: no file, so it was moved to {}\n", printable(path), printable(aside));
+  return path;
 }
 
 void StateDirectory::write(std::string_view id, std::string_view ending,
                            std::string_view bytes) const {
-  AtomicFile out(file(id, ending), 0600);
+  AtomicFile out(place_of(id, ending), 0600);
   out.write(std::as_bytes(std::span(bytes.data(), bytes.size())));
   out.commit();
 }
 
 void StateDirectory::rename(std::string_view id, std::string_view from, std::string_view to) const {
-  if (::rename(file(id, from).c_str(), file(id, to).c_str()) != 0 && errno != ENOENT)
-    failed(file(id, from), "a file that can be renamed", errno);
+  const std::string old = place_of(id, from);
+  if (::rename(old.c_str(), place_of(id, to).c_str()) != 0 && errno != ENOENT)
+    failed(old, "a file that can be renamed", errno);
 }
 
 void StateDirectory::remove(std::string_view id, std::string_view ending) const {
-  if (::unlink(file(id, ending).c_str()) != 0 && errno != ENOENT)
+  if (has(id, ending) && ::unlink(file(id, ending).c_str()) != 0 && errno != ENOENT)
     failed(file(id, ending), "a file that can be removed", errno);
 }
 
@@ -348,16 +367,15 @@ std::vector<std::string> StateDirectory::expired() const {
   return lines;
 }
 
-// Appends without a sync: losing a line only turns the answer "expired" into "not known".
+// Appends without a sync, since a line may be lost. A pipe must not block the server.
 void StateDirectory::add_expired(const std::string& line) const {
-  const int fd = ::open((path_ + "/expired").c_str(),
-                        O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-  if (fd < 0) failed(path_ + "/expired", "a file that can be written", errno);
-  const std::string text = line + "\n";
-  const bool written = ::write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size());
-  const int error = errno;
-  ::close(fd);
-  if (!written) failed(path_ + "/expired", "a file that can be written", error);
+  constexpr int kFlags = O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+  const std::string path = path_ + "/expired", text = line + "\n";
+  const int fd = is_file(path) || !status_of(path) ? ::open(path.c_str(), kFlags, 0600) : -1;
+  if (fd < 0 || ::write(fd, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
+    tool::say("{}: expected a file that can be written; {} is not noted there\n", printable(path),
+              printable(line, 80));
+  if (fd >= 0) ::close(fd);
 }
 
 }  // namespace stet::serve

@@ -53,10 +53,13 @@ class StateDirectory {
   void sweep() const;
 
   bool has(std::string_view id, std::string_view ending) const;
+  // Returns the path of a file to write. What stands there and is no file, as a pipe or a directory,
+  // is moved aside, which is logged.
+  std::string place_of(std::string_view id, std::string_view ending) const;
   // Writes a file durably. Readers never see a part of it.
   void write(std::string_view id, std::string_view ending, std::string_view bytes) const;
   void rename(std::string_view id, std::string_view from, std::string_view to) const;
-  // Removes a file if it exists.
+  // Removes a file if it exists. What is no file stays.
   void remove(std::string_view id, std::string_view ending) const;
   void sync() const;  // makes changes of names durable
   // Sets the time of a state's last use.
@@ -64,6 +67,7 @@ class StateDirectory {
 
   // Returns the lines of the file `expired`, in the order of writing.
   std::vector<std::string> expired() const;
+  // Adds a line to it. A failure is logged: it turns the answer "expired" into "not known".
   void add_expired(const std::string& line) const;
 
  private:

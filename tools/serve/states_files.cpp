@@ -53,7 +53,7 @@ void States::save_recipe(Node& node, Session& session) {
   options.form = SnapshotForm::recipe;
   options.tokenizer = tokenizer_.get();
   options.threads = 1;  // the others are for computation
-  Snapshot::save(session, directory_->file(node.id, ".recipe"), options);
+  Snapshot::save(session, directory_->place_of(node.id, ".recipe"), options);
   {
     const MutexLock lock(mutex_);
     at(node).files.recipe = true;
@@ -118,7 +118,7 @@ void States::save_blocks(Node& node, Session& session) {
 
 // Writes a delta if there is a base with a sound file, else a full snapshot.
 void States::write_blocks(Node& node, Session& session) {
-  const std::string path = directory_->file(node.id, ".stet");
+  const std::string path = directory_->place_of(node.id, ".stet");
   SaveOptions options;
   options.tokenizer = tokenizer_.get();
   options.threads = 1;  // the others are for computation
