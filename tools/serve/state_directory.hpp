@@ -53,13 +53,13 @@ class StateDirectory {
   void sweep() const;
 
   bool has(std::string_view id, std::string_view ending) const;
-  // Returns the path of a file to write. What stands there and is no file, as a pipe or a directory,
-  // is moved aside, which is logged.
+  // Returns the path of a file to write. A pipe or a directory in its place is moved aside, which is
+  // logged.
   std::string place_of(std::string_view id, std::string_view ending) const;
   // Writes a file durably. Readers never see a part of it.
   void write(std::string_view id, std::string_view ending, std::string_view bytes) const;
   void rename(std::string_view id, std::string_view from, std::string_view to) const;
-  // Removes a file if it exists. What is no file stays.
+  // Removes a file if it exists. A pipe or a directory in its place stays.
   void remove(std::string_view id, std::string_view ending) const;
   void sync() const;  // makes changes of names durable
   // Sets the time of a state's last use.
