@@ -42,7 +42,8 @@ struct GenerationState {
   std::string held;    // open reply: StopMatcher::pending
 
   // Discards everything from a position on: later turns, the end of a turn that is cut (which may
-  // then continue), and text held back.
+  // then continue), and text held back. A reply that a later prompt ended stays ended, and tokens
+  // appended behind an open reply stay a part of it. This may change the state's id, and no logit.
   void rewind(int64_t size);
   // Returns the session's tokens that belong to the open reply, from its first one on. Frequency
   // and presence penalties count these. Prompts and earlier replies are not counted; a reply that
