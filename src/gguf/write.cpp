@@ -157,14 +157,16 @@ class Conversion {
     add_rope_tensors();
   }
 
-  void write(const std::string& path) {
+  GgufLeftOut write(const std::string& path) {
     std::vector<GgufDeclared> declared;
     for (const Tensor& e : entries_) declared.push_back(e.declared);
-    GgufWriter writer(path, keys(), declared);
+    GgufLeftOut left_out;
+    GgufWriter writer(path, keys(left_out), declared);
     for (const Tensor& e : entries_) write(e, writer);
     for (const auto& file : checkpoint_.files()) file->check_unchanged();
     require_same_config(writer.uncommitted(), path);
     writer.commit();
+    return left_out;
   }
 
  private:
@@ -324,7 +326,7 @@ class Conversion {
     }
   }
 
-  GgufKeys keys() const {
+  GgufKeys keys(GgufLeftOut& left_out) const {
     GgufKeys keys;
     add_config_keys(config_, architecture_, keys);
     // llama.cpp recognizes some models by name and expects special tokens of them.
@@ -348,7 +350,8 @@ class Conversion {
       keys.text(kGgufGeneration, nlohmann::json{{"eos_token_id", config_.eos_ids}}.dump());
     }
     if (generation.eos_ids.empty()) generation.eos_ids = config_.eos_ids;
-    add_tokenizer_keys(source_, generation, config_.vocab_size, options_.tokenizer, keys);
+    left_out =
+        add_tokenizer_keys(source_, generation, config_.vocab_size, options_.tokenizer, keys);
     return keys;
   }
 
@@ -462,8 +465,9 @@ class Conversion {
 
 }  // namespace
 
-void write_gguf(const FileSource& source, const std::string& path, const GgufWriteOptions& o) {
-  Conversion(source, o).write(path);
+GgufLeftOut write_gguf(const FileSource& source, const std::string& path,
+                       const GgufWriteOptions& o) {
+  return Conversion(source, o).write(path);
 }
 
 }  // namespace stet

@@ -15,7 +15,7 @@ void add_config_keys(const ModelConfig& config, const GgufArchitecture& architec
                      GgufKeys& keys);
 // Adds the keys of the tokenizer and of the tokens that end a reply. Without a tokenizer, says that
 // there is none.
-void add_tokenizer_keys(const FileSource& source, const GenerationConfig& generation,
-                        int64_t vocab_size, GgufTokenizer which, GgufKeys& keys);
+GgufLeftOut add_tokenizer_keys(const FileSource& source, const GenerationConfig& generation,
+                               int64_t vocab_size, GgufTokenizer which, GgufKeys& keys);
 
 }  // namespace stet

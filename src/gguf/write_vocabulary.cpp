@@ -101,6 +101,23 @@ Tokens of_sentencepiece(const Tokenizer& tokenizer, const std::string& bytes) {
   return tokens;
 }
 
+// Leaves out added tokens that have no row in the embeddings.
+GgufLeftOut keep_rows(int64_t vocab_size, Tokens& tokens) {
+  GgufLeftOut out;
+  const auto rows = static_cast<size_t>(vocab_size);
+  for (size_t id = rows; id < tokens.texts.size(); ++id) {
+    const int32_t type = tokens.types[id];
+    if (type != kTokenControl && type != kTokenUserDefined && type != kTokenUnused)
+      refuse("tokens", "at most " + std::to_string(vocab_size),
+             std::to_string(tokens.texts.size()));
+    if (type != kTokenUnused) out.tokens.push_back(tokens.texts[id]);
+  }
+  tokens.texts.resize(std::min(rows, tokens.texts.size()));
+  tokens.types.resize(tokens.texts.size());
+  tokens.scores.resize(tokens.texts.size());
+  return out;
+}
+
 std::string merge_text(const PlainJson& merge) {
   if (merge.is_string()) return merge.get<std::string>();
   return merge.at(0).get<std::string>() + " " + merge.at(1).get<std::string>();
@@ -238,14 +255,15 @@ std::shared_ptr<const FileBytes> header_of(const GgufKeys& keys) {
 void require_same(const Tokenizer& tokenizer, const GgufKeys& keys, int64_t vocab_size) {
   const auto back = Tokenizer::load(
       *memory_source(vocabulary_files(Gguf::parse(header_of(keys)), vocab_size), "tokenizer"));
-  if (back->size() != tokenizer.size())
-    refuse("tokens", std::to_string(tokenizer.size()), std::to_string(back->size()));
+  const auto most = static_cast<int32_t>(vocab_size), size = std::min(tokenizer.size(), most);
+  if (std::min(back->size(), most) != size)
+    refuse("tokens", std::to_string(size), std::to_string(back->size()));
   for (const char* name : {"", "tool_use"}) {
     if (back->chat_template(name) != tokenizer.chat_template(name))
       refuse("chat_template", "what a key can hold", "another text");
   }
   std::string before;
-  for (int32_t id = 0; id < tokenizer.size(); ++id) {
+  for (int32_t id = 0; id < size; ++id) {
     const std::string text = tokenizer.bytes(id);
     const std::string both = before + text + " " + text;
     if (back->piece(id) != tokenizer.piece(id) ||
@@ -259,14 +277,17 @@ void require_same(const Tokenizer& tokenizer, const GgufKeys& keys, int64_t voca
 
 }  // namespace
 
-void add_tokenizer_keys(const FileSource& source, const GenerationConfig& generation,
-                        int64_t vocab_size, GgufTokenizer which, GgufKeys& keys) {
-  if (which == GgufTokenizer::placeholder) return add_placeholders(vocab_size, keys);
+GgufLeftOut add_tokenizer_keys(const FileSource& source, const GenerationConfig& generation,
+                               int64_t vocab_size, GgufTokenizer which, GgufKeys& keys) {
+  if (which == GgufTokenizer::placeholder) {
+    add_placeholders(vocab_size, keys);
+    return {};
+  }
   const std::vector<std::string> files = Tokenizer::files_of(source);
   const bool there = !files.empty() && is_vocabulary_file(files.front());
   if (!there || which == GgufTokenizer::none) {
     keys.text("tokenizer.ggml.model", "no_vocab");
-    return;
+    return {};
   }
   const auto tokenizer = Tokenizer::load(source);
   const std::string* const model = file_named(*tokenizer, "tokenizer.model");
@@ -274,8 +295,7 @@ void add_tokenizer_keys(const FileSource& source, const GenerationConfig& genera
   const PlainJson parsed = model == nullptr ? PlainJson::parse(json) : PlainJson();
   Tokens tokens =
       model == nullptr ? of_json(*tokenizer, parsed) : of_sentencepiece(*tokenizer, *model);
-  if (tokens.texts.size() > static_cast<size_t>(vocab_size))
-    refuse("tokens", "at most " + std::to_string(vocab_size), std::to_string(tokens.texts.size()));
+  const GgufLeftOut left_out = keep_rows(vocab_size, tokens);
   const bool words = model == nullptr && !parsed["model"].value("byte_fallback", false);
   keys.text("tokenizer.ggml.model", words ? "gpt2" : "llama");
   if (words) {
@@ -306,6 +326,7 @@ void add_tokenizer_keys(const FileSource& source, const GenerationConfig& genera
   keys.boolean("tokenizer.ggml.add_eos_token", false);
   add_templates(*tokenizer, keys);
   require_same(*tokenizer, keys, vocab_size);
+  return left_out;
 }
 
 }  // namespace stet

@@ -19,7 +19,8 @@ Program parse_own(const Tokenizer& tokenizer, std::string_view name) {
   const std::string_view of = tokenizer.chat_template(name).empty() ? "" : name;
   const std::string_view source = tokenizer.chat_template(of);
   if (source.empty())
-    throw Error(ErrorKind::argument, "", kName, "", "the tokenizer has no chat template");
+    throw Error(ErrorKind::argument, "", kName, "",
+                "the tokenizer has no chat template; give one (--chat-template FILE), or raw text");
   return Program::parse(source, tokenizer.chat_template_place(of));
 }
 

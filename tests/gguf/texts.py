@@ -201,6 +201,29 @@ class Texts(unittest.TestCase):
             self.assertIn("tokenizer.chat_template.rag", File(path).keys)
             self.assertIn("tokenizer.chat_templates", File(path).keys)
 
+    def test_special_tokens_without_embeddings_are_left_out(self):
+        directory, converted = self.path("more tokens"), self.path("fewer.gguf")
+        shutil.copytree(LLAMA, directory)
+        path = os.path.join(directory, "tokenizer.json")
+        with open(path) as file:
+            tokenizer = json.load(file)
+        with open(os.path.join(directory, "config.json")) as file:
+            rows = json.load(file)["vocab_size"]
+        more = dict(tokenizer["added_tokens"][0], id=rows, content="<image>", special=True)
+        tokenizer["added_tokens"].append(more)
+        with open(path, "w") as file:
+            json.dump(tokenizer, file)
+        said = run("convert-model", directory, "-o", converted).stderr
+        self.assertEqual(said, "warning: the file has no token <image>: the model has no embedding for it\n")
+        self.assertEqual(self.ids(converted, "Let k = 5."), self.ids(directory, "Let k = 5."))
+        tokenizer["added_tokens"].pop()
+        tokenizer["model"]["vocab"]["more"] = rows  # a token of texts, without which they would have other ids
+        with open(path, "w") as file:
+            json.dump(tokenizer, file)
+        said = run("convert-model", directory, "-o", self.path("none.gguf"), status=1).stderr
+        self.assertIn("tokenizer: tokens: expected at most %d, found %d" % (rows, rows + 1), said)
+        self.assertFalse(os.path.exists(self.path("none.gguf")))
+
     def test_templates_of_a_folder(self):
         directory, packed, tools = self.path("folder"), self.path("packed"), self.path("tools.json")
         shutil.copytree(LLAMA, directory)

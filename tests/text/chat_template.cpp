@@ -161,7 +161,8 @@ TEST(Template, AnInvalidConversationIsAnError) {
   EXPECT_EQ(error(ordered_json::array(), {{"messages", 1}}),
             "variables: expected names beside messages and add_generation_prompt, found messages");
   EXPECT_EQ(message_of([] { ChatTemplate{*tokenizer_with(ordered_json::object())}; }),
-            "chat_template: the tokenizer has no chat template");
+            "chat_template: the tokenizer has no chat template; give one (--chat-template FILE), "
+            "or raw text");
   EXPECT_EQ(message_of([] {
               ChatTemplate{*tokenizer_with({{"chat_template", "\n{{"}})};
             }),

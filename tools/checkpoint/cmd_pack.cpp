@@ -152,7 +152,11 @@ void run(const ConvertCommand& o) {
     }
   }
   const auto importance = measured(o.checkpoint, o.importance, source, o.threads);
-  write_gguf(*source, o.file, {chosen(kTypes, o.type), tokenizer, o.threads, importance.get()});
+  const GgufLeftOut left_out =
+      write_gguf(*source, o.file, {chosen(kTypes, o.type), tokenizer, o.threads, importance.get()});
+  for (const std::string& token : left_out.tokens)
+    say("warning: the file has no token {}: the model has no embedding for it\n",
+        printable(token, 60));
   out(fmt::format("{}: {} in {:.1f} s\n", printable(o.file),
                   bytes_text(static_cast<double>(std::filesystem::file_size(o.file))),
                   seconds() - start));

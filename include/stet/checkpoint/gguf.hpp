@@ -53,6 +53,12 @@ struct GgufWriteOptions {
   const Importance* importance = nullptr;  // not owned; weights the errors of K types
 };
 
+// Tokens that a written file leaves out, because the model has no embeddings for them: Gemma 3
+// models for text alone share the tokenizer of those for images.
+struct GgufLeftOut {
+  std::vector<std::string> tokens;
+};
+
 // Writes a checkpoint as a GGUF version 3 file of the same model for llama.cpp. It contains the
 // weights, the config, the tokenizer with its chat template and, under keys of stet, everything
 // that standard GGUF keys cannot express.
@@ -61,7 +67,7 @@ struct GgufWriteOptions {
 // tokenizer. It may replace the source file. Only one tensor at a time is in memory. Throws an io
 // Error. Throws an unsupported Error for a family, config or tokenizer that GGUF cannot express,
 // and for weights that the type cannot represent.
-STET_API void write_gguf(const FileSource& source, const std::string& path,
-                         const GgufWriteOptions& options = {});
+STET_API GgufLeftOut write_gguf(const FileSource& source, const std::string& path,
+                                const GgufWriteOptions& options = {});
 
 }  // namespace stet
