@@ -53,8 +53,8 @@ struct GgufWriteOptions {
   const Importance* importance = nullptr;  // not owned; weights the errors of K types
 };
 
-// Tokens that a written file leaves out, because the model has no embeddings for them: Gemma 3
-// models for text alone share the tokenizer of those for images.
+// Tokens that a written file leaves out, because the model has no embeddings for them. Gemma 3
+// models for text alone have one, since they share the tokenizer of those for images.
 struct GgufLeftOut {
   std::vector<std::string> tokens;
 };
