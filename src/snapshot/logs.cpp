@@ -46,10 +46,11 @@ namespace {
 
 constexpr size_t kPruneBytes = 32;  // size of an entry in PRUNES
 
-// Checks that the positions of each prune existed after the previous one. Checks that the tokens
+// Checks that the positions of each prune existed after the previous one. They may be beyond the
+// capacity, since a state can be restored with a smaller one. Checks that the tokens
 // listed as removed are as many as its shift removed, and are within the vocabulary.
 void check_prunes(const std::vector<Prune>& prunes, int64_t vocab, int64_t positions,
-                  int64_t capacity, const std::string& file) {
+                  const std::string& file) {
   int64_t before = 0;
   for (size_t i = 0; i < prunes.size(); ++i) {
     const Prune& p = prunes[i];
@@ -58,7 +59,7 @@ void check_prunes(const std::vector<Prune>& prunes, int64_t vocab, int64_t posit
       throw Error(ErrorKind::format, file, fmt::format("prunes[{}].{}", i, field),
                   fmt::format("{}..{}", min, max), std::to_string(x));
     };
-    check("at", p.at, before, capacity);
+    check("at", p.at, before, kMaxPositions);
     check("end", p.end, 0, p.at);
     check("begin", p.begin, 0, p.end);
     const int64_t removed = p.shift ? p.end - p.begin : 0;
@@ -103,7 +104,7 @@ std::vector<Prune> decode_prunes(std::span<const std::byte> log, std::span<const
     prunes.push_back(std::move(p));
   }
   ids.end("REMOVED");
-  check_prunes(prunes, vocab, m.positions, m.capacity, file);
+  check_prunes(prunes, vocab, m.positions, file);
   return prunes;
 }
 
@@ -171,14 +172,14 @@ std::vector<KvEdit> decode_edits(const JsonReader& json, const SnapshotMeta& m) 
     if (found == std::end(kEdits))
       entry.fail("what", "key, value, kv type, callback, splice or arrays");
     e.what = *found;
-    e.at = entry.integer("at", 0, m.capacity);
+    e.at = entry.integer("at", 0, kMaxPositions);
     e.prunes = entry.integer("prunes", 0, static_cast<int64_t>(m.prunes.size()));
-    e.position = entry.integer("position", -1, m.capacity - 1);
+    e.position = entry.integer("position", -1, kMaxPositions - 1);
     e.layer = entry.integer("layer", -1, m.kv.layers - 1);
     int64_t heads = e.what == KvEdit::What::arrays ? 2 : 0;
     for (int64_t l = 0; l < m.kv.layers; ++l) heads = std::max(heads, m.kv.layer(l).kv_heads);
     e.head = entry.integer("head", -1, heads - 1);
-    e.end = entry.integer_or("end", -1, -1, m.capacity);
+    e.end = entry.integer_or("end", -1, -1, kMaxPositions);
     const std::string how = entry.string_or("how", kHows[0]);
     const auto known = std::find(std::begin(kHows), std::end(kHows), how);
     if (known == std::end(kHows)) entry.fail("how", "set, scale or copy");
@@ -270,7 +271,7 @@ Intervention read_intervention(const JsonReader& entry, const SnapshotMeta& m) {
   }
   if (std::vector<float> values = floats_of(entry, "values"); !values.empty())
     w.values = std::make_shared<const std::vector<float>>(std::move(values));
-  w.at = entry.integer("at", 0, m.capacity);
+  w.at = entry.integer("at", 0, kMaxPositions);
   w.prunes = entry.integer("prunes", 0, static_cast<int64_t>(m.prunes.size()));
   w.ended = entry.integer_or("ended", -1, w.prunes + 1, static_cast<int64_t>(m.prunes.size()));
   return w;

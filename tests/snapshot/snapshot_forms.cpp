@@ -434,6 +434,34 @@ TEST_F(SnapshotForms, AStateOfWhichEveryTokenWasShiftedOutIsSavedAndRestored) {
   }
 }
 
+// The history of a state may be longer than the capacity of the session that it continues in.
+TEST_F(SnapshotForms, APrunedStateContinuesInASmallerSession) {
+  for (const bool edited : {false, true}) {
+    Session whole = session(300);
+    if (edited)
+      whole.set_key(0, 0, 270,
+                    std::vector<float>(static_cast<size_t>(whole.kv().shape().head_dim), 0.5f));
+    whole.prune({.keep_last = 50, .sinks = 2, .shift = true});
+    Snapshot::save(whole, file);
+    RestoreOptions small;
+    small.session = options(1);
+    small.session.capacity = 64;
+    Session s = Snapshot::open(file).restore(m, small);
+    for (Session* each : {&whole, &s}) each->append(std::span(ids).subspan(100, 3));
+    const Digest expected = digests_of(whole).state;
+    for (const SnapshotForm form : {SnapshotForm::full, SnapshotForm::recipe}) {
+      if (edited && form == SnapshotForm::recipe) continue;  // tokens do not give it
+      EXPECT_EQ(Snapshot::save(s, file, {.form = form}).state, expected);
+      Session again = Snapshot::open(file).restore(m, small);
+      EXPECT_EQ(again.capacity(), 64);
+      EXPECT_EQ(digests_of(again).state, expected);
+      EXPECT_FALSE(verify(Snapshot::open(file), m, small.session, false).difference);
+    }
+    EXPECT_EQ(error_of([&] { s.append(std::span(ids).subspan(0, 10)); }),
+              "capacity: tokens: expected at most 64 positions (--ctx), found 55 + 10");
+  }
+}
+
 TEST_F(SnapshotForms, AnEditedStateOfWhichEveryTokenWasShiftedOutIsSound) {
   Session s = session(70);
   s.set_key(0, 0, 3, std::vector<float>(static_cast<size_t>(s.kv().shape().head_dim), 0.5f));

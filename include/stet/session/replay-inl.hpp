@@ -1,6 +1,7 @@
 // Implements replay(): computes a state from its recipe.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <string>
@@ -19,7 +20,14 @@ STET_INL Session replay(std::shared_ptr<const Model> model, const State& state,
   }
   const std::vector<int32_t> all = state.transcript();
   std::span<const int32_t> rest = all;
+  const int64_t capacity = checked_capacity(model->config(), options.capacity);
+  if (state.size() > capacity)
+    throw Error(ErrorKind::capacity, "", "tokens",
+                "at most " + std::to_string(capacity) + " positions (--ctx)",
+                std::to_string(state.size()));
   SessionOptions own = options;  // replaying is reprocessing, so before_recall must not refuse
+  own.capacity = capacity;
+  for (const Prune& p : state.prunes) own.capacity = std::max(own.capacity, p.at);
   if (own.window.only) own.window.before_recall = [](int64_t) {};
   Session session(model, own);
   std::vector<int64_t> anchors;
@@ -56,6 +64,7 @@ STET_INL Session replay(std::shared_ptr<const Model> model, const State& state,
   }
   attach_after(static_cast<int64_t>(session.prunes().size()));
   append_to(state.size());
+  session.lower_capacity(capacity);
   if (own.window.only) session.set_before_recall(options.window.before_recall);
   session.generation() = state.generation;
   session.chat() = state.chat;

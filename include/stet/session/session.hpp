@@ -205,6 +205,8 @@ class Session {
   int64_t size() const { return state_.size(); }
   int64_t transcript_size() const { return state_.transcript_size(); }
   int64_t capacity() const { return state_.kv.capacity(); }
+  // Sets a smaller capacity, but not less than size().
+  void lower_capacity(int64_t capacity) { state_.kv.lower_capacity(capacity); }
   // Returns the identities of all full blocks (identity.hpp). They follow from the tokens alone,
   // unless the state was edited.
   std::vector<BlockIdentity> block_identities();
