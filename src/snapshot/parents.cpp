@@ -179,6 +179,18 @@ bool Snapshot::is_file_at(const std::string& path) const {
   return opened.device == info.st_dev && opened.inode == info.st_ino;
 }
 
+void Snapshot::check_parent(const KvShape& shape, const std::string& to) const {
+  if (meta().form == SnapshotForm::recipe) {
+    throw Error(ErrorKind::argument, path(), "parent", "",
+                "a recipe has no keys and values, so it cannot be the parent of a delta");
+  }
+  if (!(meta().kv == shape)) {
+    throw Error(ErrorKind::mismatch, path(), "parent",
+                "a snapshot with keys and values of the same shape", "another");
+  }
+  if (!to.empty()) check_may_overwrite(to);
+}
+
 void Snapshot::check_may_overwrite(const std::string& path) const {
   const auto refuse = [&](const Snapshot& needed) {
     throw Error(

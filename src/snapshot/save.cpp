@@ -35,15 +35,7 @@ void check_writable(const State& state, const SnapshotMeta& meta, const std::str
   if (options.form == SnapshotForm::delta) {
     if (options.parent == nullptr)
       throw Error(ErrorKind::argument, path, "parent", "", "a delta needs a parent");
-    if (options.parent->meta().form == SnapshotForm::recipe) {
-      throw Error(ErrorKind::argument, options.parent->path(), "parent", "",
-                  "a recipe has no keys and values, so it cannot be the parent of a delta");
-    }
-    if (!(options.parent->meta().kv == meta.kv)) {
-      throw Error(ErrorKind::mismatch, options.parent->path(), "parent",
-                  "a snapshot with keys and values of the same shape", "another");
-    }
-    options.parent->check_may_overwrite(path);
+    options.parent->check_parent(meta.kv, path);
   }
   if (const auto limit =
           options.form == SnapshotForm::recipe ? replay_limit(state) : std::nullopt) {

@@ -284,6 +284,50 @@ TEST_F(ChatCommand, CommandsInScripts) {
   EXPECT_EQ(equal, 2u) << o.out << o.err;
 }
 
+TEST_F(ChatCommand, WithJsonStandardOutputHasObjectsAlone) {
+  const Outcome o = run_stet(
+      {"chat", "--threads", "1", "--json", "--script",
+       lines({"Set k = 5.", "/verify", "/messages", "/state", "/set", "/branches", "/help"})});
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(Json::parse(o.out)["user"], "Set k = 5.");  // throws for more than one value
+  EXPECT_NE(o.err.find("equal: "), std::string::npos);
+  EXPECT_NE(o.err.find("* main"), std::string::npos);
+}
+
+TEST_F(ChatCommand, CommandsTakeWhatTheySay) {
+  const auto error = [&](const std::string& command) {
+    const Outcome o =
+        run_stet({"chat", "--threads", "1", "--script", lines({"Set k = 5.", command})});
+    EXPECT_EQ(o.status, 1);
+    return o.err;
+  };
+  EXPECT_NE(error("/retry now").find("/retry takes no argument, found now"), std::string::npos);
+  EXPECT_NE(error("/quit now").find("/quit takes no argument, found now"), std::string::npos);
+  EXPECT_NE(error("/help foo").find("unknown command /foo"), std::string::npos);
+  EXPECT_NE(error("/branche").find("did you mean /branches?"), std::string::npos);
+}
+
+TEST_F(ChatCommand, ARetryOfTheLikeliestTokensIsTheSameState) {
+  const auto id = [&](const std::vector<std::string>& said) {
+    EXPECT_EQ(run_stet({"chat", "--threads", "1", "--script", lines(said), "-o", snapshot}).status,
+              0);
+    return Snapshot::open(snapshot).digests().id;
+  };
+  EXPECT_EQ(id({"Set k = 5.", "/retry"}), id({"Set k = 5."}));
+}
+
+TEST_F(ChatCommand, ASystemMessageSaysHowMuchIsProcessedAgain) {
+  const std::string script = lines({"Set k = 5.", "/system", "/system Be terse.", "What is k?"});
+  const Outcome o = run_stet({"chat", "--threads", "1", "--stats", "--script", script});
+  EXPECT_NE(o.err.find("(used from the next message on)\n"), std::string::npos) << o.err;
+  const std::string text = "(used from the next message on: ";
+  const size_t at = o.err.find(text);
+  ASSERT_NE(at, std::string::npos) << o.err;
+  const std::string count = std::to_string(std::stoi(o.err.substr(at + text.size())));
+  const std::string stats = o.out + o.err;
+  EXPECT_NE(stats.find(" tokens kept, " + count + " recomputed, "), std::string::npos) << stats;
+}
+
 TEST_F(ChatCommand, TheConversationIsInTheSnapshot) {
   ASSERT_EQ(run_stet({"chat", "--threads", "1", "--system", "Be terse.", "--script",
                       lines({"Set k = 5."}), "--save", snapshot})

@@ -124,6 +124,47 @@ TEST_F(ChatFiles, AFileThatChangedMeanwhileIsKeptToo) {
   }
 }
 
+TEST_F(ChatFiles, OptionsOfTheFileAreCheckedBeforeAnythingIsSaid) {
+  ASSERT_EQ(chat({"--save", talk}, "Set k = 5.\n").status, 0);
+  ASSERT_EQ(run_stet({"convert", talk, "-o", scratch / "r.stet", "--form", "recipe"}).status, 0);
+  const std::string to = scratch / "d.stet";
+  const auto error = [&](const Args& more) {
+    const Outcome o = chat(more, "Set b = 4.\n");
+    EXPECT_EQ(o.out, "");
+    EXPECT_FALSE(fs::exists(to));
+    return o.err;
+  };
+  const Args delta = {"--save", to, "--form", "delta", "--against"};
+  EXPECT_EQ(error(delta + Args{scratch / "no.stet"}),
+            "stet: " + scratch / "no.stet" + ": cannot be read: No such file or directory\n");
+  EXPECT_EQ(error(delta + Args{scratch / "r.stet"}),
+            "stet: " + scratch / "r.stet" +
+                ": parent: a recipe has no keys and values, so it cannot be the parent of a "
+                "delta\n");
+  const std::string own = "the delta needs its parent " + talk + "; save to another file\n";
+  EXPECT_NE(
+      error({"--resume", talk, "--save", talk, "--form", "delta", "--against", talk}).find(own),
+      std::string::npos);
+  const Args store = {"--store", "dir:" + scratch / "store", "--store-key", scratch / "key"};
+  ASSERT_EQ(run_stet(Args{"store", "init"} + store).status, 0);
+  EXPECT_EQ(error(store + Args{"--save", "store:x", "--mode", "640"}),
+            "stet: --mode is for files, and store:x is in a store; leave it out (stet --help)\n");
+}
+
+TEST_F(ChatFiles, AConversationWithoutMessagesReplacesTheOneBefore) {
+  ASSERT_EQ(chat({"--save", talk}, "Set k = 5.\n").status, 0);
+  EXPECT_EQ(chat({"--resume", talk, "--save", talk}, "/rewind\n").status, 0);
+  EXPECT_EQ(said(talk), Said{});
+  EXPECT_EQ(chat({"--resume", talk, "--save", talk}, "Set b = 4.\n").status, 0);
+  EXPECT_EQ(said(talk), Said{"Set b = 4."});
+  // A system message is worth a file; nothing at all is not.
+  const std::string other = scratch / "other.stet";
+  EXPECT_EQ(chat({"--save", other}, "/system Be terse.\n").status, 0);
+  EXPECT_EQ(Snapshot::open(other).meta().chat.messages.size(), 1u);
+  EXPECT_EQ(chat({"--save", scratch / "none.stet"}, "").status, 0);
+  EXPECT_FALSE(fs::exists(scratch / "none.stet"));
+}
+
 TEST_F(ChatFiles, ACopyReplacesNothingEither) {
   ASSERT_EQ(chat({"--save", talk}, "Set k = 5.\n").status, 0);
   const std::string before = read_text(talk);

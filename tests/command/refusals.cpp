@@ -213,6 +213,41 @@ TEST_F(Refusals, ResumeRefusesBeforeAnyOutput) {
             reply);  // without it, damaged parts are computed again when they are needed
 }
 
+// An option that would have no effect is refused.
+TEST_F(Refusals, OptionsThatWouldBeIgnoredAreStatus2) {
+  succeed({"save", "-m", kTiny, "--ids", "1,2,3", "-o", snapshot, "--ctx", "10"});
+  const Args convert = {"convert", snapshot, "-o", scratch / "c.stet"};
+  const std::string none = ": this option has no effect, since nothing is computed: " + snapshot +
+                           " has its keys and values (stet --help)";
+  const std::string included = ": this option is for --with-weights and --with-tokenizer, since " +
+                               snapshot + " has its keys and values (stet --help)";
+  const std::string no_delta =
+      "--parent: this option is for deltas, and " + snapshot + " is none (stet --help)";
+  EXPECT_EQ(failure(convert + Args{"--window-only"}, 2), "--window-only" + none);
+  EXPECT_EQ(failure(convert + Args{"--anchors", "0"}, 2), "--anchors" + none);
+  EXPECT_EQ(failure(convert + Args{"--cache-dir", "x"}, 2), "--cache-dir" + none);
+  EXPECT_EQ(failure(convert + Args{"--eos", "1"}, 2), "--eos" + included);
+  for (const Args& command :
+       {Args{"resume", snapshot}, Args{"export", snapshot, "-o", scratch / "t.safetensors"},
+        Args{"measure", "--from", snapshot, "--norms"}, Args{"experiment", snapshot}})
+    EXPECT_EQ(failure(command + Args{"--parent", "nobody"}, 2), no_delta);
+  EXPECT_EQ(failure({"resume", snapshot, "--heal", "--replay"}, 2),
+            "--heal excludes --replay, which computes every block again (stet --help)");
+  EXPECT_EQ(failure({"capture", "-m", kTiny, "--list", "--heads", "1"}, 2),
+            "--list excludes --heads (stet --help)");
+  EXPECT_EQ(failure({"inspect", kTiny, "--kv-memory", "5", "--check"}, 2),
+            "--kv-memory excludes --check (stet --help)");
+  EXPECT_EQ(failure({"generate", "-m", kTiny, "--ids", "1", "--checkpoint-every", "64"}, 2),
+            "--checkpoint-every requires --window-only (stet --help)");
+  EXPECT_EQ(failure({"generate", "-m", kTiny, "--ids", "1", "--eos", "320"}, 2),
+            "--eos: expected token ids in 0..319, found 320 (stet --help)");
+  EXPECT_EQ(failure({"store", "tree", "-o", "x"}, 2),
+            "--output: expected stet store get, found stet store tree (stet --help)");
+  EXPECT_EQ(failure({"measure", "-m", kTiny, "--kl", snapshot}, 2),
+            "--kl compares with a prompt, or with the snapshot of --from (stet --help)");
+  EXPECT_EQ(scratch.names(), std::vector<std::string>{"s.stet"});
+}
+
 TEST_F(Refusals, AFullSessionIsReported) {
   const Outcome o =
       succeed({"generate", "-m", kTiny, "--ids", "1,2,3", "--ctx", "5", "--ignore-eos"});

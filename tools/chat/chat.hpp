@@ -70,6 +70,7 @@ class SavedStates {
  public:
   // Records that the file at `path` holds this conversation.
   void add(const std::string& path, const Conversation& conversation);
+  bool has(const std::string& path) const;
   // Returns the number of messages of a conversation that no file holds. If `target` will be
   // written with `last`, that counts instead of its present content.
   size_t missing(const Conversation& conversation, const std::string& target = "",
@@ -126,9 +127,12 @@ class ChatShell {
   std::string greeting() const;
 
   void help(const std::string& about);
+  void tell(const std::string& text);
+  static const Command& find_command(const std::string& word);
   void save(const std::string& given);
   void save_to(const std::string& path);
   void load(const std::string& path);
+  bool saves_current() const;
   std::vector<std::string> unsaved_lines(bool may_stay) const;
   void fork(const std::string& name);
   void switch_to(const std::string& name);

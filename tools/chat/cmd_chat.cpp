@@ -72,6 +72,7 @@ void run_chat(ChatOptions& o) {
   Conversation first =
       o.resume.empty() ? open_chat(o, &greeting) : resume_chat(o, o.resume, nullptr, &greeting);
   if (!greeting.empty() && !o.json) note(greeting);
+  o.save_as.check(o.save, first.session(), first.tokenizer().get());
   if (!o.system.empty()) first.set_system(o.system);
   o.sampling.report_idle(first.session().generation());
   o.sampling.report_seed(first.session().generation());
@@ -120,6 +121,7 @@ Conversation resume_chat(ChatOptions& o, const std::string& path,
                          const std::shared_ptr<const Model>& loaded, std::string* greeting) {
   Snapshot snapshot = open_state(path);
   require_conversation(snapshot);
+  if (loaded == nullptr) require_delta(snapshot, o.restore.parent);
   snapshot.find_parents(o.restore.parent);
   ModelOptions model = o.model;
   follow(model, snapshot, o.restore.how.replay);

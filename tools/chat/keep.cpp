@@ -32,6 +32,8 @@ void SavedStates::add(const std::string& path, const Conversation& conversation)
   files_[canonical(path)] = content(conversation);
 }
 
+bool SavedStates::has(const std::string& path) const { return files_.contains(canonical(path)); }
+
 bool SavedStates::holds(const Saved& saved, const std::vector<int32_t>& transcript,
                         const Message& message) {
   const auto end = static_cast<size_t>(message.end);
@@ -110,10 +112,18 @@ void ChatShell::load(const std::string& path) {
   note(greeting);
 }
 
+// Returns whether the current branch is saved at the end. A conversation without messages is not,
+// unless the file holds an earlier state of it.
+bool ChatShell::saves_current() const {
+  const Conversation& now = branches_.at(name_);
+  return !options_.save.empty() &&
+         (now.session().size() > 0 || !now.messages().empty() || saved_.has(options_.save));
+}
+
 // Returns a line for each branch with unsaved messages.
 std::vector<std::string> ChatShell::unsaved_lines(bool may_stay) const {
   const Conversation& now = branches_.at(name_);
-  const Conversation* last = options_.save.empty() || now.session().size() == 0 ? nullptr : &now;
+  const Conversation* last = saves_current() ? &now : nullptr;
   std::vector<std::string> lines;
   for (const auto& [name, conversation] : branches_) {
     const size_t missing = saved_.missing(conversation, options_.save, last);
@@ -140,7 +150,7 @@ bool ChatShell::leave(bool may_stay) {
     note("(/quit or Ctrl-D again leaves without keeping them)");
     return false;
   }
-  if (!options_.save.empty() && current().session().size() > 0) save_to(options_.save);
+  if (saves_current()) save_to(options_.save);
   return left_ = true;
 }
 

@@ -92,7 +92,8 @@ const std::vector<ChatShell::Command>& ChatShell::commands() {
       {"/retry", "", "draw the last reply again (with another seed, unless greedy)",
        [](ChatShell& s, const std::string&) {
          s.current().retry();
-         ++s.current().session().generation().sampling.seed;
+         SamplingSettings& sampling = s.current().session().generation().sampling;
+         if (!sampling.greedy) ++sampling.seed;
          s.converse({}, Then::reply);
        }},
       {"/continue", "", "continue a reply that was stopped",
@@ -126,10 +127,10 @@ const std::vector<ChatShell::Command>& ChatShell::commands() {
       {"/set", "[NAME VALUE]", "show the settings, or change one",
        [](ChatShell& s, const std::string& r) { s.set(r); }},
       {"/messages", "", "print the conversation",
-       [](ChatShell& s, const std::string&) { out(messages_text(s.current().messages())); }},
+       [](ChatShell& s, const std::string&) { s.tell(messages_text(s.current().messages())); }},
       {"/state", "", "print tokens, cache and digests",
        [](ChatShell& s, const std::string&) {
-         out(state_text(s.current().session(), s.options_.model));
+         s.tell(state_text(s.current().session(), s.options_.model));
        }},
       {"/verify", "", "compute the state again and compare every byte",
        [](ChatShell& s, const std::string&) { s.verify(); }},
@@ -160,21 +161,33 @@ bool ChatShell::input(const std::string& line) {
   return true;
 }
 
+const ChatShell::Command& ChatShell::find_command(const std::string& word) {
+  std::vector<std::string> names;
+  for (const Command& c : commands()) {
+    if (command_of(word) == c.name) return c;
+    names.push_back(c.name);
+  }
+  throw std::runtime_error(fmt::format("unknown command {}{} (/help lists them)",
+                                       printable(word, 40), did_you_mean(word, names)));
+}
+
 bool ChatShell::command(const std::string& line) {
   const auto [word, rest] = split_word(line);
-  const Command* found = nullptr;
-  for (const Command& c : commands()) {
-    if (command_of(word) == c.name) found = &c;
-  }
-  if (found == nullptr) {
-    std::vector<std::string> names;
-    for (const Command& c : commands()) names.push_back(c.name);
-    throw std::runtime_error(fmt::format("unknown command {}{} (/help lists them)",
-                                         printable(word, 40), did_you_mean(word, names)));
-  }
-  if (found->run == nullptr) return false;
-  found->run(*this, rest);
+  const Command& found = find_command(word);
+  if (*found.arguments == '\0' && !rest.empty())
+    throw std::runtime_error(
+        fmt::format("{} takes no argument, found {}", found.name, printable(rest, 40)));
+  if (found.run == nullptr) return false;
+  found.run(*this, rest);
   return true;
+}
+
+// Prints the answer of a command. With --json, standard output is for objects alone.
+void ChatShell::tell(const std::string& text) {
+  if (options_.json)
+    say("{}", text);
+  else
+    out(text);
 }
 
 std::vector<std::string> ChatShell::complete(const std::string& line) const {
@@ -275,7 +288,7 @@ bool ChatShell::try_leave() {
   const bool again = leaving_;
   try {
     return leave(true);
-  } catch (const Error& e) {
+  } catch (const std::exception& e) {
     complain(printable(e.what(), 3000));
     if (!again) note("(/save FILE saves it elsewhere; /quit or Ctrl-D again leaves without it)");
     failed_ = left_ = again;
@@ -377,13 +390,14 @@ void ChatShell::rewind(const std::string& turns) {
 
 void ChatShell::system(const std::string& text) {
   current().set_system(text);
-  const PromptReport p = current().messages().empty() || current().session().size() == 0
-                             ? PromptReport()
-                             : current().plan(current().messages());
+  int64_t again = 0;
+  if (current().session().size() > 0) {
+    std::vector<Message> next = current().messages();
+    next.push_back(user_message("?").front());  // whatever the next message is
+    again = current().plan(next).recomputed;
+  }
   note(fmt::format("(used from the next message on{})",
-                   p.kept + p.recomputed + p.added == 0
-                       ? ""
-                       : fmt::format(": {} tokens will be processed again", p.recomputed)));
+                   again == 0 ? "" : fmt::format(": {} tokens will be processed again", again)));
 }
 
 // ---------------------------------------------------------------- branches
@@ -410,8 +424,8 @@ void ChatShell::switch_to(const std::string& name) {
 
 void ChatShell::list_branches() {
   for (const auto& [name, conversation] : branches_) {
-    out(fmt::format("{} {:<16} {:>6} messages {:>8} tokens\n", name == name_ ? '*' : ' ', name,
-                    conversation.messages().size(), conversation.session().size()));
+    tell(fmt::format("{} {:<16} {:>6} messages {:>8} tokens\n", name == name_ ? '*' : ' ', name,
+                     conversation.messages().size(), conversation.session().size()));
   }
 }
 
@@ -435,7 +449,7 @@ void ChatShell::set(const std::string& rest) {
   const auto [name, value] = split_word(rest);
   Session& session = current().session();
   if (name.empty()) {
-    out(settings_text(session.generation(), options_));
+    tell(settings_text(session.generation(), options_));
     return;
   }
   const std::string said = change_setting(session.generation(), options_,
@@ -453,7 +467,7 @@ void ChatShell::verify() {
       if (line) line->progress(done);
     });
     line.reset();
-    out(result);
+    tell(result);
   } catch (const Interrupted&) {
     line.reset();
     note("(stopped: nothing has changed, nothing is proved)");
@@ -461,12 +475,15 @@ void ChatShell::verify() {
 }
 
 void ChatShell::help(const std::string& about) {
+  const std::string wanted = command_of(about.empty() || about[0] == '/' ? about : "/" + about);
+  if (!wanted.empty()) find_command(wanted);  // throws for an unknown one
   for (const Command& c : commands()) {
-    if (!about.empty() && about != c.name && "/" + about != c.name) continue;
-    out(fmt::format("  {:<32} {}\n", fmt::format("{} {}", c.name, c.arguments), c.help));
+    if (!wanted.empty() && wanted != c.name) continue;
+    tell(fmt::format("  {:<32} {}\n", fmt::format("{} {}", c.name, c.arguments), c.help));
   }
-  if (!about.empty()) return;
-  out("Ctrl-C stops a reply, and /continue resumes it.\n"
+  if (!wanted.empty()) return;
+  tell(
+      "Ctrl-C stops a reply, and /continue resumes it.\n"
       "A line that ends in \\ continues in the next. \"\"\" begins and ends a message of several "
       "lines.\n"
       "A pasted block is one message. // begins a message that starts with a slash.\n");

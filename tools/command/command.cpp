@@ -135,7 +135,24 @@ void CheckpointOption::add_overrides_to(Command& app) {
 }
 
 std::shared_ptr<const FileSource> CheckpointOption::source(bool map) const {
-  return overridden(checkpoint_source(directory, map, chosen_pre()), overrides);
+  return overriding(checkpoint_source(directory, map, chosen_pre()));
+}
+
+std::shared_ptr<const FileSource> CheckpointOption::overriding(
+    std::shared_ptr<const FileSource> source) const {
+  constexpr size_t kMostConfig = size_t{16} << 20;
+  if (!overrides.eos_ids.empty() && source->has("config.json")) {
+    int64_t vocab = INT64_MAX;
+    try {
+      vocab = parse_model_config(source->read("config.json", kMostConfig), "").vocab_size;
+    } catch (const Error&) {  // reported when the model is loaded
+    }
+    for (const int32_t id : overrides.eos_ids) {
+      if (id >= vocab)
+        usage_error("--eos", fmt::format("token ids in 0..{}", vocab - 1), std::to_string(id));
+    }
+  }
+  return overridden(std::move(source), overrides);
 }
 
 namespace {
@@ -186,7 +203,8 @@ void ModelOptions::add_to(Command& app) {
       app.add_option("--checkpoint-every", session.window.checkpoint_every,
                      "positions between the checkpoints of --window-only (default: 8192; 0: none)"),
       "N")
-      ->check(integer(0, 1 << 24));
+      ->check(integer(0, 1 << 24))
+      ->needs("--window-only");
   grouped(
       app.add_option("--anchors", anchors,
                      "MiB for earlier recurrent states, from which rewinds begin (default: 1024)"),
@@ -248,7 +266,7 @@ SessionOptions ModelOptions::session_options() const {
 
 std::shared_ptr<const FileSource> ModelOptions::source() const {
   if (weights == nullptr) return checkpoint.source(!in_memory);
-  return overridden(in_memory ? stet::in_memory(weights) : weights, checkpoint.overrides);
+  return checkpoint.overriding(in_memory ? stet::in_memory(weights) : weights);
 }
 
 // Checks packed weights. Those of a snapshot are checked when it is restored.
@@ -466,6 +484,13 @@ void SaveFileOptions::require_plain(const std::string& path) const {
   }
 }
 
+void SaveFileOptions::check(const std::string& path, const Session& session,
+                            const Tokenizer* tokenizer) const {
+  if (is_in_store(path)) return require_plain(path);
+  if (with_tokenizer && tokenizer == nullptr) no_tokenizer(session.model().directory());
+  if (form == "delta") Snapshot::open(against).check_parent(session.kv().shape(), path);
+}
+
 StateDigests SaveFileOptions::save(Session& session,
                                    const std::shared_ptr<const Tokenizer>& tokenizer,
                                    const std::string& path) const {
@@ -522,6 +547,10 @@ void RestoreFileOptions::add_to(Command& app, Option* snapshot) {
     option->group("Snapshot");
     if (snapshot != nullptr) option->needs(snapshot);
   }
+  app.after_parsing([this] {
+    if (how.heal && how.replay)
+      usage_error("--heal excludes --replay, which computes every block again");
+  });
 }
 
 Snapshot RestoreFileOptions::open(const std::string& path) const {

@@ -73,6 +73,8 @@ struct CheckpointOption {
   void add_to(Command& app);
   void add_overrides_to(Command& app);  // --chat-template, --eos
   std::shared_ptr<const FileSource> source(bool map = true) const;
+  // Returns these files with the overrides. Throws a UsageError for an --eos that the model lacks.
+  std::shared_ptr<const FileSource> overriding(std::shared_ptr<const FileSource> source) const;
 };
 
 // Returns the directory of a bundled checkpoint, or "" if there is none of that name.
@@ -159,6 +161,9 @@ struct PromptOptions {
   // Throws an argument Error if the snapshot holds raw text and the prompt is messages, or the
   // reverse.
   void require_fit(const Snapshot& snapshot) const;
+  // Throws an argument Error if the reply in the snapshot has ended, and neither a prompt nor
+  // `past_end` continues it.
+  void require_open(const Snapshot& snapshot, bool past_end) const;
 
  private:
   SourceOptions sources_;
@@ -217,6 +222,9 @@ struct SaveFileOptions {
   // Returns the library's options. Opens the base of a delta into `parent`, which must outlive
   // them.
   SaveOptions options(std::unique_ptr<Snapshot>& parent) const;
+  // Throws, before anything is computed, what save() would throw because of these options. `path`
+  // is empty if the file is not known yet.
+  void check(const std::string& path, const Session& session, const Tokenizer* tokenizer) const;
   // Saves a session with its tokenizer, which may be null.
   StateDigests save(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer,
                     const std::string& path) const;

@@ -339,6 +339,7 @@ Session open_session(ExperimentCommand& o, std::shared_ptr<const Tokenizer>& tok
     o.restore.take(o.model);
     const Snapshot snapshot = o.restore.open(o.snapshot);
     o.prompt.require_fit(snapshot);
+    o.prompt.require_open(snapshot, o.generate.ignore_eos);
     follow(o.model, snapshot, o.restore.how.replay);
     tokenizer = tokenizer_of(snapshot, o.model);
     return restore_session(snapshot, o.model, o.restore.how, tokenizer.get());
@@ -364,6 +365,7 @@ void run_experiment(ExperimentCommand& o) {
   const double start = seconds();
   const Prompts prompts = o.prompt.read(o.model.source()->path(), tokenizer, session.size() == 0);
   prepare_files(o, combinations(o, session.generation().sampling).size());
+  if (!o.save_dir.empty()) o.save_as.check(file_of(o, 0, 1), session, tokenizer.get());
   const Exchange::Kind kind = kind_of(o.prompt, session, tokenizer);
   Exchange state(std::move(session), tokenizer, kind);
   state.begin(o.prompt);

@@ -241,6 +241,7 @@ Exchange begin(Session session, const std::shared_ptr<const Tokenizer>& tokenize
   o.interventions.attach_to(session);
   o.sampling.report_idle(session.generation());
   check(session, prompts);
+  if (!o.save.empty()) o.save_as.check(o.save, session, tokenizer.get());
   const Exchange::Kind kind = kind_of(o.prompt, session, tokenizer);
   Exchange exchange(std::move(session), tokenizer, kind);
   exchange.begin(o.prompt);
@@ -272,16 +273,7 @@ void check(const Snapshot& snapshot, const GenerateCommand& o) {
                 o.model.kv + " (--kv; --replay computes it again)");
   }
   o.prompt.require_fit(snapshot);
-  const std::vector<Turn>& turns = snapshot.generation().turns;
-  const bool ended = !turns.empty() && !turns.back().open,
-             conversation = !snapshot.meta().chat.messages.empty();
-  if (ended && !o.prompt.given() && (conversation || !o.generate.ignore_eos) &&
-      o.generate.max_tokens > 0) {
-    throw Error(ErrorKind::argument, o.snapshot, "reply",
-                conversation ? "an unfinished one (--say TEXT adds a message)"
-                             : "an unfinished one (--prompt TEXT or --ignore-eos continues)",
-                "one that has ended");
-  }
+  if (o.generate.max_tokens > 0) o.prompt.require_open(snapshot, o.generate.ignore_eos);
 }
 
 void run_resume(GenerateCommand& o) {

@@ -49,8 +49,11 @@ Value variables_of(const TemplateCommand& o) {
     if (equals == std::string::npos || equals == 0)
       usage_error("--var", "name=JSON", printable(text, 60));
     const std::string name = text.substr(0, equals);
-    all.emplace_back(name,
-                     Value::from_json(std::string_view(text).substr(equals + 1), "--var " + name));
+    try {
+      all.emplace_back(name, Value::from_json(std::string_view(text).substr(equals + 1), ""));
+    } catch (const Error& e) {
+      usage_error("--var " + printable(name, 60), e.expected, printable(e.found, 60));
+    }
   }
   return Value::dict(std::move(all));
 }

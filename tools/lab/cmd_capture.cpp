@@ -236,7 +236,13 @@ void add_capture(Command& app) {
       ->group("Output");
   sub->add_flag("--list", o->list, "list the points of this model");
   o->lab.add_to(*sub);
-  sub->callback([o, points] {
+  const Command* command = sub;
+  sub->callback([o, points, command] {
+    for (const char* given :
+         {"--points", "--output", "--heads", "--positions", "--max-tokens", "--jsonl"}) {
+      if (o->list && command->count(given) > 0)
+        usage_error(fmt::format("--list excludes {}", given));
+    }
     if (!o->list && (points->count() == 0 || o->output.empty()))
       required_error("--points and -o, or --list");
     run(*o);

@@ -152,7 +152,7 @@ void run(EditCommand& o) {
   if (!o.set.empty() && o.tensor.empty()) usage_error("--set needs --tensor NAME");
   check_writable(o.output);
   const Snapshot snapshot = open_state_with_parents(o.snapshot, {});
-  snapshot.check_may_overwrite(o.output);
+  if (snapshot.meta().form == SnapshotForm::delta) snapshot.check_may_overwrite(o.output);
   choose_checkpoint(o.model, snapshot);
   choose_contract(o.model, snapshot);
   const SessionOptions options = o.model.session_options();

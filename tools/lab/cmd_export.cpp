@@ -23,6 +23,7 @@ struct ExportCommand {
 
 Snapshot open_snapshot(const ExportCommand& o) {
   const Snapshot snapshot = open_state(o.snapshot);
+  require_delta(snapshot, o.parent);
   return snapshot.meta().form == SnapshotForm::delta ? open_state_with_parents(o.snapshot, o.parent)
                                                      : snapshot;
 }
@@ -167,7 +168,7 @@ size_t set_layer(State& state, const TensorSource& from, int64_t layer, bool key
 void run_import(ExportCommand& o) {
   check_writable(o.output);
   const Snapshot snapshot = open_snapshot(o);
-  snapshot.check_may_overwrite(o.output);
+  if (snapshot.meta().form == SnapshotForm::delta) snapshot.check_may_overwrite(o.output);
   State state = snapshot.state();
   const TensorSource from(o.tensors);
   if (const TensorView* tokens = from.tensors().find("tokens")) {

@@ -161,6 +161,8 @@ void run(MeasureCommand& o) {
   if (o.jsonl) return run_lines(o);
   LabWork work = begin(o.lab);
   if (work.ids.empty() && o.kl.empty() && !o.norms) usage_error("measure needs a prompt");
+  if (!o.kl.empty() && work.session.size() == 0 && work.ids.empty())
+    usage_error("--kl compares with a prompt, or with the snapshot of --from");
   check_layer(o, work);
   const Measured m = measure(work, o);
   o.pictures.write("stet measure", m.maps);

@@ -150,6 +150,17 @@ void PromptOptions::apply_to(Conversation& conversation, const Tokenizer& tokeni
   if (!system.empty()) conversation.set_system(system);
 }
 
+void PromptOptions::require_open(const Snapshot& snapshot, bool past_end) const {
+  const std::vector<Turn>& turns = snapshot.generation().turns;
+  const bool ended = !turns.empty() && !turns.back().open,
+             messages = !snapshot.meta().chat.messages.empty();
+  if (!ended || given() || (past_end && !messages)) return;
+  throw Error(ErrorKind::argument, snapshot.path(), "reply",
+              messages ? "an unfinished one (--say TEXT adds a message)"
+                       : "an unfinished one (--prompt TEXT or --ignore-eos continues)",
+              "one that has ended");
+}
+
 void PromptOptions::require_fit(const Snapshot& snapshot) const {
   const size_t tokens = snapshot.tokens().size(), said = snapshot.meta().chat.messages.size();
   if (!given() || (said == 0 && (tokens == 0 || !conversation())) || (said > 0 && conversation()))

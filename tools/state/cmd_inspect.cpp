@@ -223,7 +223,8 @@ Json elements_json(const Snapshot& s, const Present& present) {
                              : name + " weights",
         by("WEIGHTS"), 0, digest, verdict(name, digest));
   }
-  add("positions", fmt::format("0 .. {} of {}", m.positions - 1, m.capacity), 0, "");
+  const std::string where = m.positions == 0 ? "none" : fmt::format("0 .. {}", m.positions - 1);
+  add("positions", fmt::format("{} of {}", where, m.capacity), 0, "");
   add("token ids", fmt::format("{}", m.positions), size("TOKENS"), digest_text(s.digests().tokens));
   int64_t visible = 0;
   for (int64_t p = 0; p < m.positions; ++p)
@@ -510,6 +511,7 @@ bool is_checkpoint(const std::string& path) {
 }
 
 void run(InspectCommand& o) {
+  if (o.memory > 0 && o.check) usage_error("--kv-memory excludes --check");
   if (o.memory > 0) return run_memory(o);
   const bool checkpoint = is_checkpoint(o.path);
   Json j;

@@ -36,11 +36,11 @@ void refuse(const Command& app, const std::vector<std::string>& names, const std
   }
 }
 
-Snapshot open_snapshot(const Command& app, const SnapshotCommand& o) {
+Snapshot open_snapshot(const SnapshotCommand& o) {
   const Snapshot snapshot = open_state(o.snapshot);
   if (snapshot.meta().form == SnapshotForm::delta)
     return open_state_with_parents(o.snapshot, o.parent);
-  refuse(app, {"--parent"}, "this option is for deltas, and " + o.snapshot + " is none");
+  require_delta(snapshot, o.parent);
   return snapshot;
 }
 
@@ -51,8 +51,11 @@ Json saved_json(const std::string& path, const StateDigests& digests, int64_t po
           {"digests", digests_json(digests)}};
 }
 
-const std::vector<std::string> kComputing = {"--compute", "--gemm",  "--threads", "--team",
-                                             "--isa",     "--chunk", "--check",   "--no-mmap"};
+const std::vector<std::string> kComputing = {
+    "--compute", "--gemm",     "--threads", "--team",        "--isa",
+    "--chunk",   "--check",    "--no-mmap", "--window-only", "--checkpoint-every",
+    "--anchors", "--cache-dir"};
+const std::vector<std::string> kOfCheckpoint = {"--model", "--eos", "--pre", "--chat-template"};
 
 // Removes positions by processing those that stay again. The result is another state, without an
 // entry in the log of prunes.
@@ -78,11 +81,11 @@ void run_recompute(const Command& app, SnapshotCommand& o, const Snapshot& snaps
 
 void run_prune(const Command& app, SnapshotCommand& o) {
   check_writable(o.output);
-  const Snapshot snapshot = open_snapshot(app, o);
+  const Snapshot snapshot = open_snapshot(o);
   if (o.prune.recompute) return run_recompute(app, o, snapshot);
   refuse(app, kComputing, "this option needs --recompute");
   if (!o.save.with_weights && !o.save.with_tokenizer)
-    refuse(app, {"--model"}, "this option needs --with-weights, --with-tokenizer or --recompute");
+    refuse(app, kOfCheckpoint, "this option needs --with-weights, --with-tokenizer or --recompute");
   choose_checkpoint(o.model, snapshot);
   State state = snapshot.state();
   PruneOptions options = o.prune;
@@ -109,7 +112,7 @@ void refuse_model_options(const Command& app, const SnapshotCommand& o, const Sn
          "this option has no effect, since nothing is computed: " + o.snapshot +
              " has its keys and values");
   if (!o.save.with_weights && !o.save.with_tokenizer) {
-    refuse(app, {"--model"},
+    refuse(app, kOfCheckpoint,
            "this option is for --with-weights and --with-tokenizer, since " + o.snapshot +
                " has its keys and values");
   }
@@ -132,7 +135,7 @@ State state_of(SnapshotCommand& o, const Snapshot& snapshot) {
 
 void run_convert(const Command& app, SnapshotCommand& o) {
   check_writable(o.output);
-  const Snapshot snapshot = open_snapshot(app, o);
+  const Snapshot snapshot = open_snapshot(o);
   refuse_model_options(app, o, snapshot);
   choose_checkpoint(o.model, snapshot);
   State state = state_of(o, snapshot);
@@ -178,8 +181,8 @@ void refuse_unprovable(const Snapshot& snapshot) {
 }
 
 // Returns the exit status: 1 if anything differs.
-int run_verify(const Command& app, SnapshotCommand& o) {
-  const Snapshot snapshot = open_snapshot(app, o);
+int run_verify(SnapshotCommand& o) {
+  const Snapshot snapshot = open_snapshot(o);
   refuse_unprovable(snapshot);
   choose_checkpoint(o.model, snapshot);
   choose_contract(o.model, snapshot);
@@ -267,7 +270,7 @@ void add_verify(Command& app) {
       "keys and values in the file");
   o->model.add_to(*sub);
   for (const char* fixed : {"--ctx", "--kv"}) sub->remove_option(fixed);  // set by the snapshot
-  sub->callback([o, sub] { exit_with(run_verify(*sub, *o)); });
+  sub->callback([o] { exit_with(run_verify(*o)); });
 }
 
 }  // namespace stet::tool

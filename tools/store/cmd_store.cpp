@@ -415,11 +415,12 @@ void add_store(Command& app) {
   sub->add_option("words", o->words,
                   "arguments of the action; REF is a name or the first digits of an id")
       ->type_name("WORD ...");
-  sub->add_output(o->output, "get: the snapshot to write");
+  Option* output = sub->add_output(o->output, "get: the snapshot to write");
   std::vector<ActionOption> options;
   const auto of = [&](const char* actions, const char* name, Option* option) {
     options.push_back({actions, name, option});
   };
+  of("get", "--output", output);
   of("put", "--name",
      sub->add_option("--name", o->name, "put: the name of the state")->type_name("NAME"));
   of("push or pull", "--to",

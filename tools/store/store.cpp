@@ -180,9 +180,18 @@ Snapshot open_state(const std::string& path) {
   return is_in_store(path) ? open_stored(path) : Snapshot::open(path);
 }
 
+void require_delta(const Snapshot& snapshot, const std::optional<std::string>& parent) {
+  if (parent && snapshot.meta().form != SnapshotForm::delta)
+    usage_error("--parent: this option is for deltas, and " + printable(snapshot.path()) +
+                " is none");
+}
+
 Snapshot open_state_with_parents(const std::string& path,
                                  const std::optional<std::string>& parent) {
-  if (!is_in_store(path)) return Snapshot::open_with_parents(path, parent);
+  if (!is_in_store(path)) {
+    if (parent) require_delta(Snapshot::open(path), parent);
+    return Snapshot::open_with_parents(path, parent);
+  }
   if (parent) usage_error("--parent is for files, and " + printable(path) + " is in a store");
   return open_stored(path);
 }

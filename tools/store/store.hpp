@@ -41,5 +41,7 @@ StateDigests store_session(Session& session, const Tokenizer* tokenizer, const s
 // Open a snapshot's file or a stored state, the second one with the parents of a delta.
 Snapshot open_state(const std::string& path);
 Snapshot open_state_with_parents(const std::string& path, const std::optional<std::string>& parent);
+// Throws a UsageError for a --parent of a snapshot that is no delta.
+void require_delta(const Snapshot& snapshot, const std::optional<std::string>& parent);
 
 }  // namespace stet::tool

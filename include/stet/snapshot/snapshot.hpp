@@ -150,6 +150,9 @@ class STET_API Snapshot {
   // Throws an argument Error if the path leads to this snapshot's file or to a parent's. A delta
   // made from it must not replace them.
   void check_may_overwrite(const std::string& path) const;
+  // Throws an Error unless a delta with keys and values of this shape can be made against this
+  // snapshot. `path` is where it is written, or empty.
+  void check_parent(const KvShape& shape, const std::string& path) const;
   uint64_t file_size() const { return file_->bytes.size(); }
   uint32_t version() const { return snapshot_version(meta().kv); }  // version of the file format
   const std::vector<Section>& sections() const { return file_->sections; }
