@@ -236,11 +236,11 @@ Loaded load(const Snapshot& snapshot, const RestoreOptions& how) {
 
 void refuse_damage(const Snapshot& snapshot, const Loaded& loaded) {
   if (loaded.blocks.empty() && loaded.layers.empty()) return;
-  snapshot_damaged(snapshot.path(),
-                   loaded.blocks.empty()
-                       ? "recurrent arrays, layer " + std::to_string(loaded.layers[0])
-                       : "KV block " + std::to_string(loaded.blocks[0]),
-                   "", "its bytes are not those that were saved; --heal computes them again");
+  snapshot_damaged(
+      snapshot.path(),
+      loaded.blocks.empty() ? "recurrent arrays, layer " + std::to_string(loaded.layers[0])
+                            : "KV block " + std::to_string(loaded.blocks[0]),
+      "", "its bytes are not those that were saved; stet resume --heal computes them again");
 }
 
 // Recomputes damaged recurrent arrays from the last anchor from which that is possible. Returns the

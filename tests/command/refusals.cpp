@@ -205,10 +205,10 @@ TEST_F(Refusals, ResumeRefusesBeforeAnyOutput) {
   std::string bytes = read_text(snapshot);
   bytes[bytes.size() - 1] = static_cast<char>(bytes[bytes.size() - 1] ^ 1);
   write_file(snapshot, bytes);
-  EXPECT_EQ(
-      failure(resume + Args{"--check"}),
-      snapshot +
-          ": KV block 0: its bytes are not those that were saved; --heal computes them again");
+  EXPECT_EQ(failure(resume + Args{"--check"}),
+            snapshot +
+                ": KV block 0: its bytes are not those that were saved; stet resume --heal "
+                "computes them again");
   EXPECT_EQ(succeed(resume).out,
             reply);  // without it, damaged parts are computed again when they are needed
 }

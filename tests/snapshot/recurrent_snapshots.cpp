@@ -167,7 +167,8 @@ TEST_F(RecurrentSnapshots, DamageIsNamedByLayerAndHealed) {
   const std::string text =
       file + ": recurrent arrays, layer 2: its bytes are not those that were saved";
   EXPECT_EQ(message_of([&] { snapshot.check(); }), text);
-  EXPECT_EQ(message_of([&] { snapshot.restore(m, how()); }), text + "; --heal computes them again");
+  EXPECT_EQ(message_of([&] { snapshot.restore(m, how()); }),
+            text + "; stet resume --heal computes them again");
   RestoreOptions heal = how();
   heal.heal = true;
   RestoreReport report;

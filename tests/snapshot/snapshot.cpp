@@ -343,8 +343,10 @@ TEST_F(SnapshotTest, DamagedKeysAndValuesAreNamedByBlock) {
     const std::string error = error_of([&] {
       live = snapshot.restore(m, {.session = options(1), .map = i % 2 == 0, .check = true});
     });
-    ASSERT_EQ(error, "format: " + file + ": KV block " + std::to_string((at - 65536) / block) +
-                         ": its bytes are not those that were saved; --heal computes them again");
+    ASSERT_EQ(
+        error,
+        "format: " + file + ": KV block " + std::to_string((at - 65536) / block) +
+            ": its bytes are not those that were saved; stet resume --heal computes them again");
     spoiled.put(at, bytes[at]);
   }
   EXPECT_EQ(live.tokens(), some_ids(7));  // a failed load changes nothing

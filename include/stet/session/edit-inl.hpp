@@ -150,8 +150,8 @@ STET_INL KvCache whole_kv(const State& state) {
     if (state.kv.block_info(b).holds_all()) continue;
     if (state.whole_kv != nullptr) return (*state.whole_kv)(state);
     throw Error(ErrorKind::argument, "", "KV block " + std::to_string(b),
-                "keys and values of all layers (restore a session, whose state() can compute them "
-                "again)",
+                "keys and values of all layers (Session::state() of a restored session computes "
+                "them again, and so does stet resume --replay)",
                 "a block whose layers outside its window were dropped (--window-only)");
   }
   return KvCache(state.kv);
