@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import struct
@@ -17,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 import unittest
+
+from forged import forged
 
 STET, ROOT = sys.argv[1], sys.argv[2]
 MODEL = os.path.join(ROOT, "assets/pocket-llama3")
@@ -775,6 +778,138 @@ class Clients(unittest.TestCase):
             status, content = server.call("POST", "/v1/chat/completions", {**long, "stream": True})
             self.assertIn(b"deadline_exceeded", content)
         server.stop()
+
+
+class Uploads(unittest.TestCase):
+    """Uploaded keys and values that are not those of their tokens."""
+
+    TEXT = "Let a = 3. Let b = 4. Let c = 5. " * 6
+
+    def setUp(self):
+        honest = self.server()
+        state = honest.post("/v1/states", {"messages": request_of(self.TEXT)["messages"]})
+        self.reply = honest.post("/v1/chat/completions", request_of(self.TEXT, n=8))
+        self.snapshots = [honest.get("/v1/states/%s/snapshot" % s) for s in (state["id"], self.reply["state_id"])]
+
+    def server(self, *options):
+        server = Server(*options)
+        self.addCleanup(server.stop)
+        return server
+
+    def upload(self, server, data, **more):
+        status, state = server.call("POST", "/v1/states/upload", raw=data, **more)
+        self.assertEqual((status, state["origin"]), (200, "uploaded"))
+        return "/v1/states/" + state["id"]
+
+    def check_honest(self, server, **more):
+        answer = server.post("/v1/chat/completions", request_of(self.TEXT, n=8), **more)
+        self.assertEqual(answer["usage"]["reused"], 0, answer["usage"])
+        self.assertEqual(answer["choices"][0]["message"], self.reply["choices"][0]["message"])
+        self.assertTrue(server.post("/v1/states/%s/verify" % answer["state_id"], {}, **more)["same_bits"])
+
+    def test_what_is_made_of_one_serves_only_itself(self):
+        ask = {"message": {"role": "user", "content": "What is a?"}, "n": 2}
+        for path, body in (("continue", {"n": 1}), ("continue", ask), ("fork", {}), ("rewind", {"tokens": 80}),
+                           ("prune", {"keep_last": 30}), ("edit", {"message": 0, "content": self.TEXT + "And d?"})):
+            with self.subTest(path=path, body=body):
+                server = self.server()
+                made = server.post(self.upload(server, forged(self.snapshots[0])) + "/" + path, body)
+                made = made.get("state", made)
+                self.assertEqual(made["origin"], "uploaded")
+                # The parent's origin passes down also after its end.
+                server.call("DELETE", "/v1/states/" + made["parent"])
+                self.assertEqual(server.post("/v1/states/%s/fork" % made["id"], {})["origin"], "uploaded")
+                self.check_honest(server)
+
+    def test_replies_that_continue_one_serve_only_themselves(self):
+        for path, body in (("/v1/chat/completions", request_of("What is a?", n=2)),
+                           ("/v1/responses", {"input": "What is a?", "max_output_tokens": 2}),
+                           ("/v1/completions", {"prompt": "What", "max_tokens": 2})):
+            with self.subTest(path=path):
+                server = self.server()
+                above = self.upload(server, forged(self.snapshots[0])).rsplit("/", 1)[1]
+                answer = server.post(path, {**body, "resume_from": above})
+                self.assertEqual(server.get("/v1/states/" + answer["state_id"])["origin"], "uploaded")
+                self.check_honest(server)
+
+    def test_a_reply_that_is_drawn_from_one_serves_only_itself(self):
+        server = self.server()
+        above = self.upload(server, forged(self.snapshots[0]))
+        body = json.dumps({"n": 1500, "stream": True, "temperature": 1, "text": "a"}).encode()
+        with socket.create_connection(("127.0.0.1", server.port)) as stream:
+            stream.sendall(b"POST %s/continue HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s"
+                           % (above.encode(), len(body), body))
+            self.assertTrue(stream.recv(100))
+            self.check_honest(server)
+
+    def test_other_clients_get_nothing_of_one(self):
+        with tempfile.NamedTemporaryFile("w") as keys:
+            keys.write("anna annas-key-1\nben bens-key-22\n")
+            keys.flush()
+            server = self.server("--api-key-file", keys.name, "--share-prefixes")
+            above = self.upload(server, forged(self.snapshots[0]), key="annas-key-1")
+            server.post(above + "/continue", {"n": 1}, key="annas-key-1")
+            self.check_honest(server, key="bens-key-22")
+
+    def test_what_keeps_none_of_its_tokens_is_computed(self):
+        server = self.server()
+        empty = server.post(self.upload(server, forged(self.snapshots[0])) + "/rewind", {"tokens": 0})
+        self.assertEqual((empty["origin"], empty["positions"]), ("computed", 0))
+        child = server.post("/v1/states/%s/continue" % empty["id"], {"ids": [5, 6], "n": 1})["state"]
+        self.assertEqual(child["origin"], "computed")
+
+    def test_the_computed_state_of_its_tokens_is_another_one(self):
+        for directory in ([], ["--state-dir", tempfile.mkdtemp(), "--durable", "--memory", "0"]):
+            with self.subTest(directory=directory):
+                server = Server(*directory)
+                self.addCleanup(server.kill)
+                uploaded = self.upload(server, forged(self.snapshots[1]))
+                digest = server.get(uploaded)["digests"]["state"]
+                self.check_honest(server)
+                answer = server.post("/v1/chat/completions", request_of(self.TEXT, n=8))
+                self.assertNotEqual("/v1/states/" + answer["state_id"], uploaded)
+                self.assertEqual(server.get("/v1/states/" + answer["state_id"])["origin"], "verified")
+                if directory:
+                    server.stop()
+                    server.start()
+                there = server.get(uploaded)
+                self.assertEqual((there["origin"], there["digests"]["state"]), ("uploaded", digest))
+                self.assertFalse(server.post(uploaded + "/verify", {})["same_bits"])
+                self.assertTrue(server.post("/v1/states/%s/verify" % answer["state_id"], {})["same_bits"])
+                again = server.post("/v1/chat/completions", request_of(self.TEXT, n=8))
+                self.assertEqual(again["state_id"], answer["state_id"])
+                if directory:
+                    shutil.rmtree(directory[1])
+
+    def test_a_recipe_of_its_tokens_is_computed(self):
+        server = self.server()
+        recipe = self.server()
+        recipe = recipe.get("/v1/states/%s/snapshot?form=recipe" % self.upload(recipe, self.snapshots[0])[11:])
+        for data, same in ((self.snapshots[0], True), (forged(self.snapshots[0]), False)):
+            uploaded = self.upload(server, data)
+            status, computed = server.call("POST", "/v1/states/upload", raw=recipe)
+            self.assertEqual((status, computed["origin"], "/v1/states/" + computed["id"] == uploaded),
+                             (200, "verified", same))
+            self.assertEqual(server.get(uploaded)["origin"], "verified" if same else "uploaded")
+            self.assertTrue(server.post("/v1/states/%s/verify" % computed["id"], {})["same_bits"])
+            server.call("DELETE", uploaded)
+
+    def test_the_files_of_a_deleted_one_are_not_taken_over(self):
+        directory = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, directory)
+        server = Server("--state-dir", directory, "--memory", "0", "--durable")
+        self.addCleanup(server.kill)
+        uploaded = self.upload(server, forged(self.snapshots[0]))
+        child = server.post(uploaded + "/continue", {"text": "And d? " * 20, "n": 1})["state"]  # a delta on it
+        server.call("DELETE", uploaded)
+        for _ in range(2):
+            state = server.post("/v1/states", {"messages": request_of(self.TEXT)["messages"]})
+            server.post("/v1/states", {"ids": [9, 9, 2]})  # evicts the others
+            self.assertTrue(server.post("/v1/states/%s/verify" % state["id"], {})["same_bits"])
+            self.assertFalse(server.post("/v1/states/%s/verify" % child["id"], {})["same_bits"])
+            server.call("DELETE", "/v1/states/" + state["id"])
+            server.stop()
+            server.start()
 
 
 class Kept(unittest.TestCase):

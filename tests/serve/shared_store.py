@@ -15,6 +15,9 @@ import tempfile
 import unittest
 from random import Random
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from forged import forged  # noqa: E402
+
 STET, ROOT = sys.argv[1], sys.argv[2]
 MODEL = os.path.join(ROOT, "assets/pocket-llama3")
 SAYINGS = ["Let a = 17. What is a?", "Let b = a + 4. What is b?", "What is a?", "What is b?"]
@@ -39,13 +42,15 @@ class Server:
 
 def call(port, method, path, body=None, key=None):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request(method, path, None if body is None else json.dumps(body).encode(),
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    connection.request(method, path, data,
                        {"Content-Type": "application/json", **({"Authorization": "Bearer " + key} if key else {})})
     answer = connection.getresponse()
     content = answer.read()
     connection.close()
-    return answer.status, json.loads(
-        content) if answer.headers["Content-Type"] == "application/json" else content.decode()
+    kind = answer.headers["Content-Type"]
+    return answer.status, (json.loads(content) if kind == "application/json" else content if kind
+                           == "application/octet-stream" else content.decode())
 
 
 def respond(port, text, previous=None, key=None, **more):
@@ -232,6 +237,19 @@ class SharedStates(unittest.TestCase):
         self.assertEqual(
             call(b.port, "POST", "/v1/responses", {"input": "x", "previous_response_id": first["id"]},
                  "alice-secret")[0], 200)
+
+    def test_other_servers_get_nothing_of_an_uploaded_state(self):
+        a, b = self.server(), self.server()
+        body = {"messages": [{"role": "user", "content": LONG}], "max_tokens": 8}
+        state = call(self.alone.port, "POST", "/v1/states", {"messages": body["messages"]})[1]["id"]
+        snapshot = forged(call(self.alone.port, "GET", "/v1/states/%s/snapshot" % state)[1])
+        uploaded = call(a.port, "POST", "/v1/states/upload", snapshot)[1]
+        self.assertEqual(uploaded["origin"], "uploaded")
+        made = call(a.port, "POST", "/v1/states/%s/continue" % uploaded["id"], {"n": 1})[1]["state"]
+        self.assertEqual(call(b.port, "GET", "/v1/states/" + made["id"])[0], 404)
+        answers = [call(server.port, "POST", "/v1/chat/completions", body)[1] for server in (b, self.alone)]
+        self.assertEqual(answers[0]["usage"]["reused"], 0)
+        self.assertEqual(*[a["choices"][0]["message"] for a in answers])
 
     def test_a_state_that_is_deleted_is_gone_everywhere(self):
         a, b = self.server(), self.server()

@@ -41,6 +41,7 @@ void run_plan(Service& service, const Caller& caller, PreparedPrompt& p,
               const Conversation::Plan& plan) {
   Conversation& conversation = *p.exchange.conversation();
   conversation.begin(plan);
+  if (conversation.session().size() == 0) p.parent.origin = Origin::computed;
   service.engine.process(conversation.session(), Conversation::to_process(plan), caller.cancelled);
   conversation.prompted(plan);
   p.known_text.clear();
@@ -61,7 +62,7 @@ PreparedPrompt prompt_plan(Service& service, const Caller& caller, Conversation:
   plan.compare(session.transcript());
   PreparedPrompt p{Exchange(std::move(session), service.tokenizer, Exchange::Kind::conversation),
                    usage,
-                   "",
+                   {},
                    {{"name", "messages"}, {"count", count}}};
   run_plan(service, caller, p, plan);
   const int64_t size = p.exchange.session().size();
@@ -97,7 +98,7 @@ PreparedPrompt prompt_fresh_ids(Service& service, const Caller& caller, const To
   const auto known = static_cast<size_t>(session.size());
   PreparedPrompt p{Exchange(std::move(session), service.tokenizer, Exchange::Kind::raw),
                    usage,
-                   "",
+                   {},
                    {{"name", "create"}, {"tokens", asked.ids.size()}}};
   process_ids(service, caller, p,
               {{asked.ids.begin() + static_cast<std::ptrdiff_t>(known), asked.ids.end()},
@@ -298,6 +299,7 @@ PreparedPrompt prompt_ids(Service& service, const Caller& caller, const std::vec
 
 PreparedPrompt resume(Service& service, const Caller& caller, const NodePtr& node) {
   Usage usage;
+  Parent parent = service.states.as_parent(node);
   Session session = service.open(caller, node, &usage);
   const bool chat = !session.chat().messages.empty() && service.tokenizer != nullptr;
   std::string known_text;
@@ -306,7 +308,7 @@ PreparedPrompt resume(Service& service, const Caller& caller, const NodePtr& nod
   return {Exchange(std::move(session), service.tokenizer,
                    chat ? Exchange::Kind::conversation : Exchange::Kind::raw),
           usage,
-          node->id,
+          std::move(parent),
           {{"name", "continue"}},
           std::move(known_text)};
 }

@@ -176,7 +176,8 @@ std::vector<ReplyResult> draw_replies(Service& service, const Caller& caller,
     jobs.emplace_back(choices.back(), &*choices.back()->job);
   }
   const DrawGuard guard(choices);
-  const auto known = service.states.running(caller.client, prompted.exchange.session());
+  const auto known =
+      service.states.running(caller.client, prompted.parent, prompted.exchange.session());
   bool first = true;
   const PieceSink report = [&](const ReplyPiece& piece) {
     if (std::exchange(first, false))

@@ -111,7 +111,7 @@ struct TokenLogprob {
 struct PreparedPrompt {
   Exchange exchange;
   Usage usage;
-  std::string parent;  // handle of the state that it continues, or ""
+  Parent parent;  // the state that it continues, or none
   Json operation;
   std::string known_text = "";  // beginning of the reply that the caller knows already
   // The log-probabilities of the prompt's tokens, if wanted. The first token has none.

@@ -90,7 +90,7 @@ std::string States::id_of(const std::string& client, const Sha256& digest, const
 
 void Node::describe(const State& recipe) {
   const std::vector<Turn>& turns = recipe.generation.turns;
-  plain = recipe.prunes.empty() && recipe.edits.empty() && recipe.interventions.empty();
+  plain = is_plain(recipe);
   given = !replay_limit(recipe);
   positions = recipe.size();
   messages = static_cast<int64_t>(recipe.chat.messages.size());
@@ -132,13 +132,23 @@ NodePtr States::node_of(const std::string& client, const std::string& parent, Js
   return node;
 }
 
-// Gives a node its id. Returns an existing node of that id, unless another one is wanted.
+// Returns true if `other` has other bits than a node whose bits the server may not have computed.
+// Their ids are equal, because ids are made from tokens.
+bool States::differs(const Node& node, const Node& other) const {
+  const Node::Changing& c = at(node);
+  const bool doubtful = c.removed ? c.files.blocks.has_value() : c.origin == Origin::uploaded;
+  return doubtful && node.digests.state != other.digests.state;
+}
+
+// Gives a node its id. Returns an existing node of that id, unless another one is wanted. An upload
+// with other bits than those of its tokens keeps its id, and the computed state gets the next one.
 NodePtr States::place(Node& node, bool another) {
+  const bool reserved = node.operation.contains("response");
   for (int n = 0;; ++n) {
     node.id = id_of(node.client, node.digests.id, node.operation, n);
     const auto there = nodes_.find(node.id);
     if (there == nodes_.end()) return nullptr;
-    if (!another) return there->second;
+    if (!another && (reserved || !differs(*there->second, node))) return there->second;
   }
 }
 
@@ -221,19 +231,22 @@ NodePtr States::enter(const NodePtr& node, const Session& session, bool another,
   }
 }
 
-NodePtr States::add(const std::string& client, const std::string& parent, Json operation,
+NodePtr States::add(const std::string& client, const Parent& parent, Json operation,
                     Session session, Origin origin, bool another, bool shared) {
   expire();
-  const NodePtr node = node_of(client, parent, std::move(operation), session, origin);
+  if (parent.origin == Origin::uploaded && session.size() > 0) origin = Origin::uploaded;
+  const NodePtr node = node_of(client, parent.id, std::move(operation), session, origin);
   std::unique_lock io(node->io_);
   std::vector<Eviction> leaving;
   if (const NodePtr there = enter(node, session, another, leaving)) {
-    if (origin == Origin::computed && this->origin(there) == Origin::uploaded) verified(there);
+    const bool same = there->digests.state == node->digests.state;
+    if (same && origin != Origin::uploaded && this->origin(there) == Origin::uploaded)
+      verified(there);
     return there;
   }
   std::exception_ptr error;
   try {
-    if (shared && !another && origin == Origin::computed) share(node, parent, session);
+    if (shared && !another && origin == Origin::computed) share(node, parent.id, session);
     keep(*node, session);
   } catch (const std::exception& e) {
     tool::say("{}: not saved: {}\n", node->id, printable(e.what(), 3000));

@@ -27,6 +27,11 @@ namespace stet::serve {
 
 std::string random_name();  // returns 32 hex digits
 
+// Returns true if its tokens alone give a state: it has no prunes, no edits and no interventions.
+inline bool is_plain(const State& state) {
+  return state.prunes.empty() && state.edits.empty() && state.interventions.empty();
+}
+
 // Returns the length of the common beginning of two sequences.
 inline size_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
   size_t n = 0;
@@ -54,6 +59,13 @@ struct StatesOptions {
 enum class Origin : uint8_t { computed, uploaded, verified };
 const char* origin_name(Origin origin);
 
+// The state from which another one is made, as it was before it was opened. It may be removed or
+// verified meanwhile. `id` is "" for a root.
+struct Parent {
+  std::string id;
+  Origin origin = Origin::computed;
+};
+
 // A state of a client. Its public members never change once States has it. States guards the
 // others.
 class Node {
@@ -65,7 +77,7 @@ class Node {
   Json operation;
   int64_t created = 0;
   StateDigests digests;
-  bool plain = false;  // its tokens alone give it: no prunes, no edits
+  bool plain = false;  // is_plain()
   bool given = false;  // its tokens and settings give the same bits again
   KvType kv_type = KvType::f32;
   int64_t positions = 0, messages = 0, transcript = 0;
@@ -122,8 +134,8 @@ class States {
          const SessionOptions& session, const StatesOptions& options);
 
   // Returns a node for the state of a session. Returns the existing one if the client has this
-  // state, unless `another` is set.
-  NodePtr add(const std::string& client, const std::string& parent, Json operation, Session session,
+  // state, unless `another` is set. A state that has tokens of an uploaded parent is uploaded.
+  NodePtr add(const std::string& client, const Parent& parent, Json operation, Session session,
               Origin origin = Origin::computed, bool another = false, bool share = true);
   // Throws a RequestError (404) if this client has no such state, here or in the store. Its code is
   // state_expired if a limit has deleted the state.
@@ -147,6 +159,10 @@ class States {
   // there are as many as may be.
   void check_room(const std::string& client);
   Origin origin(const NodePtr& node) const;
+  // Returns a node as the parent of others. Call it before open().
+  Parent as_parent(const NodePtr& node) const {
+    return {node->id, node->positions == 0 ? Origin::computed : origin(node)};
+  }
   NodePtr parent_of(const NodePtr& node) const;  // returns null for a root
 
   // Returns a session of this state and adds the cost to `usage`. Missing blocks are computed by
@@ -158,9 +174,11 @@ class States {
   Session longest_prefix(const std::string& client, std::span<const int32_t> ids,
                          const Appender& append, Usage& usage);
   // A processed prompt whose reply is being drawn. Other prompts may reuse its tokens while the
-  // object lives.
+  // object lives. Returns null if its tokens alone do not give it, or if they are of an uploaded
+  // parent.
   class Running;
-  std::shared_ptr<Running> running(const std::string& client, const Session& prompt);
+  std::shared_ptr<Running> running(const std::string& client, const Parent& parent,
+                                   const Session& prompt);
 
   Json json(const NodePtr& node) const;
   // Writes states without files, until the time `until` (tool::seconds()). First come those that
@@ -197,6 +215,7 @@ class States {
   NodePtr node_of(const std::string& client, const std::string& parent, Json operation,
                   Session& session, Origin origin) const;
   std::string excerpt_of(const State& state) const;
+  bool differs(const Node& node, const Node& other) const STET_REQUIRES(mutex_);
   NodePtr place(Node& node, bool another) STET_REQUIRES(mutex_);
   std::string id_of(const std::string& client, const Sha256& digest, const Json& operation,
                     int number) const;

@@ -8,12 +8,10 @@
 namespace stet::serve {
 namespace {
 
-Response made(Service& service, const Request& request, const NodePtr& parent, Json operation,
+Response made(Service& service, const Request& request, const Parent& parent, Json operation,
               Session session, bool another = false, const Json& more = Json::object()) {
-  const Origin origin =
-      service.states.origin(parent) == Origin::uploaded ? Origin::uploaded : Origin::computed;
-  Json j = service.states.json(service.states.add(request.client, parent->id, std::move(operation),
-                                                  std::move(session), origin, another));
+  Json j = service.states.json(service.states.add(request.client, parent, std::move(operation),
+                                                  std::move(session), Origin::computed, another));
   j.update(more);
   return json_response(j);
 }
@@ -82,7 +80,7 @@ Response create(Service& service, const Request& request, CreateRequest c) {
     p.operation["name"] = "create";
     service.states.count(p.usage);
     const NodePtr node =
-        service.states.add(request.client, "", p.operation, std::move(p.exchange.session()));
+        service.states.add(request.client, {}, p.operation, std::move(p.exchange.session()));
     if (c.name) service.states.change(node, c.name, std::nullopt);
     Json j = service.states.json(node);
     j["usage"] = p.usage.json();
@@ -131,7 +129,9 @@ struct ForkRequest {};
 Response fork(Service& service, const Request& request, const NodePtr& node, ForkRequest) {
   Json operation = {{"name", "fork"}};
   if (node->operation.contains("told")) operation["told"] = true;
-  return made(service, request, node, operation, service.open(service.caller(request), node), true);
+  const Parent parent = service.states.as_parent(node);
+  return made(service, request, parent, operation, service.open(service.caller(request), node),
+              true);
 }
 
 struct RewindRequest {
@@ -150,10 +150,11 @@ BodyFields<RewindRequest> rewind_fields() {
 Response rewind(Service& service, const Request& request, const NodePtr& node, RewindRequest r) {
   if (r.tokens.has_value() == r.message.has_value())
     throw RequestError(400, "missing_field", "give one of tokens and message", "/tokens");
+  const Parent parent = service.states.as_parent(node);
   Session session = service.open(service.caller(request), node);
   if (r.tokens) {
     session.rewind(*r.tokens);
-    return made(service, request, node, {{"name", "rewind"}, {"tokens", *r.tokens}},
+    return made(service, request, parent, {{"name", "rewind"}, {"tokens", *r.tokens}},
                 std::move(session));
   }
   Conversation conversation(std::move(session), service.tokenizer);
@@ -165,7 +166,7 @@ Response rewind(Service& service, const Request& request, const NodePtr& node, R
   const auto users = detail::count_users({all.begin() + static_cast<std::ptrdiff_t>(k), all.end()});
   if (users > 0) conversation.rewind(users);
   if (reply) conversation.retry();
-  return made(service, request, node, {{"name", "rewind"}, {"message", k}},
+  return made(service, request, parent, {{"name", "rewind"}, {"message", k}},
               std::move(conversation.session()));
 }
 
@@ -186,10 +187,11 @@ BodyFields<PruneOptions> prune_fields() {
 }
 
 Response prune(Service& service, const Request& request, const NodePtr& node, PruneOptions o) {
+  const Parent parent = service.states.as_parent(node);
   Session session = service.open(service.caller(request), node);
   const int64_t pruned = session.prune(o);
   return made(
-      service, request, node,
+      service, request, parent,
       {{"name", "prune"}, {"sinks", o.sinks}, {"keep_last", o.keep_last}, {"shift", o.shift}},
       std::move(session), false, {{"pruned", pruned}});
 }
@@ -226,10 +228,11 @@ Response edit(Service& service, const Request& request, const NodePtr& node, Edi
     messages.back().generated = false;
     const Conversation::Plan plan = conversation->prepare(std::move(messages));
     conversation->begin(plan);
+    if (conversation->session().size() == 0) p.parent.origin = Origin::computed;
     service.engine.process(conversation->session(), Conversation::to_process(plan),
                            caller.cancelled);
     conversation->prompted(plan);
-    Json j = service.states.json(service.states.add(request.client, node->id,
+    Json j = service.states.json(service.states.add(request.client, p.parent,
                                                     {{"name", "edit"}, {"message", e.message}},
                                                     std::move(conversation->session())));
     j["usage"] = Usage{plan.report.kept, plan.report.recomputed, plan.report.added,

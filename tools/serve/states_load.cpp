@@ -277,6 +277,7 @@ void States::load_gone(const Loading& loading) {
       c.files.foreign = meta.contains("strange");
       if (!c.files.foreign && directory_->has(id, ".stet")) {
         const Snapshot snapshot = Snapshot::open(directory_->file(id, ".stet"));
+        node->digests = snapshot.digests();
         if (snapshot.meta().form != SnapshotForm::recipe) c.files.blocks = snapshot.meta().form;
         c.files.base = base_of(snapshot);
         if (!c.files.base.empty()) ++needed_[c.files.base];

@@ -208,7 +208,7 @@ std::optional<Session> States::from_file(Node& node, const Appender& append, Usa
   RestoreReport report;
   try {
     const Snapshot snapshot = Snapshot::open(directory_->file(node.id, ".stet"));
-    if (snapshot.digests().id != node.digests.id)
+    if (snapshot.digests().id != node.digests.id || snapshot.digests().state != node.digests.state)
       throw Error(ErrorKind::mismatch, snapshot.path(), "id", sha256_text(node.digests.id),
                   snapshot.state_name());
     Session session = snapshot.restore(model_, how, &report);
@@ -288,8 +288,10 @@ size_t ending_at_anchor(size_t tokens, const Session* session) {
 
 }  // namespace
 
-std::shared_ptr<States::Running> States::running(const std::string& client, const Session& prompt) {
+std::shared_ptr<States::Running> States::running(const std::string& client, const Parent& parent,
+                                                 const Session& prompt) {
   auto running = std::make_shared<Running>(client, prompt.fork());
+  if (parent.origin == Origin::uploaded || !is_plain(running->session_.state())) return nullptr;
   const MutexLock lock(mutex_);
   std::erase_if(running_, [](const std::weak_ptr<Running>& r) { return r.expired(); });
   running_.push_back(running);

@@ -39,7 +39,7 @@ NodePtr States::find_shared(const std::string& client, const std::string& id) {
   Usage fetched;
   fetched.recomputed = found->restored.restored.recomputed;
   count(fetched);
-  return add(client, found->note.parent, std::move(found->note.operation),
+  return add(client, {found->note.parent}, std::move(found->note.operation),
              std::move(found->session), Origin::computed, false, false);
 }
 

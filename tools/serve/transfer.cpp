@@ -85,7 +85,7 @@ Response upload_state(Service& service, const Request& request, const Parts&) {
     how.append = service.appender(caller);
     Session session = snapshot.restore(service.model, how);
     return service.states.json(service.states.add(
-        caller.client, request.query_or("over", ""), {{"name", "upload"}}, std::move(session),
+        caller.client, {request.query_or("over", "")}, {{"name", "upload"}}, std::move(session),
         form == SnapshotForm::recipe ? Origin::verified : Origin::uploaded));
   });
 }
