@@ -912,6 +912,45 @@ class Uploads(unittest.TestCase):
             server.start()
 
 
+class OtherTypes(unittest.TestCase):
+    """States whose keys and values have another type than those of new prompts."""
+
+    TEXT = "Let a = 3. Let b = 4. Let c = 5. " * 6
+
+    def server(self, *options):
+        server = Server(*options)
+        self.addCleanup(server.kill)
+        return server
+
+    def check_reply(self, server):
+        answers = [s.post("/v1/chat/completions", request_of(self.TEXT, n=8)) for s in (server, self.server())]
+        self.assertEqual([a["usage"]["reused"] for a in answers], [0, 0])
+        self.assertEqual(*[(a["choices"][0]["message"], a["choices"][0]["state_digest"]) for a in answers])
+
+    def test_those_of_an_earlier_start_serve_no_new_prompt(self):
+        with tempfile.TemporaryDirectory() as directory:
+            server = self.server("--state-dir", directory, "--kv", "q8")
+            server.post("/v1/chat/completions", request_of(self.TEXT, n=4))
+            server.stop()
+            server = self.server("--state-dir", directory, "--kv", "f32")
+            self.check_reply(server)
+            server.stop()
+
+    def test_those_of_recipes_and_their_replies_serve_no_new_prompt(self):
+        other = self.server("--kv", "q8")
+        state = other.post("/v1/states", {"messages": request_of(self.TEXT)["messages"]})["id"]
+        recipe = other.get("/v1/states/%s/snapshot?form=recipe" % state)
+        server = self.server()
+        status, uploaded = server.call("POST", "/v1/states/upload", raw=recipe)
+        self.assertEqual((status, uploaded["origin"]), (200, "verified"))
+        body = json.dumps({"n": 1500, "stream": True, "temperature": 1, "text": "a"}).encode()
+        with socket.create_connection(("127.0.0.1", server.port)) as stream:
+            stream.sendall(b"POST /v1/states/%s/continue HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s"
+                           % (uploaded["id"].encode(), len(body), body))
+            self.assertTrue(stream.recv(100))
+            self.check_reply(server)
+
+
 class Kept(unittest.TestCase):
     def test_what_a_reply_named_survives_a_kill(self):
         draws = random.Random(11)

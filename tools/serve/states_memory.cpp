@@ -311,7 +311,7 @@ std::optional<Session> States::from_memory_or_file(const NodePtr& node, const Ap
 }
 
 // Finds the longest common beginning among states in memory, states in files, and running prompts.
-// States of `lost` are skipped.
+// States of `lost` are skipped, and those whose keys and values have another type than new ones.
 //
 // Recurrent layers continue from an anchor alone, so the beginning ends at the last one before the
 // first different token.
@@ -326,8 +326,9 @@ States::Longest States::longest(const std::string& client, std::span<const int32
   for (const auto& [id, node] : nodes_) {
     const Node::Changing& c = at(*node);
     const bool may = (node->client == client || options_.share_prefixes) && node->plain &&
-                     !c.removed && c.recipe != nullptr && c.origin != Origin::uploaded &&
-                     (c.session || c.files.blocks) && !lost.contains(node);
+                     node->kv_type == session_.kv_type && !c.removed && c.recipe != nullptr &&
+                     c.origin != Origin::uploaded && (c.session || c.files.blocks) &&
+                     !lost.contains(node);
     if (!may) continue;
     const size_t n = ending_at_anchor(alike(c.recipe->tokens), c.session ? &*c.session : nullptr);
     const std::pair<bool, uint64_t> its{!c.session, c.serial};
@@ -339,6 +340,7 @@ States::Longest States::longest(const std::string& client, std::span<const int32
   for (const std::weak_ptr<Running>& weak : running_) {
     const std::shared_ptr<Running> r = weak.lock();
     if (r == nullptr || (r->client_ != client && !options_.share_prefixes)) continue;
+    if (r->session_.kv().shape().type != session_.kv_type) continue;
     const size_t n = ending_at_anchor(alike(r->session_.tokens()), &r->session_);
     if (n <= best.tokens) continue;
     best.running.emplace(r->session_.fork());
