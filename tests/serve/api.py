@@ -732,6 +732,34 @@ class WithoutTokenizer(unittest.TestCase):
         server.stop()
 
 
+class Recurrent(unittest.TestCase):
+    def test_layers_without_attention_have_no_norms_and_no_patterns(self):
+        for name, period in (("qwen35-tiny", "linear_attention"), ("lfm2-tiny", "conv"), ("granite-h-tiny", "mamba")):
+            with self.subTest(model=name), tempfile.TemporaryDirectory() as directory:
+                shape = os.path.join(ROOT, "tests/data/models", name, "config.json")
+                with open(shape) as file:
+                    config = json.load(file)
+                kinds = config.get("text_config", config).get("layer_types") or config["layers_block_type"]
+                model = os.path.join(directory, "model")
+                subprocess.run([os.path.join(os.path.dirname(STET), "make_checkpoint"), shape, "-o", model], check=True,
+                               capture_output=True)
+                server = Server(model=model)
+                self.addCleanup(server.kill)
+                state = "/v1/states/" + server.post("/v1/states", {"ids": list(range(2, 72))})["id"]
+                norms = server.get(state + "/norms")
+                for layer, kind in enumerate(kinds):
+                    recurrent = kind == period
+                    for row in (norms["keys"][layer], norms["values"][layer]):
+                        self.assertEqual(None if row is None else len(row), None if recurrent else 70)
+                    for path in ("/kv", "/attention"):
+                        status, answer = server.call("GET", "%s%s?layer=%d" % (state, path, layer))
+                        self.assertEqual(status, 400 if recurrent else 200, answer)
+                        if recurrent:
+                            self.assertEqual(answer["error"]["param"], "?layer")
+                            self.assertIn("%d, which has no attention" % layer, answer["error"]["message"])
+                self.assertIn(None, norms["keys"])
+
+
 class Clients(unittest.TestCase):
     def test_keys_part_clients(self):
         with tempfile.NamedTemporaryFile("w") as keys:

@@ -131,7 +131,8 @@ void check_cells(const char* field, int64_t last, int64_t each) {
 Response state_attention(Service& service, const Request& request, const Parts& parts) {
   const NodePtr node = node_of(service, request, parts);
   const ModelConfig& c = service.model->config();
-  const int64_t layer = query_integer(request, "layer", 0, 0, c.layers - 1),
+  const KvShape shape = detail::kv_shape(c, service.session.kv_type);
+  const int64_t layer = query_attention_layer(request, shape),
                 head = query_integer(request, "head", 0, 0, c.heads - 1),
                 last = query_integer(request, "last", 64, 1, kMaxPositions);
   const int64_t positions = node->positions;
@@ -198,10 +199,11 @@ Response state_norms(Service& service, const Request& request, const Parts& part
   const auto norms = [&](bool keys) {
     Json rows = Json::array();
     for (int64_t l = 0; l < shape.layers; ++l) {
-      rows.push_back(Json::array());
+      const int64_t owner = shape.owner(l);
+      rows.push_back(owner < 0 ? Json(nullptr) : Json::array());
+      if (owner < 0) continue;  // a recurrent layer has none
       for (int64_t p = 0; p < state.size(); p += step) {
         double sum = 0;
-        const int64_t owner = shape.owner(l);
         for (int64_t h = 0; h < shape.layer(owner).kv_heads; ++h) {
           for (const float x : keys ? read_key(state, owner, h, p) : read_value(state, owner, h, p))
             sum += double{x} * x;

@@ -77,6 +77,13 @@ int64_t query_integer(const Request& request, const std::string& name, int64_t f
   return value;
 }
 
+int64_t query_attention_layer(const Request& request, const KvShape& shape) {
+  const int64_t layer = query_integer(request, "layer", 0, 0, shape.layers - 1);
+  if (shape.owner(layer) < 0)
+    refuse("?layer", "a layer with attention", fmt::format("{}, which has no attention", layer));
+  return layer;
+}
+
 Response get_state(Service& service, const Request& request, const Parts& parts) {
   const NodePtr node = node_of(service, request, parts);
   Session session = service.open(service.caller(request), node);
@@ -173,7 +180,7 @@ Response state_kv(Service& service, const Request& request, const Parts& parts) 
   Session session = service.open(service.caller(request), node);
   const KvCache& kv = session.state().kv;
   const KvShape& shape = kv.shape();
-  const int64_t layer = query_integer(request, "layer", 0, 0, shape.layers - 1),
+  const int64_t layer = query_attention_layer(request, shape),
                 head = query_integer(request, "head", 0, 0, shape.layer(layer).kv_heads - 1);
   const std::string what = request.query_or("what", "k");
   if (what != "k" && what != "v") refuse("?what", "k or v", printable(what, 40));

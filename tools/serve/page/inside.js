@@ -98,9 +98,10 @@ async function lens(state, signal) {
 
 async function norms(state, signal) {
   const n = await get(`/v1/states/${state.id}/norms`, signal);
-  const drawn = [["Keys", n.keys], ["Values", n.values]].flatMap(([name, rows]) => {
+  const drawn = [["Keys", n.keys], ["Values", n.values]].flatMap(([name, layers]) => {
+    const rows = layers.map((row) => row ?? n.tokens.map(() => 0));  // null: a layer without attention
     const most = Math.max(1e-9, ...rows.flat());
-    return [make("h3", {}, name), ...map(rows.map((r) => r.map((v) => (v / most) ** 2)), rows[0].length,
+    return [make("h3", {}, name), ...map(rows.map((r) => r.map((v) => (v / most) ** 2)), n.tokens.length,
       `Norms of ${name.toLowerCase()}: ${n.layers} layers by ${n.positions} positions`,
       (y, x) => `layer ${y}, “${visible(n.tokens[x])}” (${x * n.step}): ${rows[y][x].toPrecision(4)}`)];
   });
