@@ -467,6 +467,32 @@ class Lost(Directory):
         self.assertEqual(server.get("/v1/responses/resp_" + response)["id"], "resp_" + response)
         server.stop()
 
+    def test_all_descriptions_with_keys(self):
+        for clients in (("anna",), ("anna", "ben")):
+            with self.subTest(clients=clients), tempfile.NamedTemporaryFile("w") as keys:
+                keys.write("".join("%s %ss-key-1\n" % (name, name) for name in clients))
+                keys.flush()
+                shutil.rmtree(self.directory, ignore_errors=True)
+                server = self.server("--durable", "--api-key-file", keys.name)
+                anna = {"key": "annas-key-1"}
+                begun = request_of("Let a = 3.", n=8)
+                begun["messages"].append({"role": "assistant", "content": "a is"})
+                made = [server.post("/v1/chat/completions", body, **anna)["state_id"]
+                        for body in (request_of("Let a = 3.", n=8), begun)]
+                made.append(server.post("/v1/states/%s/fork" % made[0], {}, **anna)["id"])
+                streamed = server.call("POST", "/v1/responses",
+                                       {"input": "Let a = 3.", "max_output_tokens": 2, "stream": True}, **anna)[1]
+                streamed = "st_" + streamed.decode().split('"id":"resp_', 1)[1].split('"', 1)[0]
+                server.kill()
+                for state in (*made, streamed):
+                    os.unlink(self.path(state + ".json"))
+                server = self.server("--durable", "--api-key-file", keys.name)
+                there = {s["id"] for s in server.get("/v1/states", **anna)["data"]}
+                self.assertEqual(there, {*made, *([streamed] if len(clients) == 1 else [])})
+                said = server.stop()
+                self.assertEqual("left out: %s (client: expected one whose name gives this id" % streamed in said,
+                                 len(clients) == 2, said)
+
     def test_a_state_that_tokens_do_not_give_is_refused_by_name(self):
         server = self.server()
         state = edited(self.scratch, server)["id"]

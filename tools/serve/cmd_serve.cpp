@@ -104,6 +104,7 @@ void run(ServeCommand& o) {
       shared->computed(first, n, seconds);
     };
   }
+  o.states.clients = keys.clients();
   o.states.memory = static_cast<uint64_t>(o.memory_mb) << 20;
   if (o.max_states > 0) o.states.max_states = static_cast<size_t>(o.max_states);
   o.states.in_memory = static_cast<size_t>(o.in_memory);

@@ -50,6 +50,12 @@ void Keys::add(const std::string& path, size_t line, std::string text) {
                                                       : text.substr(0, space));
 }
 
+std::vector<std::string> Keys::clients() const {
+  std::vector<std::string> names;
+  for (const auto& [hash, name] : keys_) names.push_back(name);
+  return names;
+}
+
 std::string Keys::client(const std::string& authorization) const {
   if (!authorization.starts_with("Bearer ")) return "";
   const Sha256 given = hash_of(authorization.substr(7));

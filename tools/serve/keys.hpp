@@ -19,6 +19,7 @@ class Keys {
   explicit Keys(const std::string& path);
 
   bool any() const { return !keys_.empty(); }
+  std::vector<std::string> clients() const;  // their names
   // Returns the client of an Authorization header, or "" for a wrong key. Compares all keys in
   // constant time.
   std::string client(const std::string& authorization) const;

@@ -46,11 +46,12 @@ struct StatesOptions {
   // Maximum states of a client, in memory and in files. The least recently used are deleted. By
   // default as many as in memory, or with a directory any number.
   std::optional<size_t> max_states;
-  int64_t ttl = 0;              // seconds after its last use until a state is deleted; 0: never
-  std::string directory;        // that keeps the states, or ""
-  double lock_seconds = 25;     // longest wait for another server's lock on it
-  bool durable = false;         // write a state before a reply names it
-  bool share_prefixes = false;  // between clients
+  int64_t ttl = 0;        // seconds after its last use until a state is deleted; 0: never
+  std::string directory;  // that keeps the states, or ""
+  std::vector<std::string> clients;      // all that have keys; none: requests need no key
+  double lock_seconds = 25;              // longest wait for another server's lock on it
+  bool durable = false;                  // write a state before a reply names it
+  bool share_prefixes = false;           // between clients
   std::shared_ptr<SharedStates> shared;  // shared with other servers, or null
 };
 
@@ -294,6 +295,7 @@ class States {
   bool read_files(Loading& loading, Node& node, bool with_tokens);
   NodePtr recover(Loading& loading, const std::string& id);
   bool find_client(Node& node, const std::set<std::string>& clients) const;
+  std::vector<std::optional<size_t>> possible_beginnings(const Node& node) const;
   void load_gone(const Loading& loading);
   void order(std::vector<NodePtr> loaded);
 

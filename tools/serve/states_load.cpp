@@ -45,7 +45,7 @@ struct States::Loading {
   std::vector<std::string> gone;            // ids of deleted states
   std::map<std::string, size_t> in_memory;  // states of each client
   std::vector<std::string> left_out;        // ids with reasons
-  std::set<std::string> clients = {""};     // all that descriptions name
+  std::set<std::string> clients;            // those that may own a state
   std::vector<std::string> recovered;       // ids
 };
 
@@ -72,6 +72,8 @@ void States::load() {
       undescribed.push_back(d.id);
     }
   }
+  loading.clients.insert(options_.clients.begin(), options_.clients.end());
+  if (options_.clients.empty()) loading.clients.insert("");
   for (const NodePtr& node : loaded) loading.clients.insert(node->client);
   for (const std::string& id : undescribed) {
     if (NodePtr node = recover(loading, id)) loaded.push_back(std::move(node));
@@ -196,7 +198,7 @@ NodePtr States::recover(Loading& loading, const std::string& id) {
   try {
     if (!read_files(loading, *node, true)) throw Error(ErrorKind::format, "", "", "tokens", "none");
     if (!find_client(*node, loading.clients))
-      throw Error(ErrorKind::format, "", "client", "one that other states name", "another");
+      throw Error(ErrorKind::format, "", "client", "one whose name gives this id", "none");
     {
       const MutexLock lock(mutex_);
       node->excerpt = excerpt_of(*at(*node).recipe);
@@ -211,21 +213,45 @@ NodePtr States::recover(Loading& loading, const std::string& id) {
   return node;
 }
 
-// Finds the client of a state by its id, which is made from the client's name. The id of a response
-// is not made from its state: it belongs to the only client, if there is one.
+// Finds the client of a state by its id. The id is made from the client's name, and from the text
+// that was sent for the last reply, which the state does not hold. The id of a response is not made
+// from its state: it belongs to the only client, if there is one.
 bool States::find_client(Node& node, const std::set<std::string>& clients) const {
   constexpr int kMostEqual = 8;
-  for (const std::string& client : clients) {
-    for (int i = 0; i < 2 * kMostEqual; ++i) {
+  std::vector<Json> operations;
+  for (const std::optional<size_t>& prefilled : possible_beginnings(node)) {
+    for (const bool told : {false, true}) {
       Json operation = node.operation;
-      if (i % 2 == 1) operation["told"] = true;
-      if (id_of(client, node.digests.id, operation, i / 2) != node.id) continue;
-      node.client = client;
-      node.operation = std::move(operation);
-      return true;
+      if (told) operation["told"] = true;
+      if (prefilled) operation["prefilled"] = *prefilled;
+      operations.push_back(std::move(operation));
     }
   }
-  return clients.size() == 1;
+  for (const std::string& client : clients) {
+    for (int i = 0; i < kMostEqual; ++i) {
+      for (const Json& operation : operations) {
+        if (id_of(client, node.digests.id, operation, i) != node.id) continue;
+        node.client = client;
+        node.operation = operation;
+        return true;
+      }
+    }
+  }
+  if (clients.size() != 1) return false;
+  node.client = *clients.begin();
+  return true;
+}
+
+// Returns the numbers of bytes that a request may have given of a state's last reply, or none.
+std::vector<std::optional<size_t>> States::possible_beginnings(const Node& node) const {
+  constexpr size_t kLongest = size_t{64} << 10;
+  std::vector<std::optional<size_t>> all = {std::nullopt};
+  const MutexLock lock(mutex_);
+  const std::vector<Message>& messages = at(node).recipe->chat.messages;
+  if (messages.empty() || messages.back().role != "assistant") return all;
+  for (size_t n = 0; n <= std::min(messages.back().content.size(), kLongest); ++n)
+    all.emplace_back(n);
+  return all;
 }
 
 // Builds the tree in the order of creation. A state in a cycle becomes a root.
