@@ -698,6 +698,21 @@ class Many(Directory):
         self.assertIn(line[0], server.get("/metrics").split(b"\n"))
         server.stop()
 
+    def test_pinned_states_leave_memory_like_others(self):
+        for options in ([], ["--state-dir", self.directory]):
+            server = Server("--memory", "1", *options)
+            self.addCleanup(server.kill)
+            made = []
+            for i in range(8):
+                made.append(server.post("/v1/states", {"ids": ids(200, 2 * i + 3)})["id"])
+                server.call("PATCH", "/v1/states/" + made[-1], {"pinned": True})
+            used, = (line for line in server.get("/metrics").decode().split("\n")
+                     if line.startswith("stet_memory_bytes "))
+            self.assertLessEqual(float(used.split()[1]), 1 << 20)
+            for state in made:
+                self.assertTrue(server.post("/v1/states/%s/verify" % state, {})["same_bits"])
+            self.assertEqual({s["id"] for s in server.get("/v1/states")["data"] if s["pinned"]}, set(made))
+
     def test_a_directory_has_room_for_more_than_are_in_memory(self):
         server = self.server("--states-in-memory", "4")
         made = [server.post("/v1/states", {"ids": ids(70 + i)}) for i in range(12)]

@@ -77,7 +77,7 @@ std::vector<States::Eviction> States::make_room(const Node* keep) {
   if (bytes_held() <= options_.memory) return leaving;
   std::vector<std::pair<uint64_t, Node*>> idle;
   for (Node* node : resident_) {
-    if (node == keep || at(*node).pinned) continue;
+    if (node == keep) continue;
     if (in_files() || node->given) idle.emplace_back(at(*node).used, node);
   }
   std::sort(idle.begin(), idle.end());
