@@ -3,10 +3,13 @@ file or a signal, and which states it discards.
 
     files.py STET ROOT
 """
+import concurrent.futures
+import json
 import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -631,6 +634,34 @@ class Deleting(Directory):
         server = self.server()
         self.assertEqual({s["origin"] for s in self.states(server).values()}, {"verified"})
         server.stop()
+
+
+    def test_a_request_that_waits_finds_a_state_that_goes_meanwhile_deleted(self):
+        for options, code in (([], "no_such_state"), (["--max-states", "2"], "state_expired")):
+            with self.subTest(code=code):
+                server = self.server("--memory", "0", "--streams", "1", *options)
+                state = self.make(server, LONG)["id"]
+                body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": True, "ignore_eos": True,
+                                   "max_tokens": 1900}).encode()
+                running = socket.create_connection(("127.0.0.1", server.port))
+                running.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s"
+                                % (len(body), body))
+                self.assertTrue(running.recv(100))
+                with concurrent.futures.ThreadPoolExecutor(1) as clients:
+                    waits = clients.submit(server.call, "POST", "/v1/states/%s/continue" % state, {"n": 1})
+                    while server.get("/v1/status")["queued"] == 0:
+                        self.assertFalse(waits.done())
+                    if code == "no_such_state":
+                        self.assertEqual(server.call("DELETE", "/v1/states/" + state)[0], 200)
+                    else:
+                        newest = state  # in memory, so that these need no place among the streams
+                        for i in range(3):
+                            newest = server.post("/v1/states/%s/rewind" % newest, {"tokens": 90 - i})["id"]
+                    running.close()
+                    status, answer = waits.result()
+                self.assertEqual((status, answer["error"]["code"]), (404, code))
+                self.assertNotIn("lost", server.stop())
+                shutil.rmtree(self.directory)
 
 
 class Many(Directory):

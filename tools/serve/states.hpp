@@ -167,8 +167,8 @@ class States {
   NodePtr parent_of(const NodePtr& node) const;  // returns null for a root
 
   // Returns a session of this state and adds the cost to `usage`. Missing blocks are computed by
-  // `append`. Throws a RequestError (410) if its files are lost and its tokens alone do not give
-  // it.
+  // `append`. Throws a RequestError (404) if the state was removed meanwhile. Throws one (410) if
+  // its files are lost and its tokens alone do not give it.
   Session open(const NodePtr& node, const Appender& append, Usage* usage);
   // Returns the session that shares most tokens with `ids`, cut to these. Considers this client's
   // states and running prompts; at least the last token is left to process.
@@ -230,6 +230,8 @@ class States {
   uint64_t shared_with(const std::string& parent, const KvCache& kv) const STET_REQUIRES(mutex_);
   NodePtr find_here(const std::string& client, const std::string& id);
   NodePtr find_shared(const std::string& client, const std::string& id);
+  [[noreturn]] void refuse_unknown(const std::string& client, const std::string& id,
+                                   const std::string& pointer) const STET_REQUIRES(mutex_);
   bool withdraw(Node& node, bool unless_claimed, std::vector<NodePtr>& children);
   bool take_away(const NodePtr& node, bool unless_claimed);
   void share(const NodePtr& node, const std::string& parent, Session& session);

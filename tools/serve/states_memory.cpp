@@ -157,6 +157,10 @@ Session States::open(const NodePtr& node, const Appender& append, Usage* usage) 
   if (auto session = in_memory(*node)) return counted(std::move(*session));
   std::unique_lock io(node->io_);  // one thread restores the state, others wait
   if (auto session = in_memory(*node)) return counted(std::move(*session));
+  {
+    const MutexLock lock(mutex_);
+    if (at(*node).removed) refuse_unknown(node->client, node->id, "");
+  }
   Usage cost;
   std::optional<Session> session = from_file(*node, append, cost);
   if (!session) session.emplace(computed_again(*node, append, cost));
@@ -303,6 +307,7 @@ std::optional<Session> States::from_memory_or_file(const NodePtr& node, const Ap
   if (auto session = in_memory(*node)) return session;
   std::unique_lock io(node->io_);
   if (auto session = in_memory(*node)) return session;
+  if (is_removed(*node)) return std::nullopt;
   Usage cost;
   std::optional<Session> session = from_file(*node, append, cost);
   if (!session) return std::nullopt;

@@ -48,18 +48,25 @@ NodePtr States::find(const std::string& client, const std::string& id, const std
   if (NodePtr node = find_here(client, id)) return node;
   if (NodePtr node = find_shared(client, id)) return node;
   const MutexLock lock(mutex_);
+  refuse_unknown(client, id, pointer);
+}
+
+// Throws the error for a state that a client does not have, or no longer has.
+void States::refuse_unknown(const std::string& client, const std::string& id,
+                            const std::string& pointer) const {
   const auto forgotten = [&](const auto& ids) {
     const auto found = ids.find(id);
     return found != ids.end() && found->second == client;
   };
+  const std::string place = pointer.empty() ? "" : pointer + ": ";
   if (forgotten(expired_) || forgotten(expired_before_))
-    throw RequestError(404, "state_expired",
-                       fmt::format("{}: the state {} has expired (--max-states, --ttl)", pointer,
-                                   printable(id, 60)),
-                       pointer);
-  throw RequestError(
-      404, "no_such_state",
-      fmt::format("{}: there is no state {} of this client", pointer, printable(id, 60)), pointer);
+    throw RequestError(
+        404, "state_expired",
+        fmt::format("{}the state {} has expired (--max-states, --ttl)", place, printable(id, 60)),
+        pointer);
+  throw RequestError(404, "no_such_state",
+                     fmt::format("{}there is no state {} of this client", place, printable(id, 60)),
+                     pointer);
 }
 
 std::vector<NodePtr> States::list(const std::string& client) {
