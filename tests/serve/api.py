@@ -979,6 +979,49 @@ class OtherTypes(unittest.TestCase):
             self.check_reply(server)
 
 
+class Evicted(unittest.TestCase):
+    """States that are not in memory: what asks for them computes them again, as any other request."""
+
+    LOOKS = ("", "/top", "/kv", "/norms", "/tokens", "/tokens?logprobs=true", "/snapshot", "/attention", "/lens")
+    MAKES = (("fork", {}), ("rewind", {"tokens": 60}), ("prune", {"keep_last": 40}))
+
+    def requests(self, state, other):
+        """Returns all requests that need one or two states."""
+        return ([("GET", "/v1/states/%s%s" % (state, look), None) for look in self.LOOKS]
+                + [("GET", "/v1/states/%s/diff/%s" % pair, None) for pair in ((state, other), (other, state))]
+                + [("GET", "/v1/states/%s/snapshot?over=%s" % (other, state), None)]
+                + [("POST", "/v1/states/%s/%s" % (state, path), body) for path, body in self.MAKES])
+
+    def test_they_take_a_place_among_the_streams(self):
+        server = Server("--memory", "0", "--streams", "1", "--queue", "0")
+        self.addCleanup(server.kill)
+        state, other = (server.post("/v1/states", {"ids": list(range(first, first + 99))})["id"] for first in (2, 3))
+        body = json.dumps({**request_of("Hi", n=1900), "stream": True, "ignore_eos": True}).encode()
+        with socket.create_connection(("127.0.0.1", server.port)) as stream:
+            stream.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s"
+                           % (len(body), body))
+            self.assertTrue(stream.recv(100))
+            for request in self.requests(state, other):
+                self.assertEqual(server.call(*request)[0], 429, request)
+            for look in ("", "/top", "/kv", "/norms", "/tokens", "/snapshot"):  # what is in memory is had at once
+                server.get("/v1/states/" + other + look)
+            for path, body in self.MAKES[:2]:
+                other = server.post("/v1/states/%s/%s" % (other, path), body)["id"]
+            self.assertEqual(server.get("/v1/status")["running"], 1)
+
+    def test_a_deadline_ends_them(self):
+        with tempfile.TemporaryDirectory() as directory:
+            server = Server("--state-dir", directory, "--durable")
+            state, other = (server.post("/v1/states", {"ids": [7 * i % 400 + first for i in range(1500)]})["id"]
+                            for first in (2, 3))
+            server.kill()
+            server = Server("--state-dir", directory, "--deadline", "0.001")
+            self.addCleanup(server.kill)
+            for request in self.requests(state, other):
+                status, answer = server.call(*request)
+                self.assertEqual((status, answer["error"]["code"]), (504, "deadline_exceeded"), request)
+
+
 class Kept(unittest.TestCase):
     def test_what_a_reply_named_survives_a_kill(self):
         draws = random.Random(11)

@@ -189,11 +189,10 @@ Response state_lens(Service& service, const Request& request, const Parts& parts
   });
 }
 
-Response state_norms(Service& service, const Request& request, const Parts& parts) {
+namespace {
+
+Json norms_json(const Service& service, const State& state) {
   constexpr int64_t kMostColumns = 512;
-  const NodePtr node = node_of(service, request, parts);
-  Session session = service.open(service.caller(request), node);
-  const State& state = session.state();
   const KvShape& shape = state.kv.shape();
   const int64_t step = std::max<int64_t>(1, (state.size() + kMostColumns - 1) / kMostColumns);
   const auto norms = [&](bool keys) {
@@ -216,12 +215,18 @@ Response state_norms(Service& service, const Request& request, const Parts& part
   std::vector<int32_t> shown;
   for (int64_t p = 0; p < state.size(); p += step)
     shown.push_back(state.tokens[static_cast<size_t>(p)]);
-  return json_response({{"layers", shape.layers},
-                        {"positions", state.size()},
-                        {"step", step},
-                        {"tokens", texts_of(service, shown)},
-                        {"keys", norms(true)},
-                        {"values", norms(false)}});
+  return {{"layers", shape.layers}, {"positions", state.size()},
+          {"step", step},           {"tokens", texts_of(service, shown)},
+          {"keys", norms(true)},    {"values", norms(false)}};
+}
+
+}  // namespace
+
+Response state_norms(Service& service, const Request& request, const Parts& parts) {
+  return respond_from(service, request, {node_of(service, request, parts)},
+                      [&](std::vector<Session>& sessions) {
+                        return json_response(norms_json(service, sessions[0].state()));
+                      });
 }
 
 std::vector<std::optional<TokenLogprob>> process_scored(Service& service, const Caller& caller,

@@ -129,6 +129,20 @@ Response respond_at_once(Service& service, const Request& request,
   });
 }
 
+Response respond_from(Service& service, const Request& request, const std::vector<NodePtr>& nodes,
+                      const std::function<Response(std::vector<Session>&)>& body) {
+  std::vector<Session> sessions;
+  for (const NodePtr& node : nodes) {
+    if (auto session = service.states.in_memory(*node)) sessions.push_back(std::move(*session));
+  }
+  if (sessions.size() == nodes.size()) return body(sessions);
+  sessions.clear();
+  return respond_at_once(service, request, [&](const Caller& caller) {
+    for (const NodePtr& node : nodes) sessions.push_back(service.open(caller, node));
+    return body(sessions);
+  });
+}
+
 Response answer_at_once(Service& service, const Request& request,
                         const std::function<Json(const Caller&)>& body) {
   return respond_at_once(service, request,

@@ -287,9 +287,9 @@ Response answer(Service& service, const Request& request, ResponseRequest a) {
 
 Endpoint create_response() { return endpoint(response_fields(), answer); }
 
-Response get_response(Service& service, const Request& request, const Parts& parts) {
-  const NodePtr node = find_response(service, request, parts[0], "/id");
-  const Session session = service.open(service.caller(request), node);
+namespace {
+
+Json found_json(Service& service, const NodePtr& node, const Session& session) {
   const auto& all = session.chat().messages;
   if (all.empty() || !all.back().generated)
     throw RequestError(404, "no_such_response",
@@ -300,7 +300,16 @@ Response get_response(Service& service, const Request& request, const Parts& par
   Json j = kept_json(service, node, service.name, content.substr(std::min(begun, content.size())),
                      nullptr, 0);
   j["seed"] = session.generation().sampling.seed;
-  return json_response(j);
+  return j;
+}
+
+}  // namespace
+
+Response get_response(Service& service, const Request& request, const Parts& parts) {
+  const NodePtr node = find_response(service, request, parts[0], "/id");
+  return respond_from(service, request, {node}, [&](std::vector<Session>& sessions) {
+    return json_response(found_json(service, node, sessions[0]));
+  });
 }
 
 Response delete_response(Service& service, const Request& request, const Parts& parts) {

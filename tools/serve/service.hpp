@@ -215,6 +215,9 @@ Response answer_at_once(Service& service, const Request& request,
                         const std::function<Json(const Caller&)>& body);
 Response respond_at_once(Service& service, const Request& request,
                          const std::function<Response(const Caller&)>& body);
+// Returns an answer made from sessions of states. Takes a lease only if one is not in memory.
+Response respond_from(Service& service, const Request& request, const std::vector<NodePtr>& nodes,
+                      const std::function<Response(std::vector<Session>&)>& body);
 // Return tokens in the form of answers (logprobs.cpp).
 Json logprob_json(const Tokenizer* tokenizer, const TokenLogprob& token);
 // Returns the bytes of a token, which need not be valid text.

@@ -84,9 +84,9 @@ int64_t query_attention_layer(const Request& request, const KvShape& shape) {
   return layer;
 }
 
-Response get_state(Service& service, const Request& request, const Parts& parts) {
-  const NodePtr node = node_of(service, request, parts);
-  Session session = service.open(service.caller(request), node);
+namespace {
+
+Json state_json(const Service& service, const NodePtr& node, Session& session) {
   const State& state = session.state();
   const SamplingSettings& s = state.generation.sampling;
   Json j = service.states.json(node);
@@ -108,22 +108,10 @@ Response get_state(Service& service, const Request& request, const Parts& parts)
                    {"logit_bias", tool::logit_bias_json(s.logit_bias)},
                    {"seed", s.seed}};
   j["ids"] = state.tokens;
-  return json_response(j);
+  return j;
 }
 
-Response state_tokens(Service& service, const Request& request, const Parts& parts) {
-  const NodePtr node = node_of(service, request, parts);
-  Session session = service.open(service.caller(request), node);
-  const State& state = session.state();
-  std::vector<double> logprobs;
-  const std::string asked = request.query_or("logprobs", "false");
-  if (asked != "true" && asked != "false")
-    refuse("?logprobs", "true or false", printable(asked, 40));
-  if (asked == "true" && node->plain) {
-    const Caller caller = service.caller(request);
-    const Engine::Lease lease = service.engine.enter(caller.client, caller.cancelled);
-    logprobs = token_logprobs(service, caller, state.tokens);
-  }
+Json tokens_json(const Service& service, const State& state, const std::vector<double>& logprobs) {
   Json data = Json::array();
   const bool shifted = shifted_out(state.prunes) > 0;
   for (size_t i = 0; i < state.tokens.size(); ++i) {
@@ -148,14 +136,37 @@ Response state_tokens(Service& service, const Request& request, const Parts& par
            1) != 0},
          {"logprob", i > 0 && i <= logprobs.size() ? Json(logprobs[i - 1]) : Json(nullptr)}});
   }
-  return json_response({{"object", "list"}, {"data", data}});
+  return {{"object", "list"}, {"data", data}};
 }
 
-Response state_top(Service& service, const Request& request, const Parts& parts) {
+}  // namespace
+
+Response get_state(Service& service, const Request& request, const Parts& parts) {
   const NodePtr node = node_of(service, request, parts);
-  const int64_t n = query_integer(request, "n", 20, 1, 200);
-  Session session = service.open(service.caller(request), node);
-  const State& state = session.state();
+  return respond_from(service, request, {node}, [&](std::vector<Session>& sessions) {
+    return json_response(state_json(service, node, sessions[0]));
+  });
+}
+
+Response state_tokens(Service& service, const Request& request, const Parts& parts) {
+  const NodePtr node = node_of(service, request, parts);
+  const std::string asked = request.query_or("logprobs", "false");
+  if (asked != "true" && asked != "false")
+    refuse("?logprobs", "true or false", printable(asked, 40));
+  if (asked == "true" && node->plain)
+    return answer_at_once(service, request, [&](const Caller& caller) {
+      Session session = service.open(caller, node);
+      const State& state = session.state();
+      return tokens_json(service, state, token_logprobs(service, caller, state.tokens));
+    });
+  return respond_from(service, request, {node}, [&](std::vector<Session>& sessions) {
+    return json_response(tokens_json(service, sessions[0].state(), {}));
+  });
+}
+
+namespace {
+
+Json top_json(const Service& service, const State& state, int64_t n) {
   if (state.logits == nullptr)
     throw RequestError(400, "empty_state", "this state has no tokens yet");
   std::vector<float> p(state.logits->size());
@@ -171,15 +182,16 @@ Response state_top(Service& service, const Request& request, const Parts& parts)
                     {"logprob", logprob},
                     {"probability", p[static_cast<size_t>(id)]}});
   }
-  return json_response({{"object", "list"}, {"data", data}});
+  return {{"object", "list"}, {"data", data}};
 }
 
-Response state_kv(Service& service, const Request& request, const Parts& parts) {
-  constexpr int64_t kMostRows = 512;
-  const NodePtr node = node_of(service, request, parts);
-  Session session = service.open(service.caller(request), node);
-  const KvCache& kv = session.state().kv;
-  const KvShape& shape = kv.shape();
+// The keys or values of one head of a layer.
+struct HeadOf {
+  int64_t layer, head;
+  bool keys;
+};
+
+HeadOf query_head(const Request& request, const KvShape& shape) {
   const int64_t layer = query_attention_layer(request, shape),
                 head = query_integer(request, "head", 0, 0, shape.layer(layer).kv_heads - 1);
   const std::string what = request.query_or("what", "k");
@@ -188,6 +200,15 @@ Response state_kv(Service& service, const Request& request, const Parts& parts) 
   if (!shape.owns(layer))
     refuse("?layer", "a layer with keys and values of its own",
            fmt::format("{}, which reads those of layer {}", layer, shape.owner(layer)));
+  return {layer, head, keys};
+}
+
+// `before` is a session of the parent. It is null if the parent is not in memory: then no block is
+// shared with it.
+Json kv_json(const KvCache& kv, const HeadOf& asked, const Session* before) {
+  constexpr int64_t kMostRows = 512;
+  const KvShape& shape = kv.shape();
+  const auto [layer, head, keys] = asked;
   const int64_t step = std::max<int64_t>(1, (kv.size() + kMostRows - 1) / kMostRows);
   Json values = Json::array(), shared = Json::array();
   std::vector<float> row(detail::row_dim(shape, keys, layer));
@@ -196,26 +217,16 @@ Response state_kv(Service& service, const Request& request, const Parts& parts) 
              at % kBlockPositions, row);
     values.push_back(row);
   }
-  const NodePtr parent = service.states.parent_of(node);
-  const std::optional<Session> before =
-      parent ? std::optional(service.open(service.caller(request), parent)) : std::nullopt;
   for (int64_t b = 0; b < kv.blocks(); ++b)
-    shared.push_back(before && b < before->kv().blocks() &&
+    shared.push_back(before != nullptr && b < before->kv().blocks() &&
                      before->kv().block_info(b).data() == kv.block_info(b).data());
-  return json_response({{"layers", shape.layers},
-                        {"heads", shape.layer(layer).kv_heads},
-                        {"positions", kv.size()},
-                        {"head_dim", row.size()},
-                        {"step", step},
-                        {"values", values},
-                        {"shared", shared}});
+  return {{"layers", shape.layers}, {"heads", shape.layer(layer).kv_heads},
+          {"positions", kv.size()}, {"head_dim", row.size()},
+          {"step", step},           {"values", values},
+          {"shared", shared}};
 }
 
-Response diff_states(Service& service, const Request& request, const Parts& parts) {
-  const NodePtr a = node_of(service, request, parts),
-                b = service.states.find(request.client, parts[1], "/other");
-  const Caller caller = service.caller(request);
-  Session x = service.open(caller, a), y = service.open(caller, b);
+Json diff_json(const Service& service, Session& x, Session& y) {
   const Comparison c = compare(x.state(), y.state());
   const Comparison::Part* first = c.first_difference();
   Json layers = Json::array(), kinds = Json::array();
@@ -231,19 +242,47 @@ Response diff_states(Service& service, const Request& request, const Parts& part
   const auto text = [&](const Session& s) {
     return service.tokenizer == nullptr ? "" : service.tokenizer->decode(s.tokens());
   };
-  return json_response(
-      {{"equal", c.equal()},
-       {"first_difference",
-        first == nullptr ? Json(nullptr) : Json(first->name + ": " + first->difference->text())},
-       {"tokens", {{"common", c.common_tokens}, {"a", x.size()}, {"b", y.size()}}},
-       {"equal_positions", c.equal_positions},
-       {"parts", kinds},
-       {"layers", layers},
-       {"kl_nats",
-        {{"a_from_b", c.a_from_b ? Json(*c.a_from_b) : Json(nullptr)},
-         {"b_from_a", c.b_from_a ? Json(*c.b_from_a) : Json(nullptr)}}},
-       {"text_a", text(x)},
-       {"text_b", text(y)}});
+  return {{"equal", c.equal()},
+          {"first_difference",
+           first == nullptr ? Json(nullptr) : Json(first->name + ": " + first->difference->text())},
+          {"tokens", {{"common", c.common_tokens}, {"a", x.size()}, {"b", y.size()}}},
+          {"equal_positions", c.equal_positions},
+          {"parts", kinds},
+          {"layers", layers},
+          {"kl_nats",
+           {{"a_from_b", c.a_from_b ? Json(*c.a_from_b) : Json(nullptr)},
+            {"b_from_a", c.b_from_a ? Json(*c.b_from_a) : Json(nullptr)}}},
+          {"text_a", text(x)},
+          {"text_b", text(y)}};
+}
+
+}  // namespace
+
+Response state_top(Service& service, const Request& request, const Parts& parts) {
+  const NodePtr node = node_of(service, request, parts);
+  const int64_t n = query_integer(request, "n", 20, 1, 200);
+  return respond_from(service, request, {node}, [&](std::vector<Session>& sessions) {
+    return json_response(top_json(service, sessions[0].state(), n));
+  });
+}
+
+Response state_kv(Service& service, const Request& request, const Parts& parts) {
+  const NodePtr node = node_of(service, request, parts);
+  const HeadOf asked =
+      query_head(request, detail::kv_shape(service.model->config(), node->kv_type));
+  return respond_from(service, request, {node}, [&](std::vector<Session>& sessions) {
+    const NodePtr parent = service.states.parent_of(node);
+    const auto before = parent == nullptr ? std::nullopt : service.states.in_memory(*parent);
+    return json_response(kv_json(sessions[0].kv(), asked, before ? &*before : nullptr));
+  });
+}
+
+Response diff_states(Service& service, const Request& request, const Parts& parts) {
+  const NodePtr a = node_of(service, request, parts),
+                b = service.states.find(request.client, parts[1], "/other");
+  return respond_from(service, request, {a, b}, [&](std::vector<Session>& sessions) {
+    return json_response(diff_json(service, sessions[0], sessions[1]));
+  });
 }
 
 }  // namespace stet::serve

@@ -170,6 +170,8 @@ class States {
   // `append`. Throws a RequestError (404) if the state was removed meanwhile. Throws one (410) if
   // its files are lost and its tokens alone do not give it.
   Session open(const NodePtr& node, const Appender& append, Usage* usage);
+  // Returns a session of this state if its keys and values are in memory.
+  std::optional<Session> in_memory(Node& node);
   // Returns the session that shares most tokens with `ids`, cut to these. Considers this client's
   // states and running prompts; at least the last token is left to process.
   Session longest_prefix(const std::string& client, std::span<const int32_t> ids,
@@ -247,7 +249,6 @@ class States {
   void evict_tokens(const std::string& client, const Node* keep, std::vector<Eviction>& leaving)
       STET_REQUIRES(mutex_);
   void write_out(std::vector<Eviction> leaving);
-  std::optional<Session> in_memory(Node& node);
   Session put_back(const NodePtr& node, std::unique_lock<std::mutex> io, Session session,
                    std::shared_ptr<const State> recipe);
   std::optional<Session> from_file(Node& node, const Appender& append, Usage& usage);

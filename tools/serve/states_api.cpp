@@ -130,8 +130,9 @@ Response fork(Service& service, const Request& request, const NodePtr& node, For
   Json operation = {{"name", "fork"}};
   if (node->operation.contains("told")) operation["told"] = true;
   const Parent parent = service.states.as_parent(node);
-  return made(service, request, parent, operation, service.open(service.caller(request), node),
-              true);
+  return respond_from(service, request, {node}, [&](std::vector<Session>& sessions) {
+    return made(service, request, parent, operation, std::move(sessions[0]), true);
+  });
 }
 
 struct RewindRequest {
@@ -147,11 +148,8 @@ BodyFields<RewindRequest> rewind_fields() {
              });
 }
 
-Response rewind(Service& service, const Request& request, const NodePtr& node, RewindRequest r) {
-  if (r.tokens.has_value() == r.message.has_value())
-    throw RequestError(400, "missing_field", "give one of tokens and message", "/tokens");
-  const Parent parent = service.states.as_parent(node);
-  Session session = service.open(service.caller(request), node);
+Response rewound(Service& service, const Request& request, const Parent& parent, Session session,
+                 const RewindRequest& r) {
   if (r.tokens) {
     session.rewind(*r.tokens);
     return made(service, request, parent, {{"name", "rewind"}, {"tokens", *r.tokens}},
@@ -168,6 +166,15 @@ Response rewind(Service& service, const Request& request, const NodePtr& node, R
   if (reply) conversation.retry();
   return made(service, request, parent, {{"name", "rewind"}, {"message", k}},
               std::move(conversation.session()));
+}
+
+Response rewind(Service& service, const Request& request, const NodePtr& node, RewindRequest r) {
+  if (r.tokens.has_value() == r.message.has_value())
+    throw RequestError(400, "missing_field", "give one of tokens and message", "/tokens");
+  const Parent parent = service.states.as_parent(node);
+  return respond_from(service, request, {node}, [&](std::vector<Session>& sessions) {
+    return rewound(service, request, parent, std::move(sessions[0]), r);
+  });
 }
 
 BodyFields<PruneOptions> prune_fields() {
@@ -188,12 +195,13 @@ BodyFields<PruneOptions> prune_fields() {
 
 Response prune(Service& service, const Request& request, const NodePtr& node, PruneOptions o) {
   const Parent parent = service.states.as_parent(node);
-  Session session = service.open(service.caller(request), node);
-  const int64_t pruned = session.prune(o);
-  return made(
-      service, request, parent,
-      {{"name", "prune"}, {"sinks", o.sinks}, {"keep_last", o.keep_last}, {"shift", o.shift}},
-      std::move(session), false, {{"pruned", pruned}});
+  return respond_from(service, request, {node}, [&](std::vector<Session>& sessions) {
+    const int64_t pruned = sessions[0].prune(o);
+    return made(
+        service, request, parent,
+        {{"name", "prune"}, {"sinks", o.sinks}, {"keep_last", o.keep_last}, {"shift", o.shift}},
+        std::move(sessions[0]), false, {{"pruned", pruned}});
+  });
 }
 
 struct EditRequest {

@@ -31,13 +31,15 @@ class TemporaryDirectory {
   std::string path_;
 };
 
-// Writes the state of ?over= as a full snapshot to a file. Returns null without ?over=.
-std::unique_ptr<Snapshot> parent_of(Service& service, const Caller& caller, const Request& request,
-                                    const TemporaryDirectory& directory) {
+// Returns the state of ?over=, or null without it.
+NodePtr state_over(Service& service, const Request& request) {
   const std::string id = request.query_or("over", "");
-  if (id.empty()) return nullptr;
-  const NodePtr node = service.states.find(caller.client, id, "?over");
-  Session session = service.open(caller, node);
+  return id.empty() ? nullptr : service.states.find(request.client, id, "?over");
+}
+
+// Writes a state as a full snapshot to a file.
+std::unique_ptr<Snapshot> written(const Service& service, const NodePtr& node, Session& session,
+                                  const TemporaryDirectory& directory) {
   // The name under which a client keeps the file that it downloads.
   const std::string path = directory / (node->id + ".stet").c_str();
   SaveOptions save;
@@ -74,8 +76,10 @@ Response upload_state(Service& service, const Request& request, const Parts&) {
   how.check = true;
   return answer_at_once(service, request, [&](const Caller& caller) {
     const TemporaryDirectory directory;
-    const std::unique_ptr<Snapshot> parent = parent_of(service, caller, request, directory);
-    if (parent != nullptr) {
+    std::unique_ptr<Snapshot> parent;
+    if (const NodePtr node = state_over(service, request)) {
+      Session session = service.open(caller, node);
+      parent = written(service, node, session, directory);
       if (parent->state_name() != snapshot.meta().parent)
         refuse("?over",
                "the state that this delta was made over, " + printable(snapshot.meta().parent, 80),
@@ -90,6 +94,30 @@ Response upload_state(Service& service, const Request& request, const Parts&) {
   });
 }
 
+namespace {
+
+// Returns a file of a state. `over` is the state that a delta is made over, with its session, or
+// null.
+Response file_of(const Service& service, const NodePtr& node, Session& session, SnapshotForm form,
+                 const NodePtr& over, Session* over_session) {
+  const TemporaryDirectory directory;
+  const std::unique_ptr<Snapshot> parent =
+      over == nullptr ? nullptr : written(service, over, *over_session, directory);
+  SaveOptions save;
+  save.form = form;
+  save.tokenizer = service.tokenizer.get();
+  save.parent = parent.get();
+  Snapshot::save(session, directory / "s.stet", save);
+  const FileContent content = read_file_to_memory(directory / "s.stet");
+  Response r;
+  r.body.assign(reinterpret_cast<const char*>(content.bytes().data()), content.size);
+  r.type = "application/octet-stream";
+  r.headers = {{"Content-Disposition", "attachment; filename=\"" + node->id + ".stet\""}};
+  return r;
+}
+
+}  // namespace
+
 Response download_state(Service& service, const Request& request, const Parts& parts) {
   const NodePtr node = node_of(service, request, parts);
   const std::string over = request.query_or("over", ""),
@@ -101,21 +129,13 @@ Response download_state(Service& service, const Request& request, const Parts& p
                        over.empty() ? "?form=delta needs ?over, the id of the state to compare with"
                                     : "?over is for ?form=delta; leave it out",
                        "?over");
-  const Caller caller = service.caller(request);
-  Session session = service.open(caller, node);
-  const TemporaryDirectory directory;
-  const std::unique_ptr<Snapshot> parent = parent_of(service, caller, request, directory);
-  SaveOptions save;
-  save.form = *form;
-  save.tokenizer = service.tokenizer.get();
-  save.parent = parent.get();
-  Snapshot::save(session, directory / "s.stet", save);
-  const FileContent content = read_file_to_memory(directory / "s.stet");
-  Response r;
-  r.body.assign(reinterpret_cast<const char*>(content.bytes().data()), content.size);
-  r.type = "application/octet-stream";
-  r.headers = {{"Content-Disposition", "attachment; filename=\"" + node->id + ".stet\""}};
-  return r;
+  const NodePtr parent = state_over(service, request);
+  std::vector<NodePtr> nodes = {node};
+  if (parent != nullptr) nodes.push_back(parent);
+  return respond_from(service, request, nodes, [&](std::vector<Session>& sessions) {
+    return file_of(service, node, sessions[0], *form, parent,
+                   parent == nullptr ? nullptr : &sessions[1]);
+  });
 }
 
 }  // namespace stet::serve
