@@ -394,6 +394,21 @@ class HeldBack(WithServer):
                     self.PROMPT), max_tokens=n)["state_id"])["choices"][0]["message"]["content"].startswith(
                         stop[:-1]))
 
+    def test_states_with_the_same_end_do_not_tell_it_again(self):
+        for n, stop, text in list(self.cuts())[:3]:
+            state = "/v1/states/" + self.chat(user(self.PROMPT), max_tokens=n, stop=[stop])["state_id"]
+            rest = self.post(state + "/continue", {"n": 60})["text"]
+            size = self.get(state)["positions"]
+            for path, body in (("rewind", {"tokens": size}), ("prune", {"keep_last": size}),
+                               ("prune", {"keep_last": 0, "sinks": size})):
+                made = self.post("%s/%s" % (state, path), body)
+                self.assertEqual(self.post("/v1/states/%s/continue" % made["id"], {"n": 60})["text"], rest)
+            pruned = [self.post(s + "/prune", {"keep_last": size - 4})["id"] for s in (
+                state, "/v1/states/" + self.post("/v1/states/%s/continue" % self.post(
+                    "/v1/states", {"messages": user(self.PROMPT), "stop": [stop]})["id"], {"n": n})["state"]["id"])]
+            told, untold = (self.post("/v1/states/%s/continue" % s, {"n": 60})["text"] for s in pruned)
+            self.assertEqual(stop[:-1] + told, untold)
+
     def test_other_addresses_tell_it_too(self):
         n, stop, text = list(self.cuts())[1]
         message = self.post("/v1/messages", {"messages": user(self.PROMPT), "max_tokens": n, "stop_sequences": [stop]})

@@ -126,9 +126,14 @@ namespace {
 
 struct ForkRequest {};
 
+// Adds to the operation of a state that ends like another one what is known of the text there.
+Json with_same_end(Json operation, const Node& as) {
+  if (as.operation.contains("told")) operation["told"] = true;
+  return operation;
+}
+
 Response fork(Service& service, const Request& request, const NodePtr& node, ForkRequest) {
-  Json operation = {{"name", "fork"}};
-  if (node->operation.contains("told")) operation["told"] = true;
+  const Json operation = with_same_end({{"name", "fork"}}, *node);
   const Parent parent = service.states.as_parent(node);
   return respond_from(service, request, {node}, [&](std::vector<Session>& sessions) {
     return made(service, request, parent, operation, std::move(sessions[0]), true);
@@ -148,12 +153,13 @@ BodyFields<RewindRequest> rewind_fields() {
              });
 }
 
-Response rewound(Service& service, const Request& request, const Parent& parent, Session session,
-                 const RewindRequest& r) {
+Response rewound(Service& service, const Request& request, const NodePtr& node,
+                 const Parent& parent, Session session, const RewindRequest& r) {
   if (r.tokens) {
     session.rewind(*r.tokens);
-    return made(service, request, parent, {{"name", "rewind"}, {"tokens", *r.tokens}},
-                std::move(session));
+    Json operation = {{"name", "rewind"}, {"tokens", *r.tokens}};
+    if (*r.tokens == node->positions) operation = with_same_end(std::move(operation), *node);
+    return made(service, request, parent, std::move(operation), std::move(session));
   }
   Conversation conversation(std::move(session), service.tokenizer);
   const auto k = static_cast<size_t>(*r.message);
@@ -173,7 +179,7 @@ Response rewind(Service& service, const Request& request, const NodePtr& node, R
     throw RequestError(400, "missing_field", "give one of tokens and message", "/tokens");
   const Parent parent = service.states.as_parent(node);
   return respond_from(service, request, {node}, [&](std::vector<Session>& sessions) {
-    return rewound(service, request, parent, std::move(sessions[0]), r);
+    return rewound(service, request, node, parent, std::move(sessions[0]), r);
   });
 }
 
@@ -197,10 +203,11 @@ Response prune(Service& service, const Request& request, const NodePtr& node, Pr
   const Parent parent = service.states.as_parent(node);
   return respond_from(service, request, {node}, [&](std::vector<Session>& sessions) {
     const int64_t pruned = sessions[0].prune(o);
-    return made(
-        service, request, parent,
-        {{"name", "prune"}, {"sinks", o.sinks}, {"keep_last", o.keep_last}, {"shift", o.shift}},
-        std::move(sessions[0]), false, {{"pruned", pruned}});
+    Json operation = {
+        {"name", "prune"}, {"sinks", o.sinks}, {"keep_last", o.keep_last}, {"shift", o.shift}};
+    if (pruned == 0 || o.keep_last > 0) operation = with_same_end(std::move(operation), *node);
+    return made(service, request, parent, std::move(operation), std::move(sessions[0]), false,
+                {{"pruned", pruned}});
   });
 }
 
