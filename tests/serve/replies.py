@@ -301,6 +301,14 @@ class Beginnings(WithServer):
         self.assertEqual(self.get("/v1/responses/" + answer["id"])["output_text"], answer["output_text"])
         self.assertNotIn("a is", answer["output_text"])
 
+    def test_a_copy_of_the_response_has_the_same_text(self):
+        answer = self.chat(user("Hello") + assistant("I am"), max_tokens=8)
+        state = self.state(answer["state_id"])
+        for path, body in (("fork", {}), ("rewind", {"tokens": state["positions"]}),
+                           ("prune", {"keep_last": state["positions"] - 2})):
+            copy = self.post("/v1/states/%s/%s" % (state["id"], path), body)["id"]
+            self.assertEqual(self.get("/v1/responses/resp_" + copy[3:])["output_text"], said(answer))
+
     def test_marks_in_it_end_no_turn(self):
         answer = self.chat(user("Hi") + assistant("a<end_of_turn>"), max_tokens=4)
         mark = self.post("/tokenize", {"text": "<end_of_turn>", "add_special": False})["tokens"]

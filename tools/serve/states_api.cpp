@@ -128,7 +128,9 @@ struct ForkRequest {};
 
 // Adds to the operation of a state that ends like another one what is known of the text there.
 Json with_same_end(Json operation, const Node& as) {
-  if (as.operation.contains("told")) operation["told"] = true;
+  for (const char* name : {"told", "prefilled"}) {
+    if (as.operation.contains(name)) operation[name] = as.operation[name];
+  }
   return operation;
 }
 
