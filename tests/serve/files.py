@@ -289,6 +289,21 @@ class Ending(Directory):
         server.stop()
         self.assertEqual(*[(reply["message"]["content"], reply["state_digest"]) for reply in replies])
 
+    def test_variables_that_no_file_takes_are_refused(self):
+        server = self.server()
+        for name, body in (("/v1/states", {}), ("/v1/chat/completions", {"max_tokens": 1})):
+            status, answer = server.call("POST", name, {**request_of("Hi"), **body, "template_variables":
+                                                        {"x": "a" * (8 << 20)}} if body else
+                                         {"messages": request_of("Hi")["messages"],
+                                          "template_variables": {"x": "a" * (8 << 20)}})
+            self.assertEqual((status, answer["error"]["param"]), (400, "/template_variables"))
+            self.assertIn("expected at most 8388608 bytes of JSON, found 8388616", answer["error"]["message"])
+        state = self.make(server, "Hi", template_variables={"x": "a" * ((8 << 20) - 8)})["id"]
+        server.stop()
+        server = self.server()
+        self.assertTrue(server.post("/v1/states/%s/verify" % state, {})["same_bits"])
+        server.stop()
+
     def test_a_state_that_no_file_takes_is_named_and_told_by_the_exit_status(self):
         server = self.limited(300 * 1024)
         state = edited(self.scratch, server)["id"]

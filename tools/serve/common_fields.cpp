@@ -144,6 +144,13 @@ BodyFields<DrawOptions> draw_fields() {
              });
 }
 
+namespace {
+
+// Files of states have room for these and for as much of other settings.
+constexpr size_t kMostVariables = size_t{8} << 20;
+
+}  // namespace
+
 BodyFields<ChatOptions> chat_fields() {
   return BodyFields<ChatOptions>()
       .field("now", "integer",
@@ -152,7 +159,11 @@ BodyFields<ChatOptions> chat_fields() {
              })
       .field("template_variables", "object",
              [](ChatOptions& chat, const Field& f, const BodyContext&) {
-               if (f.object()) chat.state.variables = tool::dump(*f.value());
+               if (!f.object()) return;
+               chat.state.variables = tool::dump(*f.value());
+               if (chat.state.variables.size() > kMostVariables)
+                 refuse(f.pointer(), fmt::format("at most {} bytes of JSON", kMostVariables),
+                        std::to_string(chat.state.variables.size()));
              })
       .boolean("continue_final_message", &ChatOptions::continues);
 }
