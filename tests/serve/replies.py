@@ -146,6 +146,24 @@ class Settings(WithServer):
             self.assertEqual(error["param"], "/instructions")
 
 
+class TemplateSettings(WithServer):
+    MODEL = GEMMA
+
+    def test_those_of_a_state_stay_and_cannot_be_others(self):
+        variables = {"x": {"b": 1, "a": 2}}
+        state = self.post("/v1/states", {"messages": user("Hi"), "now": 1000, "template_variables": variables})["id"]
+        state = self.post("/v1/states/%s/continue" % state, {"n": 2})["state"]["id"]
+        for path, body, *_ in self.ways():
+            body = {**body("And?"), "resume_from": state}
+            for same in ({}, {"now": 1000}, {"now": None, "template_variables": None}, {"template_variables": {}},
+                         {"template_variables": variables}):
+                self.post(path, {**body, **same})
+            for field, value in (("now", 2000), ("template_variables", {"x": 2}),
+                                 ("template_variables", {"x": {"a": 2, "b": 1}})):
+                error = self.refused(path, {**body, field: value})
+                self.assertEqual((error["param"], error["code"]), ("/" + field, "unsupported_field"))
+
+
 class Seeds(WithServer):
     def test_without_a_seed_one_is_drawn_and_told(self):
         for path, ask, _, _ in self.ways():

@@ -212,6 +212,18 @@ std::vector<Message> with_more(const PreparedPrompt& p, std::vector<Message> mor
   return messages;
 }
 
+// Throws for settings of the template that are not those of the state, whose tokens they gave.
+void check_chat(const PreparedPrompt& p, const ChatOptions& asked) {
+  const ChatState& chat = p.exchange.session().chat();
+  if (asked.state.now != 0 && asked.state.now != chat.now)
+    refuse("/now", fmt::format("the time of the state, {}, or none", chat.now),
+           std::to_string(asked.state.now), "unsupported_field");
+  const std::string& variables = asked.state.variables;
+  if (!variables.empty() && variables != "{}" && variables != chat.variables)
+    refuse("/template_variables", "the variables of the state, or none", printable(variables, 60),
+           "unsupported_field");
+}
+
 }  // namespace
 
 Conversation::Plan plan_more(Service& service, const Caller& caller, const PreparedPrompt& p,
@@ -240,6 +252,7 @@ CheckedPrompt check_messages(Service& service, const Caller& caller, const NodeP
   }
   service.need_tokenizer();
   const auto p = std::make_shared<PreparedPrompt>(resume(service, caller, node));
+  check_chat(*p, chat);
   use_model_settings(service, p->exchange.session());
   return [&service, p, plan = plan_more(service, caller, *p, std::move(messages), chat.continues)](
              const Caller& c) {
@@ -259,6 +272,7 @@ Rendered render_prompt(Service& service, const Caller& caller, const NodePtr& no
   }
   service.need_tokenizer();
   const PreparedPrompt p = resume(service, caller, node);
+  check_chat(p, chat);
   messages = with_more(p, std::move(messages));
   const Conversation& conversation = *p.exchange.conversation();
   Conversation::Plan plan =
