@@ -235,6 +235,16 @@ class Serve(unittest.TestCase):
         self.assertTrue(self.server.call("DELETE", "/v1/responses/" + second["id"])[1]["deleted"])
         self.assertEqual(self.server.call("GET", "/v1/responses/" + second["id"])[0], 404)
 
+    def test_a_response_names_the_previous_one_of_its_request(self):
+        say = {"input": "Let a = 61.", "max_output_tokens": 8}
+        first = self.post("/v1/responses", say)
+        ask = {"input": "What is a?", "max_output_tokens": 8, "previous_response_id": first["id"]}
+        second = self.post("/v1/responses", ask)
+        self.server.call("DELETE", "/v1/responses/" + first["id"])
+        self.assertEqual(self.post("/v1/responses", say)["id"], first["id"])
+        again = self.post("/v1/responses", ask)
+        self.assertEqual((again["id"], again["previous_response_id"]), (second["id"], first["id"]))
+
     def test_anthropics_messages(self):
         body = {"max_tokens": 50, "system": "Be kind.",
                 "messages": [{"role": "user", "content": "Let a = 2. What is a?"}]}

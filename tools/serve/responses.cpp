@@ -183,6 +183,9 @@ CheckedPrompt check(Service& service, const Caller& caller, const ResponseReques
 Json finish(Service& service, const ResponseRequest& a, const PreparedPrompt& p,
             const ReplyResult& r) {
   Json j = kept_json(service, r.node, a.model, r.reply.text, &p.usage, r.reply.ids.size());
+  // An equal state that another request has made may have another parent.
+  j["previous_response_id"] =
+      a.previous == nullptr ? Json(nullptr) : Json(response_id(*a.previous));
   j["seed"] = a.draw.reported_seed();
   j["store"] = a.store;
   if (!a.store) service.states.release(r.node);
