@@ -57,8 +57,11 @@ std::vector<std::string> Keys::clients() const {
 }
 
 std::string Keys::client(const std::string& authorization) const {
-  if (!authorization.starts_with("Bearer ")) return "";
-  const Sha256 given = hash_of(authorization.substr(7));
+  constexpr std::string_view kScheme = "bearer ";  // in any case (RFC 9110, section 11.1)
+  const auto same = [](char a, char b) { return (a >= 'A' && a <= 'Z' ? a - 'A' + 'a' : a) == b; };
+  const std::string scheme = authorization.substr(0, kScheme.size());
+  if (!std::ranges::equal(scheme, kScheme, same)) return "";
+  const Sha256 given = hash_of(authorization.substr(kScheme.size()));
   std::string found;
   for (const auto& [key, name] : keys_) {
     unsigned different = 0;
