@@ -16,7 +16,7 @@ struct MessagesRequest {
 
 BodyFields<DrawOptions> sampling_fields() {
   return BodyFields<DrawOptions>()
-      .number("temperature", &DrawOptions::temperature, 0, 1e30)
+      .field("temperature", "number", read_temperature)
       .number("top_p", &DrawOptions::top_p, 0, 1)
       .integer("top_k", &DrawOptions::top_k, 0, INT32_MAX)
       .integer("seed", &DrawOptions::seed, 0, INT64_MAX)

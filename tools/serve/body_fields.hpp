@@ -108,6 +108,7 @@ class BodyFields {
 // Fields shared by several bodies (common_fields.cpp).
 constexpr size_t kMaxStopStrings = 16;
 BodyFields<DrawOptions> draw_fields();
+void read_temperature(DrawOptions& draw, const Field& f, const BodyContext&);
 BodyFields<ChatOptions> chat_fields();
 // Returns the name that a request gives the model, by default the server's first. Throws a
 // RequestError (404) for others.

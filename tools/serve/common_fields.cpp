@@ -120,9 +120,17 @@ std::vector<TokenBias> read_logit_bias(Fields f, int64_t vocab_size) {
 
 }  // namespace
 
+void read_temperature(DrawOptions& draw, const Field& f, const BodyContext&) {
+  constexpr double kLeast = 1e-30, kMost = 1e30;  // those of SamplingSettings
+  draw.temperature = f.number(0, kMost);
+  if (draw.temperature && *draw.temperature > 0 && *draw.temperature < kLeast)
+    refuse(f.pointer(), fmt::format("0, or a number in {}..{}", kLeast, kMost),
+           fmt::format("{}", *draw.temperature));
+}
+
 BodyFields<DrawOptions> draw_fields() {
   return BodyFields<DrawOptions>()
-      .number("temperature", &DrawOptions::temperature, 0, 1e30)
+      .field("temperature", "number", read_temperature)
       .number("top_p", &DrawOptions::top_p, 0, 1)
       .integer("top_k", &DrawOptions::top_k, 0, INT32_MAX)
       .number("min_p", &DrawOptions::min_p, 0, 1)
