@@ -267,6 +267,11 @@ class Serve(unittest.TestCase):
                              tuple(struct.unpack("<f", struct.pack("<f", v))[0] for v in x["embedding"]))
         self.assertEqual((plain["layer"], plain["pooling"], plain["normalized"]), (2, "last", True))
 
+    def test_an_embedding_of_nothing_is_refused_by_its_place(self):
+        for value, place in (([[1], []], "/input/1"), ([[], [1]], "/input/0"), (["a", ""], "/input/1")):
+            status, answer = self.server.call("POST", "/v1/embeddings", {"input": value})
+            self.assertEqual((status, answer["error"]["param"]), (400, place))
+
     def test_a_state_is_a_value(self):
         start = self.conversation("Let a = 3.")
         reply = self.post("/v1/states/%s/continue" % start["id"], {})

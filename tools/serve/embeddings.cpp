@@ -98,9 +98,11 @@ void read_input(EmbeddingRequest& asked, const Field& f, const BodyContext& cont
     if (input->size() > kMostInputs)
       refuse(f.pointer(), fmt::format("at most {} inputs", kMostInputs),
              fmt::format("{}", input->size()));
-    for (const Json& ids : *input)
-      asked.ids.push_back(
-          read_ids(ids, fmt::format("{}/{}", f.pointer(), asked.ids.size()), vocab));
+    for (const Json& ids : *input) {
+      const std::string pointer = fmt::format("{}/{}", f.pointer(), asked.ids.size());
+      asked.ids.push_back(read_ids(ids, pointer, vocab));
+      if (asked.ids.back().empty()) refuse(pointer, "at least one token", "none");
+    }
   } else {
     asked.texts = f.texts(kMostInputs, SIZE_MAX);  // bounded by the context
     if (!asked.texts.empty()) context.service.need_tokenizer();
