@@ -276,6 +276,7 @@ class States {
   // states_files.cpp
   bool in_files() const { return directory_ != nullptr; }
   void describe_in_file(Node& node, bool pending = false);
+  bool describe_once(Node& node, bool pending);
   void save_recipe(Node& node, Session& session);
   void save_blocks(Node& node, Session& session);
   void write_blocks(Node& node, Session& session);

@@ -15,13 +15,22 @@ bool States::is_removed(const Node& node) const {
 // Writes the description of a state. The caller holds the node's `io`, as for every function that
 // writes or removes its files. `pending`: the described file does not exist yet.
 void States::describe_in_file(Node& node, bool pending) {
+  // A parent that is removed meanwhile has the state described again only if it was described.
+  while (!describe_once(node, pending)) {
+  }
+}
+
+// Returns false if the state got another parent meanwhile.
+bool States::describe_once(Node& node, bool pending) {
   const bool in_the_way = directory_->has(node.id, ".stet");
   Json meta;
+  std::string parent;
   int64_t used_at = 0;
   {
     const MutexLock lock(mutex_);
     Node::Changing& c = at(node);
-    if (c.removed) return;
+    if (c.removed) return true;
+    parent = c.parent;
     const bool first = !c.files.described && !c.files.deleted;
     if (first && in_the_way && !c.files.blocks) c.files.foreign = true;
     used_at = c.used_at;
@@ -34,16 +43,18 @@ void States::describe_in_file(Node& node, bool pending) {
     if (c.files.foreign) meta["strange"] = true;
   }
   directory_->write(node.id, ".json", tool::dump(meta));
-  bool gone = false;
+  bool gone = false, same = false;
   {
     const MutexLock lock(mutex_);
     Node::Changing& c = at(node);
+    same = c.removed || c.parent == parent;
     c.files.described = true;
     gone = std::exchange(c.files.deleted, false);
     c.touched_at = used_at;
   }
   directory_->touch(node.id, used_at);
   if (gone) directory_->remove(node.id, ".gone");
+  return same;
 }
 
 // Writes the tokens and settings of a state.
