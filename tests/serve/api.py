@@ -784,7 +784,8 @@ class Clients(unittest.TestCase):
             self.assertEqual(server.call("GET", "/v1/models")[0], 401)
             self.assertEqual(server.call("GET", "/v1/models", key="0123456788")[0], 401)
             self.assertEqual(server.call("GET", "/health")[0], 200)
-            for scheme, status in (("Bearer ", 200), ("bearer ", 200), ("BEARER ", 200), ("Basic ", 401), ("bearer", 401)):
+            for scheme, status in (("Bearer ", 200), ("bearer ", 200), ("BEARER ", 200), ("Basic ", 401),
+                                   ("bearer", 401)):
                 headers = {"Authorization": scheme + "0123456789"}
                 self.assertEqual(server.call("GET", "/v1/models", headers=headers)[0], status, scheme)
             body = request_of("Let a = 3. Let b = 4. Let c = 5.")
