@@ -104,6 +104,23 @@ def mixed(count):
                "system": draws.choice([None, "You are helpful."])}
 
 
+def unread_reply(server, **fields):
+    """Returns the connection of a client that reads little of a long reply. The reply goes on, and keeps its place
+    among the streams, until the connection is closed."""
+    body = json.dumps({**request_of("Hi", n=1800), "stream": True, "ignore_eos": True, "logprobs": True,
+                       "top_logprobs": 20, **fields}).encode()
+    stream = socket.socket()
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    stream.connect(("127.0.0.1", server.port))
+    stream.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                   b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+    content = b""
+    while b"logprobs" not in content:
+        content += stream.recv(1)
+    assert content.startswith(b"HTTP/1.1 200 "), content
+    return stream
+
+
 def events(content):
     lines = [line[6:] for line in content.decode().split("\n") if line.startswith("data: ")]
     return [json.loads(line) for line in lines if line != "[DONE]"], "[DONE]" in lines
@@ -882,11 +899,7 @@ class Uploads(unittest.TestCase):
     def test_a_reply_that_is_drawn_from_one_serves_only_itself(self):
         server = self.server()
         above = self.upload(server, forged(self.snapshots[0]))
-        body = json.dumps({"n": 1500, "stream": True, "temperature": 1, "text": "a"}).encode()
-        with socket.create_connection(("127.0.0.1", server.port)) as stream:
-            stream.sendall(b"POST %s/continue HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s"
-                           % (above.encode(), len(body), body))
-            self.assertTrue(stream.recv(100))
+        with unread_reply(server, resume_from=above.rsplit("/", 1)[1]):
             self.check_honest(server)
 
     def test_other_clients_get_nothing_of_one(self):
@@ -990,11 +1003,7 @@ class OtherTypes(unittest.TestCase):
         server = self.server()
         status, uploaded = server.call("POST", "/v1/states/upload", raw=recipe)
         self.assertEqual((status, uploaded["origin"]), (200, "verified"))
-        body = json.dumps({"n": 1500, "stream": True, "temperature": 1, "text": "a"}).encode()
-        with socket.create_connection(("127.0.0.1", server.port)) as stream:
-            stream.sendall(b"POST /v1/states/%s/continue HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s"
-                           % (uploaded["id"].encode(), len(body), body))
-            self.assertTrue(stream.recv(100))
+        with unread_reply(server, resume_from=uploaded["id"]):
             self.check_reply(server)
 
 
@@ -1015,11 +1024,7 @@ class Evicted(unittest.TestCase):
         server = Server("--memory", "0", "--streams", "1", "--queue", "0")
         self.addCleanup(server.kill)
         state, other = (server.post("/v1/states", {"ids": list(range(first, first + 99))})["id"] for first in (2, 3))
-        body = json.dumps({**request_of("Hi", n=1900), "stream": True, "ignore_eos": True}).encode()
-        with socket.create_connection(("127.0.0.1", server.port)) as stream:
-            stream.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s"
-                           % (len(body), body))
-            self.assertTrue(stream.recv(100))
+        with unread_reply(server):
             for request in self.requests(state, other):
                 self.assertEqual(server.call(*request)[0], 429, request)
             for look in ("", "/top", "/kv", "/norms", "/tokens", "/snapshot"):  # what is in memory is had at once

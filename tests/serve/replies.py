@@ -167,7 +167,7 @@ class TemplateSettings(WithServer):
 class Temperatures(WithServer):
     def test_one_that_is_too_small_is_refused_by_name(self):
         for path, body, *_ in self.ways():
-            for value in (1e-31, 5e-324, -1, 2e30):
+            for value in (1e-31, 1e-300, -1, 2e30):
                 self.assertEqual(self.refused(path, {**body("Hi"), "temperature": value})["param"], "/temperature")
             for value in (0, 1e-30):
                 self.post(path, {**body("Hi"), "temperature": value})
