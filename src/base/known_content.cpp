@@ -73,6 +73,16 @@ constexpr std::string_view kServerTexts[] = {"Entry not found",
                                              "Unauthorized",
                                              "Internal Server Error"};
 
+// Returns whether a file begins with the length of a header and its "{". A length of at most 100 MB
+// is no magic of four letters, but may begin with a magic of two bytes.
+bool is_safetensors(std::string_view text) {
+  constexpr uint64_t kMostHeader = 100'000'000;
+  if (text.size() <= 10 || text[8] != '{') return false;
+  uint64_t length = 0;
+  for (size_t i = 8; i-- > 0;) length = length << 8 | static_cast<unsigned char>(text[i]);
+  return length <= kMostHeader;
+}
+
 }  // namespace
 
 std::string size_text(uint64_t bytes) {
@@ -87,11 +97,10 @@ std::string size_text(uint64_t bytes) {
 std::string known_content(std::span<const std::byte> begin) {
   const std::string_view text = text_of(begin);
   if (const std::string found = pointer(text); !found.empty()) return found;
+  if (is_safetensors(text)) return "a safetensors file";
   for (const Magic& m : kMagics) {
     if (text.starts_with(m.bytes)) return std::string(m.name);
   }
-  if (text.size() > 10 && text[8] == '{' && text.substr(5, 3) == "\0\0\0"sv)
-    return "a safetensors file";
   for (const std::string_view page : {"<!doctype html"sv, "<html"sv})
     if (begins(text, page)) return "a web page in place of a download";
   if (begins(text, "<?xml")) return "an XML text, such as a server's error";

@@ -114,6 +114,33 @@ TEST_F(OtherContent, OtherFilesOfWeights) {
             "as safetensors)");
 }
 
+// The length that begins a safetensors file may begin like a pickle, an archive or UTF-16.
+TEST_F(OtherContent, LengthsThatLookLikeAnotherFormat) {
+  const std::string whole = read_text(at("model.safetensors"));
+  const auto length_of = [](const std::string& file) {
+    uint64_t length = 0;
+    for (size_t i = 8; i-- > 0;) length = length << 8 | static_cast<unsigned char>(file[i]);
+    return length;
+  };
+  const std::string fingerprint = Model::load(directory_.path(), 1)->fingerprint();
+  for (const uint64_t end : {0x0280, 0x0380, 0x0480, 0x8b1f, 0xfeff, 0xfffe}) {
+    const uint64_t longer = length_of(whole) <= end ? end : end + 0x10000;
+    std::string file = whole;
+    file.insert(8 + length_of(whole), longer - length_of(whole), ' ');
+    for (size_t i = 0; i < 8; ++i) file[i] = static_cast<char>(longer >> (8 * i));
+    write_file(at("model.safetensors"), file);
+    ASSERT_EQ(error(), kNoError) << longer;
+    EXPECT_EQ(Model::load(directory_.path(), 1)->fingerprint(), fingerprint) << longer;
+  }
+}
+
+// A GGUF file with 123 tensors has the "{" of a safetensors file.
+TEST_F(OtherContent, AGgufFileThatLooksLikeSafetensors) {
+  write_file(at("model.safetensors"),
+             std::string("GGUF\3\0\0\0{\0\0\0\0\0\0\0", 16) + std::string(100, 'x'));
+  EXPECT_EQ(error(), "format: @/model.safetensors: expected a safetensors file, found a GGUF file");
+}
+
 TEST_F(OtherContent, OtherTextsInPlaceOfJson) {
   write_file(at("config.json"), "<!doctype html>\n<html>");
   EXPECT_EQ(error(),
