@@ -111,6 +111,7 @@ void GgufNames::add_gemma4(nlohmann::ordered_json& c) const {
   add_layer_inputs(c);
   add_gemma4_experts(c);
   c.erase("rope_theta");
+  require_no_scaling(c, "Gemma 4");
   c.erase("rope_scaling");
   c["rope_parameters"] = gemma4_ropes(full_dim);
   c["hidden_activation"] = "gelu_pytorch_tanh";

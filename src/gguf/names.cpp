@@ -272,9 +272,11 @@ nlohmann::ordered_json GgufNames::common_config() const {
   if (architecture_.layout != GgufLayout::gpt_neox)
     c["rms_norm_eps"] = published_number("attention.layer_norm_rms_epsilon");
   if (std::string(architecture_.model_type).starts_with("qwen")) c.erase("attention_bias");
-  if (const GgufTensor* freqs = find("rope_freqs.weight"); freqs != nullptr && !gemma4)
-    c["rope_scaling"] = llama3_scaling(keys_, *freqs, theta, head_dim);
   add_scaling(c);
+  if (const GgufTensor* freqs = find("rope_freqs.weight"); freqs != nullptr && !gemma4) {
+    require_no_scaling(c, freqs->name);
+    c["rope_scaling"] = llama3_scaling(keys_, *freqs, theta, head_dim);
+  }
   const auto window = keys_.integer(key("attention.sliding_window"), 0, kMaxPositions);
   if (window) c["sliding_window"] = *window > 0 ? Json(*window) : Json(nullptr);
   return c;
@@ -293,6 +295,7 @@ void GgufNames::add_long_factors(nlohmann::ordered_json& c) const {
     if (tensor == nullptr) keys_.fail(name, "a tensor of such factors", "none");
     to[name] = numbers_of(keys_, *tensor, dim / 2);
   }
+  require_no_scaling(c, longs->name);
   c["original_max_position_embeddings"] = original;
   c["rope_scaling"] = to;
   if (!keys_.has(key("rope.scaling.attn_factor"))) return;
@@ -314,13 +317,37 @@ void GgufNames::add_rotary_part(nlohmann::ordered_json& c, const char* field) co
     c[field] = (static_cast<double>(turned) + 0.25) / static_cast<double>(head_dim);
 }
 
+// Throws if keys scale the positions of a model whose tensor `divisors` scales them too. A linear
+// factor of 1 scales nothing.
+void GgufNames::require_no_scaling(const nlohmann::ordered_json& c,
+                                   const std::string& divisors) const {
+  if (!c.contains("rope_scaling")) return;
+  const Json& scaling = c["rope_scaling"];
+  if (scaling["rope_type"] == "linear" && scaling["factor"] == 1) return;
+  throw Error(
+      ErrorKind::unsupported, keys_.path(),
+      key(keys_.has(key("rope.scaling.factor")) ? "rope.scaling.factor" : "rope.scale_linear"),
+      "no scaling beside that of " + divisors,
+      fmt::format("{} by {}", scaling["rope_type"].get<std::string>(),
+                  scaling["factor"].get<double>()));
+}
+
+// Adds the scaling that the keys state. Its type is linear unless the file says another, and old
+// files call the factor rope.scale_linear, as in llama.cpp.
 void GgufNames::add_scaling(nlohmann::ordered_json& c) const {
-  const std::string scaling = keys_.text(key("rope.scaling.type")).value_or("none");
-  if (scaling == "none" || scaling == "longrope") return;  // longrope's factors are tensors
+  const bool typed = keys_.has(key("rope.scaling.type"));
+  const std::string scaling = keys_.text(key("rope.scaling.type")).value_or("linear");
+  if (scaling == "none") return;
+  if (scaling == "longrope" && architecture_.layout == GgufLayout::phi3) return;  // tensors have it
   if (scaling != "linear" && scaling != "yarn")
     throw Error(ErrorKind::unsupported, keys_.path(), key("rope.scaling.type"),
                 "none, linear or yarn", printable(scaling, 40));
-  Json to = {{"rope_type", scaling}, {"factor", need_number("rope.scaling.factor")}};
+  const char* const named = keys_.has(key("rope.scaling.factor")) || scaling == "yarn"
+                                ? "rope.scaling.factor"
+                                : "rope.scale_linear";
+  const double factor = scaling == "yarn" || keys_.has(key(named)) ? need_number(named) : 0;
+  if (scaling == "linear" && (factor == 0 || (factor == 1 && !typed))) return;
+  Json to = {{"rope_type", scaling}, {"factor", factor}};
   if (scaling == "yarn") {
     to["original_max_position_embeddings"] =
         need("rope.scaling.original_context_length", kMaxPositions);

@@ -105,6 +105,7 @@ class GgufNames {
   nlohmann::ordered_json ids_config() const;
   nlohmann::ordered_json gpt2_config() const;
   nlohmann::ordered_json common_config() const;
+  void require_no_scaling(const nlohmann::ordered_json& config, const std::string& divisors) const;
   void add_scaling(nlohmann::ordered_json& config) const;
   void add_long_factors(nlohmann::ordered_json& config) const;
   void add_rotary_part(nlohmann::ordered_json& config, const char* field) const;

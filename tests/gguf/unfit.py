@@ -1,0 +1,116 @@
+"""GGUF files whose keys and tensors do not fit each other, and the keys that scale rotary positions.
+
+    unfit.py STET ROOT
+"""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from unittest import mock
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import gguf_gemma4  # noqa: E402
+import gguf_writer  # noqa: E402
+from gguf_writer import pair, text  # noqa: E402
+
+STET, ROOT = sys.argv[1:3]
+MODELS = os.path.join(ROOT, "tests", "data", "models")
+IDS = ["--ids", ",".join(str(7 * i % 250) for i in range(40)), "--digest"]
+
+
+def run(*command, status=0):
+    done = subprocess.run([STET, *command], capture_output=True, text=True)
+    assert done.returncode == status, (command, done.returncode, done.stdout[-500:], done.stderr[-500:])
+    return done.stdout if status == 0 else done.stderr
+
+
+class Unfit(unittest.TestCase):
+    def setUp(self):
+        self.directory = tempfile.TemporaryDirectory()
+        self.file = os.path.join(self.directory.name, "m.gguf")
+
+    def tearDown(self):
+        self.directory.cleanup()
+
+    def write(self, name, writer=gguf_writer, drop=(), tensors=(), **keys):
+        """Writes a model with these keys in place of its own of the same names or of `drop`, and with more tensors."""
+        prefixes = tuple(text(key) for key in (*keys, *drop))
+        added = [pair(key, *value) for key, value in keys.items()]
+        original = gguf_writer.write_file
+
+        def write_file(path, own, those):
+            kept = [key for key in own if not key.startswith(prefixes)] if prefixes else own
+            original(path, kept + added, those + list(tensors))
+
+        model = os.path.join(MODELS, name)
+        with mock.patch.object(writer, "write_file", write_file):
+            if writer is gguf_writer:
+                writer.write(model, self.file, "F32", with_tokenizer=False)
+            else:
+                writer.write(model, self.file, "F32")
+
+    def logits(self, model=None):
+        return run("logits", "-m", model or self.file, *IDS)
+
+    def refused(self, message):
+        self.assertEqual(run("logits", "-m", self.file, *IDS, status=1), f"stet: {self.file}: {message}\n")
+
+    def copy(self, name, **fields):
+        """Returns the path of a copy of a model, with these fields in its config."""
+        path = os.path.join(self.directory.name, name)
+        shutil.rmtree(path, ignore_errors=True)
+        shutil.copytree(os.path.join(MODELS, name), path)
+        with open(os.path.join(path, "config.json")) as file:
+            config = json.load(file)
+        with open(os.path.join(path, "config.json"), "w") as file:
+            json.dump({**config, **fields}, file)
+        return path
+
+    def test_the_factor_of_positions_has_two_names_and_its_type_is_linear(self):
+        plain, linear = (self.logits(self.copy("llama2-tiny-f16", rope_scaling=scaling))
+                         for scaling in (None, {"rope_type": "linear", "factor": 4.0}))
+        self.assertNotEqual(plain, linear)
+        old, new, kind = "llama.rope.scale_linear", "llama.rope.scaling.factor", "llama.rope.scaling.type"
+        for expected, keys in ((linear, {kind: ("text", "linear"), new: ("f32", 4)}),
+                               (linear, {kind: ("text", "linear"), old: ("f32", 4)}),
+                               (linear, {new: ("f32", 4)}), (linear, {old: ("f32", 4)}),
+                               (linear, {new: ("f32", 4), old: ("f32", 2)}),
+                               (plain, {old: ("f32", 0)}), (plain, {old: ("f32", 1)}), (plain, {new: ("f32", 0)}),
+                               (plain, {new: ("f32", 1)}), (plain, {kind: ("text", "none"), new: ("f32", 4)}),
+                               (plain, {kind: ("text", "linear")}),
+                               (plain, {kind: ("text", "linear"), new: ("f32", 1)})):
+            self.write("llama2-tiny-f16", **keys)
+            self.assertEqual(self.logits(), expected, keys)
+        self.write("llama2-tiny-f16", **{old: ("f32", -2)})
+        self.assertIn("factor: expected a number in ", run("logits", "-m", self.file, *IDS, status=1))
+        self.write("llama2-tiny-f16", **{kind: ("text", "longrope")})
+        self.refused(f"{kind}: expected none, linear or yarn, found longrope")
+
+    def test_the_factor_is_of_the_layers_without_a_window(self):
+        expected = self.logits(self.copy("gemma3-tiny", rope_scaling={"rope_type": "linear", "factor": 8.0}))
+        self.write("gemma3-tiny")
+        self.assertNotEqual(self.logits(), expected)
+        for name in ("gemma3.rope.scale_linear", "gemma3.rope.scaling.factor"):
+            self.write("gemma3-tiny", **{name: ("f32", 8)})
+            self.assertEqual(self.logits(), expected, name)
+
+    def test_divisors_of_frequencies_exclude_another_scaling(self):
+        expected = self.logits(os.path.join(MODELS, "llama31-tiny"))
+        linear = {"llama.rope.scaling.type": ("text", "linear")}
+        for factor in (0, 1):
+            self.write("llama31-tiny", **linear, **{"llama.rope.scaling.factor": ("f32", factor)})
+            self.assertEqual(self.logits(), expected)
+        self.write("llama31-tiny", **linear, **{"llama.rope.scaling.factor": ("f32", 4)})
+        self.refused("llama.rope.scaling.factor: expected no scaling beside that of rope_freqs.weight, "
+                     "found linear by 4")
+        self.write("llama31-tiny", **{"llama.rope.scale_linear": ("f32", 2)})
+        self.refused("llama.rope.scale_linear: expected no scaling beside that of rope_freqs.weight, found linear by 2")
+        self.write("gemma4-small-tiny", gguf_gemma4, **{"gemma4.rope.scale_linear": ("f32", 2)})
+        self.refused("gemma4.rope.scale_linear: expected no scaling beside that of Gemma 4, found linear by 2")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:])
