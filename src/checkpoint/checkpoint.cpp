@@ -72,6 +72,7 @@ Checkpoint Checkpoint::open(const FileSource& source) {
   Checkpoint checkpoint;
   checkpoint.source_ = source.path_of(name);
   checkpoint.packed_ = name == kPackedName;
+  checkpoint.gguf_ = name == kGgufName;
   if (name == kIndexName) {
     checkpoint.add_shards(source);
   } else if (name == kGgufName) {

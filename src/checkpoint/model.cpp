@@ -2,8 +2,11 @@
 #include "stet/model/model.hpp"
 #include "stet/checkpoint/gguf.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <new>
+#include <unordered_set>
 
 #include "src/base/json_value.hpp"
 #include "src/checkpoint/checkpoint_source.hpp"
@@ -72,6 +75,34 @@ std::unique_ptr<Model> build(Plan plan, WeightLoader& weights) {
   return model;
 }
 
+// Returns whether a tensor belongs to the keys or values of a layer that reads another's. llama.cpp's
+// files have such tensors.
+bool has_no_reader(const std::string& name, const ModelConfig& config) {
+  for (int64_t i = 0; i < config.layers; ++i) {
+    const std::string at = fmt::format("model.layers.{}.self_attn.", i);
+    if (config.layer(i).own || config.layer(i).recurrent || !name.starts_with(at)) continue;
+    const std::string_view rest = std::string_view(name).substr(at.size());
+    return rest.starts_with("k_proj.") || rest.starts_with("v_proj.") ||
+           rest.starts_with("k_norm.");
+  }
+  return false;
+}
+
+// Throws for a tensor of a GGUF file that the model does not need. The keys of such a file make its
+// config, so that the file describes another model than the one that would run.
+void require_all_needed(const Checkpoint& checkpoint, const ModelConfig& config,
+                        const std::vector<WeightSpec>& needs) {
+  std::unordered_set<std::string> needed;
+  for (const WeightSpec& need : needs) needed.insert(need.name);
+  for (const std::string& name : checkpoint.names()) {
+    if (needed.contains(name) || has_no_reader(name, config)) continue;
+    const std::string& stored = checkpoint.find(name)->stack;
+    throw Error(ErrorKind::unsupported, checkpoint.file_of(name),
+                printable(stored.empty() ? name : stored, 80), "",
+                "no part of a " + config.family + " model with these keys uses the tensor");
+  }
+}
+
 int some_threads(int threads) { return threads > 0 ? threads : default_threads(); }
 
 }  // namespace
@@ -82,6 +113,7 @@ std::shared_ptr<const Model> Model::load(std::shared_ptr<const FileSource> sourc
   const FloatEnvironment standard;
   Plan plan = read_plan(*source);
   Checkpoint checkpoint = Checkpoint::open(*source);
+  if (checkpoint.is_gguf()) weights_of(*source, checkpoint);  // refuses tensors that are not needed
   ModelWeights weights(checkpoint, find_prefix(checkpoint, *plan.family), contract,
                        some_threads(threads));
   std::unique_ptr<Model> model = build(std::move(plan), weights);
@@ -107,6 +139,7 @@ void Model::pack(const FileSource& source, Contract contract, const std::string&
   if (checkpoint.packed())
     throw Error(ErrorKind::unsupported, checkpoint.source(), "", "",
                 "the weights are packed already; take the checkpoint that they were packed from");
+  if (checkpoint.is_gguf()) weights_of(source, checkpoint);
   PackedWriter writer(path, checkpoint, written);
   WrittenWeights weights(checkpoint, find_prefix(checkpoint, *plan.family), contract,
                          some_threads(threads), blocks, writer);
@@ -117,8 +150,10 @@ void Model::pack(const FileSource& source, Contract contract, const std::string&
 std::vector<WeightSpec> Model::weights_of(const FileSource& source, const Checkpoint& checkpoint) {
   Plan plan = read_plan(source);
   WeightNeeds weights(checkpoint, find_prefix(checkpoint, *plan.family));
-  build(std::move(plan), weights);
-  return weights.take();
+  const std::unique_ptr<const Model> model = build(std::move(plan), weights);
+  std::vector<WeightSpec> needs = weights.take();
+  if (checkpoint.is_gguf()) require_all_needed(checkpoint, model->config_, needs);
+  return needs;
 }
 
 std::vector<std::string> Model::files_of(const FileSource& source) {

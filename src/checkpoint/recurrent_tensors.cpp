@@ -132,7 +132,7 @@ class Deriver {
     made.view.shape = std::move(shape);
     made.view.bytes = {};
     made.view.paired_heads = 0;
-    made.view.stack = old;
+    if (made.view.stack.empty()) made.view.stack = old;
     std::vector<DerivedTensor>& entries = made_[from.source];
     entries.push_back(std::move(made));
     return entries.back();

@@ -133,10 +133,15 @@ void GgufNames::add_gemma4_experts(nlohmann::ordered_json& c) const {
 
 // Adds the layers' inputs beside the residual stream.
 void GgufNames::add_layer_inputs(nlohmann::ordered_json& c) const {
-  c["hidden_size_per_layer_input"] =
-      keys_.integer(key("embedding_length_per_layer_input"), 0, kMaxSize).value_or(0);
-  if (const GgufTensor* const table = find("per_layer_token_embd.weight"))
-    c["vocab_size_per_layer_input"] = table->shape.front();
+  const std::string width_key = key("embedding_length_per_layer_input");
+  const int64_t width = keys_.integer(width_key, 0, kMaxSize).value_or(0);
+  c["hidden_size_per_layer_input"] = width;
+  const GgufTensor* const table = find("per_layer_token_embd.weight");
+  if (table == nullptr) return;
+  if (width == 0)
+    keys_.fail(width_key, "the width of the layers' inputs in " + table->name,
+               keys_.has(width_key) ? "0" : "nothing");
+  c["vocab_size_per_layer_input"] = table->shape.front();
 }
 
 void GgufNames::add_gemma3n(nlohmann::ordered_json& c) const {

@@ -263,6 +263,7 @@ nlohmann::ordered_json GgufNames::common_config() const {
             {"attention_bias", find("blk.0.attn_q.bias") != nullptr},
             {architecture_.gemma ? "hidden_activation" : "hidden_act",
              architecture_.gemma ? "gelu_pytorch_tanh" : "silu"}};
+  require_whole_rotation(head_dim);
   const bool gemma4 = architecture_.layout == GgufLayout::gemma4,  // layers have different shapes
       gemma3n = architecture_.layout == GgufLayout::gemma3n;
   // Mixtures need no width of an MLP.
@@ -280,6 +281,18 @@ nlohmann::ordered_json GgufNames::common_config() const {
   const auto window = keys_.integer(key("attention.sliding_window"), 0, kMaxPositions);
   if (window) c["sliding_window"] = *window > 0 ? Json(*window) : Json(nullptr);
   return c;
+}
+
+// Throws if the file rotates a part of each head, in an architecture whose config cannot say so.
+void GgufNames::require_whole_rotation(int64_t head_dim) const {
+  static constexpr GgufLayout kWhole[] = {GgufLayout::llama, GgufLayout::four_norms,
+                                          GgufLayout::gemma3n, GgufLayout::gpt_oss,
+                                          GgufLayout::lfm2};
+  if (std::ranges::find(kWhole, architecture_.layout) == std::end(kWhole)) return;
+  const auto turned = keys_.integer(key("rope.dimension_count"), 0, kMaxSize);
+  if (turned && *turned != head_dim)
+    throw Error(ErrorKind::unsupported, keys_.path(), key("rope.dimension_count"),
+                fmt::format("{}, all of a head", head_dim), std::to_string(*turned));
 }
 
 // Adds LongRoPE's two sets of divisors, which llama.cpp stores as tensors.

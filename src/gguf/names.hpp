@@ -88,6 +88,9 @@ class GgufNames {
     int64_t tiled_groups = 0, head_width = 0, first = 0;
     bool tiled_columns = false;
   };
+  // Returns whether the tensor is part of the model: blocks for multi-token prediction are not.
+  // Throws a format Error for a tensor of a block that the file's keys do not count.
+  bool in_model(const GgufTensor& tensor) const;
   // Returns the published name. Returns nothing for tensors implied by the config: rope_freqs, and
   // a head equal to the embeddings.
   std::optional<Published> published(const GgufTensor& tensor) const;
@@ -107,6 +110,7 @@ class GgufNames {
   nlohmann::ordered_json common_config() const;
   void require_no_scaling(const nlohmann::ordered_json& config, const std::string& divisors) const;
   void add_scaling(nlohmann::ordered_json& config) const;
+  void require_whole_rotation(int64_t head_dim) const;
   void add_long_factors(nlohmann::ordered_json& config) const;
   void add_rotary_part(nlohmann::ordered_json& config, const char* field) const;
   void add_layer_types(nlohmann::ordered_json& config) const;

@@ -302,20 +302,31 @@ void GgufNames::tile(const std::string& stem, Published& p) const {
     p.first = 2 * keys * need("ssm.state_size", kMaxHeadDim);
 }
 
+bool GgufNames::in_model(const GgufTensor& t) const {
+  const auto layer = numbered(t.name, "blk");
+  if (!layer) return true;
+  const int64_t blocks = need("block_count", kMaxLayers);
+  if (layer->first >= blocks)
+    keys_.fail(printable(t.name, 80),
+               fmt::format("a block below {}, {}", key("block_count"), blocks),
+               std::to_string(layer->first));
+  return architecture_.layout != GgufLayout::qwen_hybrid ||
+         layer->first <
+             blocks - keys_.integer(key("nextn_predict_layers"), 0, kMaxLayers).value_or(0);
+}
+
 std::optional<GgufNames::Published> GgufNames::published(const GgufTensor& t) const {
-  if (t.name == "rope_freqs.weight" || t.name == "rope_factors_long.weight" ||
-      t.name == "rope_factors_short.weight" || (t.name == "output.weight" && tied()))
+  const bool long_factors =
+      t.name == "rope_factors_long.weight" || t.name == "rope_factors_short.weight";
+  if ((t.name == "rope_freqs.weight" && architecture_.layout != GgufLayout::gpt2) ||
+      (long_factors && architecture_.layout == GgufLayout::phi3) ||
+      (t.name == "output.weight" && tied()))
     return std::nullopt;
   const Names& names = names_of(architecture_.layout);
   if (const Rename* const end = find_in(names.ends, t.name, &Rename::from))
     return Published{end->to, 0, end->change == Change::norm && architecture_.adds_one()};
   if (const auto layer = numbered(t.name, "blk")) {
     const auto& [number, rest] = *layer;
-    // Blocks for multi-token prediction are not part of the model.
-    if (architecture_.layout == GgufLayout::qwen_hybrid &&
-        number >= need("block_count", kMaxLayers) -
-                      keys_.integer(key("nextn_predict_layers"), 0, kMaxLayers).value_or(0))
-      return std::nullopt;
     if (rest == "ssm_a" || rest == "ssm_d") {
       const std::string at = fmt::format("{}{}.{}.", names.prefix, names.layers, number);
       if (const auto p = of_layer(at, rest, "weight", t)) return p;

@@ -193,6 +193,7 @@ class GgufTensors : public TensorSource {
       const bool in_order = rows_as_published(t) && t.to.rotated_heads == 0;
       views.push_back({t.to.name, dtype, dtype_name(dtype), shape_of(t),
                        in_order ? t.from.bytes : std::span<const std::byte>()});
+      views.back().stack = t.from.name;
     }
     return views;
   }
@@ -221,6 +222,7 @@ std::vector<std::unique_ptr<const TensorSource>> gguf_tensors(const FileSource& 
   for (const Gguf& part : parts) {
     std::vector<StoredTensor> entries;
     for (const GgufTensor& tensor : part.tensors()) {
+      if (!names.in_model(tensor)) continue;
       auto several = names.parts_of(tensor);
       for (auto& [from, to] : several) entries.push_back({std::move(from), std::move(to)});
       if (!several.empty()) continue;

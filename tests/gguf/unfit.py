@@ -11,6 +11,8 @@ import tempfile
 import unittest
 from unittest import mock
 
+import numpy as np
+
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import gguf_gemma4  # noqa: E402
 import gguf_writer  # noqa: E402
@@ -110,6 +112,59 @@ class Unfit(unittest.TestCase):
         self.refused("llama.rope.scale_linear: expected no scaling beside that of rope_freqs.weight, found linear by 2")
         self.write("gemma4-small-tiny", gguf_gemma4, **{"gemma4.rope.scale_linear": ("f32", 2)})
         self.refused("gemma4.rope.scale_linear: expected no scaling beside that of Gemma 4, found linear by 2")
+
+    def test_a_block_that_the_keys_do_not_count(self):
+        self.write("llama2-tiny-f16", **{"llama.block_count": ("u32", 2)})
+        self.refused("blk.2.attn_norm.weight: expected a block below llama.block_count, 2, found 2")
+        stacked = ("blk.3.ffn_up_exps.weight", np.zeros((2, 4, 64), np.float32), "F32")
+        self.write("llama2-tiny-f16", tensors=[stacked])
+        self.refused("blk.3.ffn_up_exps.weight: expected a block below llama.block_count, 3, found 3")
+
+    def test_a_tensor_that_no_part_of_the_model_uses(self):
+        unused = "no part of a llama model with these keys uses the tensor"
+        for name, shape in (("blk.0.attn_q_norm.weight", 16), ("blk.1.attn_output.bias", 64),
+                            ("blk.0.post_ffw_norm.weight", 64), ("blk.2.ffn_gate_inp.weight", (2, 64))):
+            self.write("llama2-tiny-f16", tensors=[(name, np.ones(shape, np.float32), "F32")])
+            self.refused(f"{name}: {unused}")
+            for command in (["prepare", "-m", self.file], ["convert-model", self.file]):
+                out = os.path.join(self.directory.name, "out")
+                self.assertIn(f"{name}: {unused}", run(*command, "-o", out, status=1))
+                self.assertFalse(os.path.exists(out))
+        self.write("llama2-tiny-f16", tensors=[("rope_factors_long.weight", np.ones(8, np.float32), "F32")])
+        self.refused("rope_factors_long.weight: the architecture llama has no such tensor")
+
+    def test_layers_that_read_the_keys_of_another_may_have_their_own(self):
+        """llama.cpp's files of Gemma 3n have them."""
+        for name in ("gemma4-small-tiny", "gemma3n-tiny"):
+            with open(os.path.join(MODELS, name, "config.json")) as file:
+                config = json.load(file)
+            last = config["num_hidden_layers"] - 1
+            self.assertGreater(config["num_kv_shared_layers"], 0)
+            expected = self.logits(os.path.join(MODELS, name))
+            self.write(name, gguf_gemma4)
+            present = {tensor[0] for tensor in gguf_writer.header_of(self.file)}
+            kinds = [(f"blk.{last}.attn_k.weight", (16, 64)), (f"blk.{last}.attn_v.weight", (16, 64)),
+                     (f"blk.{last}.attn_k_norm.weight", 16)]
+            self.write(name, gguf_gemma4, tensors=[(tensor, np.ones(shape, np.float32), "F32")
+                                                   for tensor, shape in kinds if tensor not in present])
+            self.assertEqual(self.logits(), expected, name)
+
+    def test_a_part_of_each_head_in_a_family_that_rotates_all(self):
+        for name, arch, dim in (("llama2-tiny-f16", "llama", 16), ("qwen3-tiny", "qwen3", 24),
+                                ("gemma3-tiny", "gemma3", 16)):
+            key = arch + ".rope.dimension_count"
+            self.write(name)
+            expected = self.logits()
+            self.write(name, drop=[key])
+            self.assertEqual(self.logits(), expected)
+            for other in (dim // 2, 2 * dim, 0):
+                self.write(name, **{key: ("u32", other)})
+                self.refused(f"{key}: expected {dim}, all of a head, found {other}")
+
+    def test_the_width_of_inputs_beside_the_stream(self):
+        key = "gemma4.embedding_length_per_layer_input"
+        self.write("gemma4-small-tiny", gguf_gemma4, drop=[key])
+        self.refused(f"{key}: expected the width of the layers' inputs in per_layer_token_embd.weight, found nothing")
 
 
 if __name__ == "__main__":

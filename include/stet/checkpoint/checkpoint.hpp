@@ -41,9 +41,10 @@ class STET_API Checkpoint {
 
   std::vector<std::string> names() const;  // sorted
 
-  // packed() is true if the weights are already packed (packed.hpp). metadata() is the first
-  // file's.
+  // packed() is true if the weights are already packed (packed.hpp), and is_gguf() if they are those
+  // of a GGUF file. metadata() is the first file's.
   bool packed() const { return packed_; }
+  bool is_gguf() const { return gguf_; }
   const std::map<std::string, std::string>& metadata() const { return files_.front()->metadata(); }
   // Returns true if any tensor has a ggml block type.
   bool has_blocks() const;
@@ -75,7 +76,7 @@ class STET_API Checkpoint {
   void derive_recurrent_tensors(const FileSource& source);
 
   std::string source_;
-  bool packed_ = false;
+  bool packed_ = false, gguf_ = false;
   std::vector<std::unique_ptr<const TensorSource>> files_;
   std::unordered_map<std::string, Location> locations_;
 };

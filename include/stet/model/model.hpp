@@ -72,7 +72,9 @@ class STET_API Model {
   static void pack(const FileSource& source, Contract contract, const std::string& path,
                    int threads = 0, std::atomic<uint64_t>* written = nullptr,
                    std::optional<BlockRounding> blocks = std::nullopt);
-  // Returns the tensors of a checkpoint's weights in loading order, without loading them.
+  // Returns the tensors of a checkpoint's weights in loading order, without loading them. Throws an
+  // unsupported Error, as load() does, for a GGUF file with a tensor that is not among them. Only
+  // layers that read another's keys and values may have their own.
   static std::vector<WeightSpec> weights_of(const FileSource& source, const Checkpoint& checkpoint);
   // Returns the names of the files that load() reads: config.json, the weights and, if there is
   // one, generation_config.json.
