@@ -121,37 +121,58 @@ std::vector<float> numbers_of(const Gguf& keys, const GgufTensor& tensor, int64_
   return numbers;
 }
 
-// Returns the Llama 3 scaling that gives the divisors of rope_freqs. Its largest divisor is the
-// factor, two factors are always 1 and 4, and lengths are tried until all divisors match.
+constexpr double kTurn = 6.283185307179586;  // in radians
+
+// Returns the lengths that may be those of the original training: powers of two, and what each pair
+// between the two bounds gives.
+std::vector<double> likely_lengths(const std::vector<float>& frequencies,
+                                   const std::vector<float>& divisors, double factor) {
+  std::vector<double> lengths;
+  for (int64_t length = 64; length <= 1 << 20; length *= 2)
+    lengths.push_back(static_cast<double>(length));
+  for (size_t i = 0; i < divisors.size(); ++i) {
+    const double d = static_cast<double>(divisors[i]);
+    if (!(d > 1 + 1e-5 && d < factor * (1 - 1e-5))) continue;
+    const double kept = (1 / d - 1 / factor) / (1 - 1 / factor),
+                 length = std::round((1 + 3 * kept) * kTurn / static_cast<double>(frequencies[i]));
+    if (length >= 1 && length <= static_cast<double>(kMaxPositions)) lengths.push_back(length);
+  }
+  return lengths;
+}
+
+// Returns the scaling that the tensor rope_freqs describes.
 Json llama3_scaling(const Gguf& keys, const GgufTensor& tensor, double theta, int64_t head_dim) {
-  const std::vector<float> divisors = numbers_of(keys, tensor, head_dim / 2);
+  const auto scaled = llama3_of(theta, head_dim, numbers_of(keys, tensor, head_dim / 2));
+  if (!scaled)
+    throw Error(ErrorKind::unsupported, keys.path(), tensor.name, "",
+                "the scaling of frequencies is not Llama 3's, the only one that is supported");
+  return {{"rope_type", "llama3"},
+          {"factor", scaled->factor},
+          {"low_freq_factor", scaled->low_freq_factor},
+          {"high_freq_factor", scaled->high_freq_factor},
+          {"original_max_position_embeddings", static_cast<int64_t>(scaled->original_positions)}};
+}
+
+}  // namespace
+
+std::optional<Rope> llama3_of(double theta, int64_t head_dim, const std::vector<float>& divisors) {
   Rope plain, scaled;
   plain.theta = scaled.theta = theta;
   scaled.scaling = Rope::Scaling::llama3;
   scaled.factor = *std::max_element(divisors.begin(), divisors.end());
-  scaled.low_freq_factor = 1;
-  scaled.high_freq_factor = 4;
   const std::vector<float> from = inverse_frequencies(plain, head_dim);
-  for (int64_t length = 64; length <= 1 << 20; length *= 2) {
-    scaled.original_positions = static_cast<decltype(scaled.original_positions)>(length);
+  for (const double length : likely_lengths(from, divisors, scaled.factor)) {
+    scaled.original_positions = length;
     const std::vector<float> to = inverse_frequencies(scaled, head_dim);
     const auto close = [&](size_t i) {
       return std::abs(from[i] / to[i] - divisors[i]) <= 1e-5f * divisors[i];
     };
     size_t i = 0;
     while (i < from.size() && close(i)) ++i;
-    if (i == from.size())
-      return {{"rope_type", "llama3"},
-              {"factor", scaled.factor},
-              {"low_freq_factor", 1.0},
-              {"high_freq_factor", 4.0},
-              {"original_max_position_embeddings", length}};
+    if (i == from.size()) return scaled;
   }
-  throw Error(ErrorKind::unsupported, keys.path(), tensor.name, "",
-              "the scaling of frequencies is not Llama 3's, the only one that is supported");
+  return std::nullopt;
 }
-
-}  // namespace
 
 const GgufArchitecture& architecture_for(const ModelConfig& c, const std::string& file) {
   const std::string name = c.family == "mistral" || c.family == "mixtral" ? "llama"

@@ -42,6 +42,11 @@ struct GgufArchitecture {
 // Error that names `file` if llama.cpp lacks the family.
 const GgufArchitecture& architecture_for(const ModelConfig& config, const std::string& file);
 
+// Returns the Llama 3 scaling that divides the frequencies of all pairs by these numbers, the tensor
+// rope_freqs of GGUF. Its factor is the largest divisor, and its other factors are 1 and 4, as in
+// all published models. Returns nothing if no such scaling does.
+std::optional<Rope> llama3_of(double theta, int64_t head_dim, const std::vector<float>& divisors);
+
 // The name and form of a tensor in a GGUF file.
 struct GgufStored {
   std::string name;

@@ -300,6 +300,26 @@ class Conversion {
                         {}});
   }
 
+  // Throws if a reader of the divisors cannot tell the scaling.
+  void require_llama3(const Rope& rope, const std::vector<float>& divisors) const {
+    const double stored_theta = static_cast<double>(static_cast<float>(rope.theta));
+    const auto back = llama3_of(stored_theta, config_.rotated(), divisors);
+    if (back && back->factor == rope.factor && back->low_freq_factor == rope.low_freq_factor &&
+        back->high_freq_factor == rope.high_freq_factor &&
+        back->original_positions == rope.original_positions)
+      return;
+    const auto shown = [](const Rope& r) {
+      return fmt::format("factor {}, low_freq_factor {}, high_freq_factor {}, length {}", r.factor,
+                         r.low_freq_factor, r.high_freq_factor, r.original_positions);
+    };
+    throw Error(ErrorKind::unsupported, source_.path_of("config.json"), "rope_scaling",
+                back
+                    ? shown(*back) + ", which its divisors of frequencies in GGUF mean"
+                    : "a scaling that its divisors of frequencies in GGUF tell, with the factors 1 "
+                      "and 4",
+                shown(rope));
+  }
+
   // Adds the divisors of the frequencies, one for each rotary pair.
   void add_rope_tensors() {
     if (config_.ropes.empty()) return;
@@ -311,6 +331,7 @@ class Conversion {
                                to = inverse_frequencies(rope, config_.rotated());
       std::vector<float> divisors;
       for (size_t i = 0; i < from.size(); ++i) divisors.push_back(from[i] / to[i]);
+      require_llama3(rope, divisors);
       add_numbers("rope_freqs.weight", divisors);
     }
     if (rope.scaling == Rope::Scaling::proportional) {

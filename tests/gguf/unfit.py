@@ -113,6 +113,33 @@ class Unfit(unittest.TestCase):
         self.write("gemma4-small-tiny", gguf_gemma4, **{"gemma4.rope.scale_linear": ("f32", 2)})
         self.refused("gemma4.rope.scale_linear: expected no scaling beside that of Gemma 4, found linear by 2")
 
+    def llama3(self, **fields):
+        with open(os.path.join(MODELS, "llama31-tiny", "config.json")) as file:
+            return self.copy("llama31-tiny", rope_scaling={**json.load(file)["rope_scaling"], **fields})
+
+    def test_lengths_that_the_divisors_tell(self):
+        ids = ["--tokenizer", "none"]
+        for length in (20, 64, 300, 5000, 8192):  # one wavelength, if not of 64, is between the two bounds
+            model = self.llama3(original_max_position_embeddings=length)
+            config = json.loads(run("inspect", model, "--json"))["config"]
+            run("convert-model", model, "-o", self.file, *ids)
+            self.assertEqual(json.loads(run("inspect", self.file, "--json"))["config"], config, length)
+            self.assertEqual(self.logits(), self.logits(model), length)
+
+    def test_what_the_divisors_do_not_tell_is_refused_in_terms_of_the_config(self):
+        for fields, found in (({"original_max_position_embeddings": 100},  # no wavelength is between the two bounds
+                               "factor 8, low_freq_factor 1, high_freq_factor 4, length 100"),
+                              ({"low_freq_factor": 2.0}, "factor 8, low_freq_factor 2, high_freq_factor 4, length 64"),
+                              ({"high_freq_factor": 8.0}, "factor 8, low_freq_factor 1, high_freq_factor 8, length 64"),
+                              ({"low_freq_factor": 2.0, "high_freq_factor": 8.0,
+                                "original_max_position_embeddings": 128},
+                               "factor 8, low_freq_factor 2, high_freq_factor 8, length 128")):
+            model = self.llama3(**fields)
+            error = run("convert-model", model, "-o", self.file, "--tokenizer", "none", status=1)
+            self.assertTrue(error.startswith(f"stet: {model}/config.json: rope_scaling: expected "), error)
+            self.assertTrue(error.endswith(f", found {found}\n"), error)
+            self.assertEqual(os.listdir(self.directory.name), ["llama31-tiny"])
+
     def test_a_block_that_the_keys_do_not_count(self):
         self.write("llama2-tiny-f16", **{"llama.block_count": ("u32", 2)})
         self.refused("blk.2.attn_norm.weight: expected a block below llama.block_count, 2, found 2")
