@@ -423,7 +423,7 @@ Value all_are(Context& c, const Value& self, const Bound&) {
 }
 
 bool is_ascii(uint32_t code) { return code < 0x80; }
-bool is_alphanumeric(uint32_t code) { return is_alpha(code) || is_digit(code); }
+bool is_alphanumeric(uint32_t code) { return is_alpha(code) || is_numeric(code); }
 
 Value isascii(Context& c, const Value& self, const Bound& a) {
   return self_text(self).bytes.empty() ? Value::boolean(true) : all_are<is_ascii>(c, self, a);
@@ -466,7 +466,7 @@ struct FormatMethod : Callable {
 
 constexpr Builtin kStringMethods[] = {
     {"capitalize", "", 0, change_text<Case::capitalized>},
-    {"casefold", "", 0, change_text<Case::lower>},
+    {"casefold", "", 0, change_text<Case::folded>},
     {"center", "width fillchar", 1, justify<Side::center>},
     {"count", "sub start end", 1, count},
     {"endswith", "suffix start end", 1, begins<true>},
@@ -480,7 +480,7 @@ constexpr Builtin kStringMethods[] = {
     {"isdecimal", "", 0, all_are<is_decimal>},
     {"isdigit", "", 0, all_are<is_digit>},
     {"islower", "", 0, has_case<false>},
-    {"isnumeric", "", 0, all_are<is_digit>},
+    {"isnumeric", "", 0, all_are<is_numeric>},
     {"isspace", "", 0, all_are<is_space>},
     {"istitle", "", 0, istitle},
     {"isupper", "", 0, has_case<true>},

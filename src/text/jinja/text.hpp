@@ -36,7 +36,7 @@ size_t characters(std::string_view bytes);
 size_t byte_of(std::string_view bytes, size_t index);
 
 // Unicode case and classes, as in Python's str methods.
-enum class Case { lower, upper, title, capitalized, swapped };
+enum class Case { lower, upper, title, capitalized, swapped, folded };
 Text change_case(const Text& text, Case to);
 bool is_space(uint32_t code);  // str.isspace, \s
 bool is_line_end(uint32_t code);
@@ -46,7 +46,8 @@ bool is_lower(uint32_t code);
 bool is_alpha(uint32_t code);
 bool is_decimal(uint32_t code);
 bool is_digit(uint32_t code);
-inline bool is_word(uint32_t code) { return code == '_' || is_alpha(code) || is_digit(code); }
+bool is_numeric(uint32_t code);
+inline bool is_word(uint32_t code) { return code == '_' || is_alpha(code) || is_numeric(code); }
 
 struct Span {
   size_t begin, end;

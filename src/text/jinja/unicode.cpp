@@ -24,6 +24,14 @@ uint32_t simple_lower(uint32_t code) {
 uint32_t simple_title(uint32_t code) {
   return static_cast<uint32_t>(utf8proc_totitle(static_cast<utf8proc_int32_t>(code)));
 }
+void add_folded(std::string& out, uint32_t code) {
+  utf8proc_int32_t folded[8];  // the longest folding has 3
+  int last_class = 0;
+  const utf8proc_ssize_t n = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(code), folded, 8,
+                                                     UTF8PROC_CASEFOLD, &last_class);
+  if (n < 0 || n > 8) return utf8_append(out, code);
+  for (utf8proc_ssize_t i = 0; i < n; ++i) utf8_append(out, static_cast<uint32_t>(folded[i]));
+}
 
 #else
 
@@ -69,6 +77,7 @@ uint32_t simple_lower(uint32_t code) {
   return category(code) == UTF8PROC_CATEGORY_LU ? code + 32 : code;
 }
 uint32_t simple_title(uint32_t code) { return simple_upper(code); }
+void add_folded(std::string& out, uint32_t code) { utf8_append(out, simple_lower(code)); }
 
 #endif
 
@@ -188,6 +197,27 @@ const char* special_upper(uint32_t code) {
   return found != std::end(kSpecial) && found->code == code ? found->upper : nullptr;
 }
 
+// The digits that are not decimal, such as superscripts (Unicode's DerivedNumericType.txt), sorted.
+constexpr struct {
+  uint32_t first, last;
+} kOtherDigits[] = {{0xB2, 0xB3},       {0xB9, 0xB9},       {0x1369, 0x1371},   {0x19DA, 0x19DA},
+                    {0x2070, 0x2070},   {0x2074, 0x2079},   {0x2080, 0x2089},   {0x2460, 0x2468},
+                    {0x2474, 0x247C},   {0x2488, 0x2490},   {0x24EA, 0x24EA},   {0x24F5, 0x24FD},
+                    {0x24FF, 0x24FF},   {0x2776, 0x277E},   {0x2780, 0x2788},   {0x278A, 0x2792},
+                    {0x10A40, 0x10A43}, {0x10E60, 0x10E68}, {0x11052, 0x1105A}, {0x1F100, 0x1F10A}};
+
+// The ideographs that have a numeric value (Unicode's DerivedNumericType.txt), sorted.
+constexpr uint32_t kNumericIdeographs[] = {
+    0x3405,  0x3483,  0x382A,  0x3B4D,  0x4E00,  0x4E03,  0x4E07,  0x4E09,  0x4E5D,
+    0x4E8C,  0x4E94,  0x4E96,  0x4EBF,  0x4EC0,  0x4EDF,  0x4EE8,  0x4F0D,  0x4F70,
+    0x5104,  0x5146,  0x5169,  0x516B,  0x516D,  0x5341,  0x5343,  0x5344,  0x5345,
+    0x534C,  0x53C1,  0x53C2,  0x53C3,  0x53C4,  0x56DB,  0x58F1,  0x58F9,  0x5E7A,
+    0x5EFE,  0x5EFF,  0x5F0C,  0x5F0D,  0x5F0E,  0x5F10,  0x62FE,  0x634C,  0x67D2,
+    0x6F06,  0x7396,  0x767E,  0x8086,  0x842C,  0x8CAE,  0x8CB3,  0x8D30,  0x9621,
+    0x9646,  0x964C,  0x9678,  0x96F6,  0xF96B,  0xF973,  0xF978,  0xF9B2,  0xF9D1,
+    0xF9D3,  0xF9FD,  0x20001, 0x20064, 0x200E2, 0x20121, 0x2092A, 0x20983, 0x2098C,
+    0x2099C, 0x20AEA, 0x20AFD, 0x20B19, 0x22390, 0x22998, 0x23B1B, 0x2626D, 0x2F890};
+
 bool is_cased(uint32_t code) {
   return is_upper(code) || is_lower(code) || category(code) == UTF8PROC_CATEGORY_LT;
 }
@@ -266,6 +296,9 @@ Text change_case(const Text& text, Case to) {
       case Case::upper:
         add_upper(changed, code);
         break;
+      case Case::folded:
+        add_folded(changed, code);
+        break;
       case Case::capitalized:
         title_if(first);
         break;
@@ -309,8 +342,14 @@ bool is_alpha(uint32_t code) {
 }
 bool is_decimal(uint32_t code) { return category(code) == UTF8PROC_CATEGORY_ND; }
 bool is_digit(uint32_t code) {
-  return is_decimal(code) || code == 0xB2 || code == 0xB3 || code == 0xB9 || code == 0x2070 ||
-         (code >= 0x2074 && code <= 0x2079) || (code >= 0x2080 && code <= 0x2089);
+  return is_decimal(code) || std::ranges::any_of(kOtherDigits, [code](const auto& range) {
+           return code >= range.first && code <= range.last;
+         });
+}
+bool is_numeric(uint32_t code) {
+  const int c = category(code);
+  return c == UTF8PROC_CATEGORY_ND || c == UTF8PROC_CATEGORY_NL || c == UTF8PROC_CATEGORY_NO ||
+         std::ranges::binary_search(kNumericIdeographs, code);
 }
 
 }  // namespace stet::jinja
