@@ -492,7 +492,7 @@ static std::vector<std::string> ignored_settings(const JsonReader& json) {
        {"bad_words_ids", "begin_suppress_tokens", "exponential_decay_length_penalty",
         "forced_bos_token_id", "forced_eos_token_id", "sequence_bias", "stop_strings",
         "suppress_tokens", "top_h", "watermarking_config"}) {
-    if (json.has(name)) ignored.push_back(name);
+    if (json.has(name) && !json_of(json).at(name).empty()) ignored.push_back(name);
   }
   if (const auto notes = json.object("stet"))
     for (const std::string& key : notes->strings("ignored")) ignored.push_back(key);

@@ -245,7 +245,8 @@ TEST_F(OtherContent, PythonNumbersInUnreadFields) {
   EXPECT_EQ(Model::load(directory_.path(), 1)->generation().temperature, 0.5);
   EXPECT_TRUE(Model::load(directory_.path(), 1)->generation().ignored.empty());
   write_file(at("generation_config.json"),
-             R"({"num_beams": 4, "guidance_scale": 1, "suppress_tokens": [3]})");
+             R"({"num_beams": 4, "guidance_scale": 1, "suppress_tokens": [3], "stop_strings": [],
+                 "begin_suppress_tokens": [], "sequence_bias": {}})");
   EXPECT_EQ(Model::load(directory_.path(), 1)->generation().ignored,
             (std::vector<std::string>{"num_beams", "suppress_tokens"}));
   write_file(at("generation_config.json"), R"({"temperature": Infinity})");
