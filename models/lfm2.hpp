@@ -100,7 +100,7 @@ inline ModelConfig read_mixture(const JsonReader& json) {
                                   .count = 32,
                                   .chosen = 4});
   c.experts.biased = json.boolean_or("use_expert_bias", true);
-  const int64_t dense = json.integer_or("num_dense_layers", 2, 0, c.layers);
+  const int64_t dense = std::min(json.integer_or("num_dense_layers", 2, 0, kMaxLayers), c.layers);
   for (int64_t i = 0; i < dense; ++i) c.experts.dense.push_back(i);
   return c;
 }

@@ -84,13 +84,16 @@ inline void read_mixture(const JsonReader& json, const Published& defaults, Mode
 
 // Reads what Qwen3-Next and Qwen3.5 share.
 inline ModelConfig read_layers(const JsonReader& json, const Published& defaults) {
+  const bool mixture =
+      json.integer_or("num_experts", defaults.experts, 0, static_cast<int64_t>(kMostExperts)) > 0;
   // Mixtures without dense layers need no intermediate_size.
-  ModelConfig c =
-      read_common(json, defaults.family,
-                  {.intermediate_size = json.integer_or("moe_intermediate_size", 0, 0, kMaxSize),
-                   .kv_heads = defaults.kv_heads,
-                   .head_dim = 256,
-                   .max_positions = 32768});
+  const int64_t width = mixture ? json.integer("moe_intermediate_size", 1, kMaxSize)
+                                : json.integer_or("moe_intermediate_size", 0, 0, kMaxSize);
+  ModelConfig c = read_common(json, defaults.family,
+                              {.intermediate_size = width,
+                               .kv_heads = defaults.kv_heads,
+                               .head_dim = 256,
+                               .max_positions = 32768});
   require_false(json, {"attention_bias", "mlp_bias", "use_sliding_window"});
   require_activation(json, "hidden_act", {"silu"});
   if (!json.boolean_or("attn_output_gate", true))
@@ -101,8 +104,7 @@ inline ModelConfig read_layers(const JsonReader& json, const Published& defaults
   const int64_t interval = json.integer_or("full_attention_interval", 4, 1, kMaxLayers);
   c.recurrent_of = read_recurrent(json, c.layers, {"linear_attention"}, {"full_attention"},
                                   [&](int64_t i) { return (i + 1) % interval != 0; });
-  if (json.integer_or("num_experts", defaults.experts, 0, static_cast<int64_t>(kMostExperts)) > 0)
-    read_mixture(json, defaults, &c);
+  if (mixture) read_mixture(json, defaults, &c);
   if (c.recurrent_of.empty()) return c;
   Recurrence& r = c.recurrence;
   r.kind = Recurrence::Kind::delta_net;

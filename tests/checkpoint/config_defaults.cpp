@@ -63,6 +63,23 @@ TEST(ConfigDefaults, NullHeadsOfKeysAreThoseOfQueries) {
   EXPECT_EQ(parse_model_config(json.dump(), "config.json").kv_heads, 16);
 }
 
+TEST(ConfigDefaults, AMissingWidthOfExpertsIsNamed) {
+  for (const char* const model : {"qwen35moe-tiny", "qwen3next-tiny"}) {
+    Json json = config_of(model);
+    json.erase("moe_intermediate_size");
+    json.erase("intermediate_size");
+    const std::string error = error_of([&] { canonical(json); });
+    EXPECT_EQ(error.find("format: config.json: moe_intermediate_size: expected "), 0u) << error;
+  }
+}
+
+TEST(ConfigDefaults, AllLayersMayBeDense) {
+  Json json = config_of("lfm2moe-tiny");
+  json.update({{"num_hidden_layers", 1}, {"layer_types", {"conv"}}});
+  json.erase("num_dense_layers");  // 2
+  EXPECT_EQ(parse_model_config(json.dump(), "config.json").experts.dense, std::vector<int64_t>{0});
+}
+
 TEST(ConfigDefaults, RotaryPositions) {
   expect_defaults("gptoss-tiny", {{"rope_theta", 150000.0},
                                   {"rope_scaling",
