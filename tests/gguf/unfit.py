@@ -15,6 +15,7 @@ import numpy as np
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import gguf_gemma4  # noqa: E402
+import gguf_recurrent  # noqa: E402
 import gguf_writer  # noqa: E402
 from gguf_writer import pair, text  # noqa: E402
 
@@ -146,6 +147,16 @@ class Unfit(unittest.TestCase):
         stacked = ("blk.3.ffn_up_exps.weight", np.zeros((2, 4, 64), np.float32), "F32")
         self.write("llama2-tiny-f16", tensors=[stacked])
         self.refused("blk.3.ffn_up_exps.weight: expected a block below llama.block_count, 3, found 3")
+
+    def test_blocks_that_predict_several_tokens_are_not_of_the_model(self):
+        expected = self.logits(os.path.join(MODELS, "qwen35moe-tiny"))
+        more = [(f"blk.4.{name}.weight", np.ones(shape, np.float32), "F32")
+                for name, shape in (("attn_norm", 64), ("ffn_gate_exps", (8, 24, 64)), ("nextn.eh_proj", (64, 128)))]
+        keys = {"qwen35moe.block_count": ("u32", 5), "qwen35moe.nextn_predict_layers": ("u32", 1)}
+        self.write("qwen35moe-tiny", gguf_recurrent, tensors=more, **keys)
+        self.assertEqual(self.logits(), expected)
+        self.write("qwen35moe-tiny", gguf_recurrent, tensors=[("blk.5.attn_norm.weight", *more[0][1:])], **keys)
+        self.refused("blk.5.attn_norm.weight: expected a block below qwen35moe.block_count, 5, found 5")
 
     def test_a_tensor_that_no_part_of_the_model_uses(self):
         unused = "no part of a llama model with these keys uses the tensor"
