@@ -144,8 +144,8 @@ class SessionBase(Handle):
         turn, calling = getattr(self, "_turn_of_threads", None), in_callback()
         with turn if turn is not None and not calling else contextlib.nullcontext():
             super().close()
-            if not calling:  # otherwise, one of them may be running
-                self._callbacks = []
+            if not calling and turn is not None:  # otherwise, one of them may be running
+                self._callbacks.clear()
 
     def _handles(self) -> List[c.c_void_p]:
         """Returns the handles that a call of this session uses."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _arguments as arguments
-from ._library import F32, P, refuse, sized
+from ._library import F32, Error, P, refuse, sized
 from ._session import SessionBase
 from .intervention import Attached, Attachment, CIntervention, Intervention, c_interventions, intervention_of
 
@@ -107,11 +107,15 @@ class Attaching(SessionBase):
         kept = _OnChange(self._raised.guard(change))
         callback = sized(_CCallback(points=arguments.words(names), point_count=len(names), change=kept))
         with self._turn():
-            self._long_call("stet_session_attach_callback", c.byref(callback))
-            self._callbacks.append(kept)
+            self._callbacks.append(kept)  # before the call, which a signal's exception may follow
+            try:
+                self._long_call("stet_session_attach_callback", c.byref(callback))
+            except Error:
+                self._callbacks.remove(kept)
+                raise
 
     def detach_callbacks(self) -> None:
         """Detaches the functions of attach_callback() from this session."""
         with self._turn():
             self._long_call("stet_session_detach_callbacks")
-            self._callbacks = []
+            self._callbacks.clear()  # in place, because a chat and its sessions share the list

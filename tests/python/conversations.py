@@ -1,4 +1,7 @@
 """Texts, templates and conversations from Python."""
+import gc
+import weakref
+
 import common
 import numpy as np
 import stet
@@ -134,6 +137,22 @@ class Chats(common.Case):
         self.refused(lambda: own.say(5), "text")
         self.refused(lambda: own.rewind(0.5), "turns")
         self.refused(lambda: own.prompt([{"role": 5}]), "messages[0]")
+
+    def test_a_chat_keeps_the_functions_of_its_session(self):
+        chat, seen = self.chat(), []
+        session = chat.session
+        with session.changing(["blocks.3.hook_mlp_out"], lambda point, first, rows: None):
+            session.append(self.ids[:3])
+        session.attach_callback(["blocks.3.hook_mlp_out"], lambda point, first, rows: seen.append(first))
+        function = weakref.ref(session._callbacks[-1])
+        del session
+        gc.collect()
+        self.assertIsNotNone(function())
+        chat.ask("What is a?", 3)
+        self.assertTrue(seen)
+        chat.session.detach_callbacks()
+        gc.collect()
+        self.assertIsNone(function())
 
 
 if __name__ == "__main__":
