@@ -5,10 +5,8 @@ from __future__ import annotations
 import ctypes as c
 import ctypes.util
 import os
-import signal
 import sys
-import threading
-from typing import Any, Callable, Dict, Generator, List, NoReturn, Optional, Tuple, Type, TypeVar
+from typing import Any, Dict, List, NoReturn, Optional, Tuple, Type, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -89,8 +87,6 @@ lib.stet_free.argtypes = [c.c_void_p]
 lib.stet_version.restype = c.c_char_p
 lib.stet_isa_name.restype = c.c_char_p
 lib.stet_isa_name.argtypes = [c.c_size_t]
-_Interrupt = c.CFUNCTYPE(c.c_int32, c.c_void_p)
-lib.stet_set_interrupt.argtypes, lib.stet_set_interrupt.restype = [_Interrupt, c.c_void_p], None
 
 
 def free_after_use(name: str, pointer: c.c_void_p) -> None:
@@ -119,117 +115,6 @@ def call(name: str, *arguments: Any) -> None:
     lib.stet_error_free(error)
     kind = lib.stet_status_name(status).decode()
     raise (ArgumentError if kind == "argument" else Error)(kind, *named(name, *parts))
-
-
-# ---- interrupts: signals that arrive while tokens are processed
-
-
-class _Interrupts:
-    """Runs Python's signal handlers while the main thread is inside a call, and ends the call
-    with the exception that a handler raises.
-
-    The library asks every few milliseconds. A handler's exception may appear at any bytecode. At
-    a callback's first bytecode ctypes would drop it. The answer therefore comes from a generator,
-    which is inside its `try` when it resumes. A keyboard interrupt is only recorded until the
-    call has ended."""
-
-    def __init__(self) -> None:
-        self._raised: List[BaseException] = []
-        self._pressed = False
-        self._depth = 0
-        answers = self._answers()
-        next(answers)
-        self._ask = _Interrupt(answers.send)
-        self._set = False
-
-    def _answers(self) -> Generator[int, Any, None]:
-        answer = 0
-        while True:
-            try:
-                while True:
-                    yield answer
-                    answer = 1 if self._pressed else 0
-            except GeneratorExit:
-                raise
-            except BaseException as error:
-                # Drops this frame from the traceback, because clearing it would end the generator.
-                trace = error.__traceback__
-                self._raised.append(error.with_traceback(trace.tb_next if trace is not None else None))
-                answer = 1
-
-    def _note(self, number: int, frame: object) -> None:
-        self._pressed = True
-
-    def call(self, name: str, *arguments: Any) -> None:
-        """Calls a function that may take long, and lets signals interrupt it. Raises like call()."""
-        if threading.current_thread() is not threading.main_thread():
-            return call(name, *arguments)
-        if not self._set:
-            lib.stet_set_interrupt(self._ask, None)
-            self._set = True
-        ours = self._depth == 0 and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        self._depth += 1
-        try:
-            if ours:
-                self._pressed = False
-                signal.signal(signal.SIGINT, self._note)
-            call(name, *arguments)
-        except Error as error:
-            if error.kind == "canceled" and self._raised:
-                raise self._raised.pop() from None
-            if error.kind == "canceled" and ours and self._pressed:
-                self._pressed = False
-                raise KeyboardInterrupt from None
-            raise
-        finally:
-            self._depth -= 1
-            self._raised.clear()
-            if ours:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
-                if self._pressed:  # too late to end the call
-                    self._pressed = False
-                    signal.raise_signal(signal.SIGINT)
-
-
-long_call = _Interrupts().call
-
-
-class Raised:
-    """Exceptions raised in a session's callbacks, which the surrounding call raises again."""
-
-    def __init__(self) -> None:
-        self.errors: List[BaseException] = []
-
-    def guard(self, function: Callable[..., Optional[int]]) -> Callable[..., int]:
-        """Wraps the function as a callback for C. An exception in it is kept and cancels the
-        call."""
-
-        def guarded(*arguments: Any) -> int:
-            _inside.count = getattr(_inside, "count", 0) + 1
-            try:
-                return function(*arguments) or 0
-            except BaseException as error:
-                self.errors.append(error)
-                return 1
-            finally:
-                _inside.count -= 1
-
-        return guarded
-
-    def raise_first(self) -> None:
-        """Raises the first exception that was kept, if there is one."""
-        if self.errors:
-            first = self.errors[0]
-            self.errors.clear()
-            raise first from None
-
-
-_inside = threading.local()  # nesting depth of library callbacks in this thread
-
-
-def in_callback() -> bool:
-    """Returns True if this thread is inside a callback of the library."""
-    return getattr(_inside, "count", 0) > 0
 
 
 # ---- memory
@@ -361,13 +246,7 @@ def copied_ids(ids: Any, count: int) -> I32:
 _lent: Dict[int, object] = {}
 _Release = c.CFUNCTYPE(None, c.c_void_p)
 _next_lent = iter(range(1, sys.maxsize))
-
-
-def _released(context: Optional[int]) -> None:
-    _lent.pop(context or 0, None)
-
-
-_release = _Release(_released)
+_release = _Release(_lent.pop)  # a built-in function, in which no signal's handler can run
 
 
 def lend(what: object) -> Tuple[Any, c.c_void_p]:

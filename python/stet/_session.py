@@ -3,38 +3,21 @@ from __future__ import annotations
 
 import contextlib
 import ctypes as c
-import threading
 from typing import (
     TYPE_CHECKING,
     Any,
     Callable,
-    ContextManager,
     Dict,
     Iterator,
     List,
     NamedTuple,
     Optional,
-    Sequence,
     Tuple,
 )
 
 from . import _arguments as arguments
-from ._library import (
-    F32,
-    I32,
-    Capture,
-    Error,
-    Handle,
-    P,
-    Raised,
-    call,
-    copied_ids,
-    in_callback,
-    long_call,
-    sized,
-    taken_ids,
-)
-from ._uses import Using
+from ._calls import Call, Caller
+from ._library import F32, I32, Capture, Error, Handle, P, call, copied_ids, sized, taken_ids
 from .message import CMessage, Message
 from .model import CONTRACTS, THREADS, Model
 
@@ -81,7 +64,7 @@ def session_options(capacity: int = 0, threads: int = 0, chunk: int = 0, isa: st
                         anchor_bytes=arguments.integer(anchor_bytes, "anchor_bytes", -1)))
 
 
-def progress_callback(function: Optional[Callable[[int], None]], raised: Raised) -> Any:
+def progress_callback(function: Optional[Callable[[int], None]], of: Call) -> Any:
     """Returns the stet_progress_callback of a function, or a null callback."""
     if arguments.function(function, "progress") is None:
         return c.cast(0, OnProgress)
@@ -90,7 +73,7 @@ def progress_callback(function: Optional[Callable[[int], None]], raised: Raised)
     def on_progress(_: object, done: int) -> None:
         wanted(done)
 
-    return OnProgress(raised.guard(on_progress))
+    return OnProgress(of.guard(on_progress))
 
 
 class _CTurn(c.Structure):
@@ -106,10 +89,7 @@ class Turn(NamedTuple):
     open: bool
 
 
-_NOTHING: ContextManager[None] = contextlib.nullcontext()
-
-
-class SessionBase(Handle):
+class SessionBase(Caller):
     """The common base of a session's parts: the handle, the lock between threads, and properties."""
 
     _free = "stet_session_free"
@@ -118,38 +98,7 @@ class SessionBase(Handle):
     def _begin(self, model: Model) -> None:
         self.model = model
         self.restored: Optional["RestoreReport"] = None
-        self._callbacks: List[Any] = []
-        self._raised = Raised()
-        self._turn_of_threads = threading.RLock()
-
-    # ---- calls
-
-    def _turn(self) -> ContextManager[Any]:
-        """Returns the session's lock. Inside a callback it locks nothing, because the outer call
-        holds the lock."""
-        turn: ContextManager[Any] = self._turn_of_threads
-        return _NOTHING if in_callback() else turn
-
-    def _call(self, function: str, *arguments: Any) -> None:
-        with self._turn():
-            call(function, self._at, *arguments)
-
-    def _long_call(self, function: str, *arguments: Any) -> None:
-        """Calls a function that callbacks and signals can interrupt. Raises their exception here."""
-        with self._turn():
-            calls_of([self], function, self._at, *arguments)
-
-    def close(self) -> None:
-        """Frees the session, after the calls that use it now. Any later use raises an Error."""
-        turn, calling = getattr(self, "_turn_of_threads", None), in_callback()
-        with turn if turn is not None and not calling else contextlib.nullcontext():
-            super().close()
-            if not calling and turn is not None:  # otherwise, one of them may be running
-                self._callbacks.clear()
-
-    def _handles(self) -> List[c.c_void_p]:
-        """Returns the handles that a call of this session uses."""
-        return [self._at]
+        self._begin_turns()
 
     # ---- properties
 
@@ -271,20 +220,6 @@ def turns_of(*sessions: SessionBase) -> Iterator[None]:
         for session in sorted({id(s): s for s in sessions}.values(), key=id):
             stack.enter_context(session._turn())
         yield
-
-
-def calls_of(sessions: Sequence[SessionBase], function: str, *arguments: Any) -> None:
-    """Calls a function that callbacks of these sessions can interrupt. Raises their exception
-    here."""
-    for session in sessions:
-        session._raised.errors.clear()
-    try:
-        with Using([pointer for session in sessions for pointer in session._handles()]):
-            long_call(function, *arguments)
-    except Error:
-        for session in sessions:
-            session._raised.raise_first()
-        raise
 
 
 def seen(session: SessionBase, capture: Capture, names: List[str], positions: int) -> Dict[str, F32]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes as c
-from typing import Any, Callable, Iterable, Iterator, List, Optional, Union
+from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Union
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _arguments as arguments
+from ._calls import calls_of
 from ._library import F32, Error, P, refuse, sized
 from ._session import SessionBase
 from .intervention import Attached, Attachment, CIntervention, Intervention, c_interventions, intervention_of
@@ -20,6 +21,13 @@ _OnChange = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_size_t, c.c_int64, P(c.c_floa
 class _CCallback(c.Structure):
     _fields_ = [("struct_size", c.c_size_t), ("points", P(c.c_char_p)), ("point_count", c.c_size_t),
                 ("context", c.c_void_p), ("change", _OnChange), ("release", c.c_void_p)]
+
+
+class _Function(NamedTuple):
+    """A function that is attached, and its callback for C."""
+    points: List[str]
+    function: Callable[[str, int, F32], Optional[npt.ArrayLike]]
+    callback: Any
 
 
 class Attaching(SessionBase):
@@ -104,8 +112,8 @@ class Attaching(SessionBase):
             returned = function(names[index], first, copy)
             rows[...] = copy if returned is None else returned
 
-        kept = _OnChange(self._raised.guard(change))
-        callback = sized(_CCallback(points=arguments.words(names), point_count=len(names), change=kept))
+        kept = _Function(names, function, _OnChange(self._running.guard(change)))
+        callback = sized(_CCallback(points=arguments.words(names), point_count=len(names), change=kept.callback))
         with self._turn():
             self._callbacks.append(kept)  # before the call, which a signal's exception may follow
             try:
@@ -113,6 +121,15 @@ class Attaching(SessionBase):
             except Error:
                 self._callbacks.remove(kept)
                 raise
+
+    def _attach_those_of(self, original: SessionBase) -> None:
+        """Attaches the functions of the session that this one was forked from. Its copies of their
+        callbacks belong to calls of that session."""
+        if not original._callbacks:
+            return
+        calls_of([self, original], "stet_session_detach_callbacks", self._at)
+        for one in list(original._callbacks):
+            self.attach_callback(one.points, one.function)
 
     def detach_callbacks(self) -> None:
         """Detaches the functions of attach_callback() from this session."""

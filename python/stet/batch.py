@@ -7,8 +7,9 @@ import dataclasses
 from typing import TYPE_CHECKING, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from . import _arguments as arguments
+from ._calls import Call, calls_of
 from ._library import F32, Capture, P, refuse
-from ._session import calls_of, seen, turns_of
+from ._session import seen, turns_of
 from .comparison import Comparison
 from .generation import CGenerateOptions, CReply, Recorder, Reply, Sampling, Speculator, settings_of
 from .intervention import Intervention
@@ -96,10 +97,11 @@ def generate_batch(rows: Sequence[Union[Session, Row]], tokenizer: Optional["Tok
     sessions = [row.session for row in all]
     names = sessions[0].model._matching(points)
     with turns_of(*sessions):
+        one = Call()
         recorders = [
             Recorder(max_tokens if row.max_tokens is None else row.max_tokens,
                      ignore_eos if row.ignore_eos is None else row.ignore_eos, log_probabilities, None,
-                     row.session._raised, row.speculator) for row in all
+                     one, row.speculator) for row in all
         ]
         for row in all:
             row._prepare()
@@ -112,14 +114,13 @@ def generate_batch(rows: Sequence[Union[Session, Row]], tokenizer: Optional["Tok
                 stack.enter_context(recorder.turn())
             calls_of(sessions, "stet_batch_generate", entries,
                      arguments.size(len(all)), of, arguments.words(names),
-                     arguments.size(len(names)), captures, replies)
+                     arguments.size(len(names)), captures, replies, of=one)
         made = []
         for session, recorder, capture, reply in zip(sessions, recorders, captures, replies):
-            one, kept = recorder.reply(reply), Capture(capture)
-            one.captured = seen(session, kept, names, len(session))
-            made.append(one)
-    for session in sessions:
-        session._raised.raise_first()
+            whole, kept = recorder.reply(reply), Capture(capture)
+            whole.captured = seen(session, kept, names, len(session))
+            made.append(whole)
+    one.raise_first()
     return made
 
 

@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 import ctypes as c
-import threading
 from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Union
 
 from . import _arguments as arguments
-from ._library import CText, Error, Handle, P, Raised, call, in_callback, long_call, refuse, sized, taken_text
+from ._calls import Call, Caller
+from ._library import CText, P, call, refuse, sized, taken_text
 from ._session import progress_callback
 from .generation import CReply, Recorder, Reply, Speculator, Stream
 from .message import CMessage, Message, Messages, c_messages
@@ -54,7 +54,7 @@ class _ChatSession(Session):
         """Does nothing, because the chat owns the session."""
 
 
-class Chat(Handle):
+class Chat(Caller):
     """A conversation that starts as a fork of a session, with the session's messages. copy.copy()
     is a fork.
 
@@ -79,12 +79,12 @@ class Chat(Handle):
                           now=arguments.integer(now, "now")))
         with session._turn():
             call("stet_chat_new", of, by, c.byref(options), c.byref(self._at))
-        self._begin(session, tokenizer)
+            self._begin(session, tokenizer)
 
     def _begin(self, session: Session, tokenizer: Tokenizer) -> None:
         self.model, self.tokenizer = session.model, tokenizer
-        self._raised, self._callbacks = session._raised, list(session._callbacks)
-        self._turn_of_threads = threading.RLock()
+        self._begin_turns()
+        self.session._attach_those_of(session)
 
     def __repr__(self) -> str:
         return "<stet.Chat, closed>" if self.closed else "<stet.Chat: %d messages%s>" % (len(
@@ -92,18 +92,6 @@ class Chat(Handle):
 
     def __copy__(self) -> "Chat":
         return self.fork()
-
-    def _long_call(self, function: str, *arguments: Any) -> None:
-        if in_callback():
-            call(function, self._at, *arguments)
-            return
-        with self._turn_of_threads:
-            self._raised.errors.clear()
-            try:
-                long_call(function, self._at, *arguments)
-            except Error:
-                self._raised.raise_first()
-                raise
 
     @property
     def session(self) -> Session:
@@ -113,20 +101,17 @@ class Chat(Handle):
         call("stet_chat_session", self._at, c.byref(at))
         session = _ChatSession._adopt(self.model, at)
         assert isinstance(session, _ChatSession)
-        session._owner, session._raised, session._callbacks, session._turn_of_threads = (
-            self,
-            self._raised,
-            self._callbacks,
-            self._turn_of_threads,
-        )
+        session._owner, session._callbacks = self, self._callbacks
+        session._running, session._turn_of_threads = self._running, self._turn_of_threads
         return session
 
     def fork(self) -> "Chat":
         """Returns a second conversation with the same state. Both share every full block."""
         fork = Chat.__new__(Chat)
-        Handle.__init__(fork)
-        self._long_call("stet_chat_fork", c.byref(fork._at))
-        fork._begin(self.session, self.tokenizer)
+        Caller.__init__(fork)
+        with self._turn():
+            self._long_call("stet_chat_fork", c.byref(fork._at))
+            fork._begin(self.session, self.tokenizer)
         return fork
 
     # ---- prompts
@@ -135,7 +120,7 @@ class Chat(Handle):
     def messages(self) -> List[Message]:
         """Messages of the conversation, in order."""
         count, found = c.c_size_t(), []
-        with self._turn_of_threads:
+        with self._turn():
             call("stet_chat_message_count", self._at, c.byref(count))
             for index in range(count.value):
                 m = CMessage()
@@ -156,8 +141,9 @@ class Chat(Handle):
         `messages` are dicts with "role" and "content", or Message objects. Pass the model's
         replies as they come from `messages`, so that they keep their tokens."""
         all, _held = c_messages(messages)
-        report, told = sized(_CPromptReport()), progress_callback(progress, self._raised)
-        self._long_call("stet_chat_prompt", all, arguments.size(len(all)), told, None, c.byref(report))
+        report, of = sized(_CPromptReport()), Call()
+        told = progress_callback(progress, of)
+        self._long_call("stet_chat_prompt", all, arguments.size(len(all)), told, None, c.byref(report), of=of)
         return PromptReport(report.kept, report.recomputed, report.added)
 
     def plan(self, messages: Messages) -> PromptReport:
@@ -178,13 +164,13 @@ class Chat(Handle):
               on_text: Optional[Callable[[str], Optional[bool]]] = None, log_probabilities: bool = False,
               speculator: Optional[Speculator] = None) -> Reply:
         """Draws a reply, or continues one that was cut. See Session.generate()."""
-        with self._turn_of_threads:
-            recorder, at = Recorder(max_tokens, ignore_eos, log_probabilities, on_text, self._raised,
-                                    speculator), P(CReply)()
+        with self._turn():
+            of, at = Call(), P(CReply)()
+            recorder = Recorder(max_tokens, ignore_eos, log_probabilities, on_text, of, speculator)
             with recorder.turn():
-                self._long_call("stet_chat_reply", c.byref(recorder.options), c.byref(at))
+                self._long_call("stet_chat_reply", c.byref(recorder.options), c.byref(at), of=of)
             reply = recorder.reply(at)
-            self._raised.raise_first()
+            of.raise_first()
             return reply
 
     def stream(self, max_tokens: int = 256, ignore_eos: bool = False) -> Stream:
@@ -194,7 +180,7 @@ class Chat(Handle):
 
     def ask(self, text: str, max_tokens: int = 256) -> str:
         """Says a text and returns the text of the reply."""
-        with self._turn_of_threads:
+        with self._turn():
             self.say(text)
             return self.reply(max_tokens).text
 

@@ -5,7 +5,8 @@ import ctypes as c
 import dataclasses
 from typing import Any, Dict, List, Optional
 
-from ._library import P, call, lib, long_call, sized
+from ._calls import long_call
+from ._library import P, call, lib, sized
 
 
 class CDifference(c.Structure):

@@ -25,7 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _arguments as arguments
-from ._library import F32, F64, I32, CText, Handle, P, Raised, call, copied_ids, lib, refuse, sized
+from ._calls import Call
+from ._library import F32, F64, I32, CText, Handle, P, call, copied_ids, lib, refuse, sized
 from ._turns import Turn
 from ._uses import Using
 
@@ -168,7 +169,7 @@ class Recorder:
     """The options of one reply as C structs, and the values that its callbacks record."""
 
     def __init__(self, max_tokens: int, ignore_eos: bool, log_probabilities: bool,
-                 on_text: Optional[Callable[[str], Optional[bool]]], raised: Raised,
+                 on_text: Optional[Callable[[str], Optional[bool]]], of: Call,
                  speculator: Optional["Speculator"] = None) -> None:
         self.log_probabilities: List[float] = []
         self._record = log_probabilities = arguments.flag(log_probabilities, "log_probabilities")
@@ -185,9 +186,9 @@ class Recorder:
             return int(on_text(said) is False) if on_text is not None and said else 0
 
         if log_probabilities:
-            more["on_token"] = OnToken(raised.guard(token))
+            more["on_token"] = OnToken(of.guard(token))
         if on_text is not None:
-            more["on_text"] = OnText(raised.guard(text))
+            more["on_text"] = OnText(of.guard(text))
         self.handles: List[c.c_void_p] = []  # those in the options, which the call uses
         if speculator is not None:
             if not isinstance(speculator, Speculator):

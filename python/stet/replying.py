@@ -5,6 +5,7 @@ import ctypes as c
 from typing import TYPE_CHECKING, Callable, List, Optional, Sequence
 
 from . import _arguments as arguments
+from ._calls import Call
 from ._library import CText, P, copied_ids, sized, taken_text
 from ._session import SessionBase, progress_callback
 from .generation import CReply, CSampling, Recorder, Reply, Sampling, Speculator, Stream, settings_of
@@ -23,9 +24,10 @@ class Replying(SessionBase):
             self._long_call("stet_session_append_prompt", arguments.pointer(array, c.c_int32),
                             arguments.size(array.size))
             return
-        told = progress_callback(progress, self._raised)
+        of = Call()
+        told = progress_callback(progress, of)
         self._long_call("stet_session_append_prompt_watched", arguments.pointer(array, c.c_int32),
-                        arguments.size(array.size), told, None)
+                        arguments.size(array.size), told, None, of=of)
 
     @property
     def sampling(self) -> Sampling:
@@ -90,13 +92,13 @@ class Replying(SessionBase):
 
         A `speculator` can make the reply come sooner. It is the same reply."""
         with self._turn():
-            recorder, at = Recorder(max_tokens, ignore_eos, log_probabilities, on_text, self._raised,
-                                    speculator), P(CReply)()
+            of, at = Call(), P(CReply)()
+            recorder = Recorder(max_tokens, ignore_eos, log_probabilities, on_text, of, speculator)
             with recorder.turn():
                 self._long_call("stet_session_generate", arguments.handle_or_none(tokenizer, "Tokenizer", "tokenizer"),
-                                c.byref(recorder.options), c.byref(at))
+                                c.byref(recorder.options), c.byref(at), of=of)
             reply = recorder.reply(at)
-            self._raised.raise_first()  # an exception of the callback that ended the reply
+            of.raise_first()  # an exception of the callback that ended the reply
             return reply
 
     def stream(self, tokenizer: Optional["Tokenizer"] = None, max_tokens: int = 256,

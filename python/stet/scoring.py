@@ -8,6 +8,7 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 import numpy as np
 
 from . import _arguments as arguments
+from ._calls import Call
 from ._library import F64, I32, P, call, refuse, sized, taken_ids
 from ._session import SessionBase
 from .model import Model
@@ -99,6 +100,7 @@ def score(before: Union[Model, SessionBase], requests: Sequence[Scored], tokeniz
             *[_CRequest(arguments.pointer(ids, c.c_int32), ids.size, begin) for ids, begin in pairs]
         )
         scores: List[Optional[Score]] = [None] * len(pairs)
+        of = Call()
 
         def on_score(_: object, index: int, tokens: Any, count: int) -> None:
             rows = (
@@ -114,7 +116,7 @@ def score(before: Union[Model, SessionBase], requests: Sequence[Scored], tokeniz
 
         options = sized(_COptions(batch=arguments.integer(batch, "batch", 1)))
         before._long_call("stet_session_score", all, arguments.size(len(pairs)), c.byref(options),
-                          _OnScore(before._raised.guard(on_score)), None)
+                          _OnScore(of.guard(on_score)), None, of=of)
     return [one for one in scores if one is not None]
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _arguments as arguments
+from ._calls import Call
 from ._library import F32, Capture, P, View, call, lib, refuse, sized, taken_text
 from ._session import OnLogits, OnProgress, Turn, progress_callback, seen, session_options, turns_of
 from .attaching import Attaching
@@ -116,7 +117,8 @@ class Session(KeysAndValues, Recurrent, Attaching, Replying):
         states = arguments.integers(state_positions, "state_positions")
         logits = arguments.flag(logits, "logits")
         with self._turn():
-            told = progress_callback(progress, self._raised)
+            of = Call()
+            told = progress_callback(progress, of)
             if not names and not logits:
                 if progress is None:
                     self._long_call("stet_session_append", arguments.pointer(array, c.c_int32),
@@ -124,7 +126,7 @@ class Session(KeysAndValues, Recurrent, Attaching, Replying):
                 else:
                     watch = sized(_CWatch(on_progress=told))
                     self._long_call("stet_session_append_watched", arguments.pointer(array, c.c_int32),
-                                    arguments.size(array.size), c.byref(watch))
+                                    arguments.size(array.size), c.byref(watch), of=of)
                 return {}
             capture, these = Capture(), arguments.words(names)
             if progress is None and states.size == 0:
@@ -137,7 +139,7 @@ class Session(KeysAndValues, Recurrent, Attaching, Replying):
                                      state_positions=arguments.pointer(states, c.c_int64),
                                      state_position_count=states.size))
                 self._long_call("stet_session_capture_with", arguments.pointer(array, c.c_int32),
-                                arguments.size(array.size), c.byref(options), c.byref(capture._at))
+                                arguments.size(array.size), c.byref(options), c.byref(capture._at), of=of)
             return seen(self, capture, names + (["logits"] if logits else []), len(self))
 
     def logits(self, copy: bool = False) -> F32:
@@ -181,7 +183,7 @@ class Session(KeysAndValues, Recurrent, Attaching, Replying):
             at = c.c_void_p()
             self._call("stet_session_fork", c.byref(at))
             fork = Session._adopt(self.model, at)
-            fork._callbacks, fork._raised = list(self._callbacks), self._raised
+            fork._attach_those_of(self)
             return fork
 
     def rewind(self, size: int) -> None:

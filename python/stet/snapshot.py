@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple
 import numpy as np
 
 from . import _arguments as arguments
-from ._library import F32, I32, P, Shared, call, copied_ids, lend, long_call, refuse, sized
+from ._calls import long_call
+from ._library import F32, I32, P, Shared, call, copied_ids, lend, refuse, sized
 from ._session import KV_NAMES, KV_TYPES, session_options
 from .comparison import CDifference, CVerifyReport, VerifyReport
 from .digests import CDigests, Digests

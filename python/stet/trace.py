@@ -8,7 +8,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Union, overloa
 import numpy as np
 
 from . import _arguments as arguments
-from ._library import F32, ArgumentError, Error, Handle, P, Raised, long_call, refuse
+from ._calls import Call, long_call
+from ._library import F32, ArgumentError, Error, Handle, P, refuse
 from ._turns import Turn
 from ._session import OnLogits, SessionBase
 from .intervention import CIntervention, Intervention, c_interventions
@@ -102,7 +103,7 @@ class Trace(Handle):
                        "%d heads" % len(parts))
             kept += parts
         all = np.empty((len(kept), self.model.vocab_size), np.float32) if function is None else None
-        raised = Raised()
+        raised = Call()
 
         def on_logits(_: object, index: int, row: "c.Array[c.c_float]", count: int) -> None:
             logits = np.ctypeslib.as_array(row, (count,))
@@ -142,7 +143,7 @@ class Trace(Handle):
                               arguments.pointer(positions, c.c_int64), positions.size)
         rows: Dict[int, List[F32]] = {}
         found: List[F32] = [np.zeros((0, self.model.vocab_size), np.float32)] * len(runs)
-        raised = Raised()
+        raised = Call()
 
         def on_logits(_: object, index: int, position: int, row: "c.Array[c.c_float]", count: int) -> None:
             some = rows.setdefault(index, [])

@@ -144,7 +144,7 @@ class Chats(common.Case):
         with session.changing(["blocks.3.hook_mlp_out"], lambda point, first, rows: None):
             session.append(self.ids[:3])
         session.attach_callback(["blocks.3.hook_mlp_out"], lambda point, first, rows: seen.append(first))
-        function = weakref.ref(session._callbacks[-1])
+        function = weakref.ref(session._callbacks[-1].callback)
         del session
         gc.collect()
         self.assertIsNotNone(function())

@@ -5,6 +5,7 @@ import os
 import pickle
 import tempfile
 import threading
+import time
 
 import common
 import numpy as np
@@ -184,6 +185,51 @@ class Handles(common.Case):
         self.assertEqual((failed, len(s)), ([], 48))
         self.assertFalse(s.verify())
 
+    def test_a_callback_waits_for_other_threads_too(self):
+        busy, s, order, begun = self.session(8), self.session(8, threads=4), [], threading.Event()
+
+        def slow(done):
+            begun.set()
+            time.sleep(0.2)
+            order.append("append")
+
+        thread = threading.Thread(target=busy.append, args=([5, 6],), kwargs={"progress": slow})
+        thread.start()
+        begun.wait(60)
+        s.append([5], progress=lambda done: order.append((len(busy), len(s))))
+        thread.join()
+        self.assertEqual(order, ["append", (10, 9)])
+        # A computing thread may run the function. It waits for no turn at the session of its call.
+        sizes = []
+        with s.changing(["blocks.*.hook_mlp_out"], lambda point, first, rows: sizes.append(s.tokens().size)):
+            s.append(self.ids)
+        self.assertEqual(set(sizes), {9})
+
+    def test_each_call_raises_its_own_exceptions(self):
+        s = self.session(8)
+        s.attach_callback(["blocks.0.hook_mlp_out"], lambda point, first, rows: fails(first))
+        sessions, both, found = [s, s.fork()], threading.Barrier(2, timeout=60), {}
+
+        def fails(done):
+            both.wait()
+            raise KeyError(threading.get_ident())
+
+        def work(one, options):
+            try:
+                one.append([5], **options)
+            except KeyError as error:
+                found[threading.get_ident()] = error.args[0]
+
+        for options in ({}, {"progress": fails}):
+            threads = [threading.Thread(target=work, args=(one, options)) for one in sessions]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+            self.assertEqual((len(found), [*found]), (2, [*found.values()]))
+            found.clear()
+            for one in sessions:
+                one.detach_callbacks()
 
     def test_threads_take_turns_at_other_handles(self):
         s = self.session(20)

@@ -258,7 +258,7 @@ class Interrupts(common.Case):
     def interrupted(self, s, call):
         """Returns what the call leaves when a keyboard interrupt arrives during a pass. Another
         thread sends it when a pass has started."""
-        import stet._library as library
+        import stet._calls as library
         interrupts = library.long_call.__self__
         ask, begun = interrupts._answers, threading.Event()
         sender = threading.Thread(target=lambda: (begun.wait(60), os.kill(os.getpid(), signal.SIGINT)))
