@@ -4,10 +4,11 @@ from __future__ import annotations
 import contextlib
 import ctypes as c
 import signal
+import sys
 import threading
 from typing import Any, Callable, ContextManager, Generator, List, Optional, Sequence, Tuple
 
-from ._library import Error, Handle, call, lib
+from ._library import Error, Handle, call, free_after_use, lib
 from ._uses import Using
 
 _Interrupt = c.CFUNCTYPE(c.c_int32, c.c_void_p)
@@ -30,12 +31,31 @@ def turn_at(lock: Any) -> ContextManager[Any]:
     return turn
 
 
+class _Lost(List[Any]):
+    """The arguments of sys.unraisablehook during a call, in order. Its append is the hook: a signal's
+    handler cannot run in it."""
+    hook: Any = None  # the one before
+
+
+_MARK = "<function callback of stet"  # begins what Python prints for guarded functions
+
+
 class Call:
-    """One call of the library: the locks that it holds, and the exceptions of its callbacks."""
+    """One call of the library: the locks that it holds, and the exceptions of its callbacks.
+
+    A signal's handler can run, and raise, at the first bytecode of a callback. The callback then has
+    not started, and ctypes passes the exception to sys.unraisablehook. Such exceptions are lost ones."""
 
     def __init__(self) -> None:
         self.locks: Tuple[Any, ...] = ()
         self.errors: List[BaseException] = []
+        self.caught = _Lost()
+
+    def lost(self, changes: bool = False) -> List[BaseException]:
+        """Returns the lost exceptions, or those of functions that change activations."""
+        mark = _MARK + " that changes" if changes else _MARK
+        # Some releases of Python give the function, others name it in the message.
+        return [x.exc_value for x in self.caught if mark in "%s %r" % (x.err_msg, x.object)]
 
     def guard(self, function: Callable[..., Optional[int]]) -> Callable[..., int]:
         """Wraps the function as a callback of this call for C. An exception in it is kept and
@@ -45,11 +65,16 @@ class Call:
         return running.guard(function)
 
     def raise_first(self) -> None:
-        """Raises the first exception that was kept, if there is one."""
-        if self.errors:
-            first = self.errors[0]
-            self.errors.clear()
-            raise first from None
+        """Raises the first exception that was kept or lost, if there is one."""
+        first = (self.errors + self.lost())[:1]
+        self.errors.clear()
+        if first:
+            raise first[0] from None
+
+    def raise_lost(self) -> None:
+        """Raises the first lost exception, if there is one."""
+        for error in self.lost():
+            raise error from None
 
 
 class Running:
@@ -59,21 +84,26 @@ class Running:
     def __init__(self) -> None:
         self.call: Optional[Call] = None
 
-    def guard(self, function: Callable[..., Optional[int]]) -> Callable[..., int]:
+    def guard(self, function: Callable[..., Optional[int]], what: str = "") -> Callable[..., int]:
         """Wraps the function as a callback for C of the call that runs at the time."""
 
         def guarded(*arguments: Any) -> int:
             call, before = self.call or Call(), _held.locks
             _held.locks = before + call.locks
             try:
-                return function(*arguments) or 0
+                return 1 if call.caught and call.lost() else function(*arguments) or 0
             except BaseException as error:
                 call.errors.append(error)
                 return 1
             finally:
                 _held.locks = before
 
+        guarded.__qualname__ = _MARK[len("<function "):] + what
         return guarded
+
+
+_SIGNALS = sorted(signal.valid_signals())
+_handler_of = getattr(signal.getsignal, "__wrapped__", signal.getsignal)  # without its slow search for names
 
 
 class _Interrupts:
@@ -89,6 +119,7 @@ class _Interrupts:
         self._raised: List[BaseException] = []
         self._pressed = False
         self._depth = 0
+        self._of = Call()
         answers = self._answers()
         next(answers)
         self._ask = _Interrupt(answers.send)
@@ -100,7 +131,7 @@ class _Interrupts:
             try:
                 while True:
                     yield answer
-                    answer = 1 if self._pressed else 0
+                    answer = 1 if self._pressed or self._of.caught and self._of.lost() else 0
             except GeneratorExit:
                 raise
             except BaseException as error:
@@ -112,15 +143,30 @@ class _Interrupts:
     def _note(self, number: int, frame: object) -> None:
         self._pressed = True
 
-    def call(self, name: str, *arguments: Any) -> None:
-        """Calls a function that may take long, and lets signals interrupt it. Raises like call()."""
+    def may_raise(self) -> bool:
+        """Returns True if a signal's handler may raise an exception in the present thread."""
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        return any(callable(handler) and handler not in (signal.default_int_handler, self._note)
+                   for handler in map(_handler_of, _SIGNALS))
+
+    def call(self, name: str, *arguments: Any, of: Optional[Call] = None) -> None:
+        """Calls a function that may take long, and lets signals interrupt it. Raises like call(), and
+        leaves exceptions of callbacks to the Call."""
         if threading.current_thread() is not threading.main_thread():
             return call(name, *arguments)
         if not self._set:
             lib.stet_set_interrupt(self._ask, None)
             self._set = True
+        one, outer, hook = of or Call(), self._of, sys.unraisablehook
+        left = getattr(hook, "__self__", None)
+        if self._depth == 0 and isinstance(left, _Lost):
+            hook = left.hook  # an exception kept the last call from restoring it
+        one.caught.hook = hook
         ours = self._depth == 0 and signal.getsignal(signal.SIGINT) is signal.default_int_handler
         self._depth += 1
+        self._of = one
+        sys.unraisablehook = one.caught.append
         try:
             if ours:
                 self._pressed = False
@@ -134,6 +180,9 @@ class _Interrupts:
                 raise KeyboardInterrupt from None
             raise
         finally:
+            if sys.unraisablehook == one.caught.append:
+                sys.unraisablehook = hook
+            self._of = outer
             self._depth -= 1
             self._raised.clear()
             if ours:
@@ -141,9 +190,28 @@ class _Interrupts:
                 if self._pressed:  # too late to end the call
                     self._pressed = False
                     signal.raise_signal(signal.SIGINT)
+            for other in [x for x in one.caught if _MARK not in "%s %r" % (x.err_msg, x.object)]:
+                hook(other)
 
 
-long_call = _Interrupts().call
+_interrupts = _Interrupts()
+long_call = _interrupts.call
+
+
+class Before:
+    """A fork of a session or chat, made before a call, whose state it can restore."""
+
+    def __init__(self, kind: str, at: c.c_void_p) -> None:
+        self._kind, self._at, self._fork = kind, at, c.c_void_p()
+        call("stet_%s_fork" % kind, at, c.byref(self._fork))
+
+    def restore(self) -> None:
+        """Exchanges the two, so that the handle has the state of the fork."""
+        self._at.value, self._fork.value = self._fork.value, self._at.value
+
+    def free(self) -> None:
+        """Frees the state that is not the handle's."""
+        free_after_use("stet_%s_free" % self._kind, self._fork)
 
 
 class Caller(Handle):
@@ -161,6 +229,10 @@ class Caller(Handle):
     def _handles(self) -> List[c.c_void_p]:
         """Returns the handles that a call uses."""
         return [self._at]
+
+    def _before(self) -> Before:
+        """Returns a fork that can restore the present state."""
+        return Before("session", self._at)
 
     def _call(self, function: str, *arguments: Any) -> None:
         with self._turn():
@@ -184,18 +256,29 @@ class Caller(Handle):
 
 def calls_of(callers: Sequence[Caller], function: str, *arguments: Any, of: Optional[Call] = None) -> None:
     """Calls a function that callbacks of these handles can interrupt, and those of `of`. Raises
-    their exception here."""
-    one = of or Call()
+    their exception here. If an exception was lost, a function may not have changed what it should
+    have. The handles then have the state from before the call."""
+    one, before = of or Call(), []
     one.locks = tuple(caller._turn_of_threads for caller in callers)
     outer = [(caller._running, caller._running.call) for caller in callers]
     try:
         for caller in callers:
             caller._running.call = one
         with Using([pointer for caller in callers for pointer in caller._handles()]):
-            long_call(function, *arguments)
+            if any(caller._callbacks for caller in callers) and _interrupts.may_raise():
+                before = [caller._before() for caller in callers]
+            try:
+                long_call(function, *arguments, of=one)
+            finally:
+                if before and one.lost(changes=True):
+                    for state in before:
+                        state.restore()
+        one.raise_lost()
     except Error:
         one.raise_first()
         raise
     finally:
-        for running, before in outer:
-            running.call = before
+        for state in before:
+            state.free()
+        for running, last in outer:
+            running.call = last

@@ -112,7 +112,7 @@ class Attaching(SessionBase):
             returned = function(names[index], first, copy)
             rows[...] = copy if returned is None else returned
 
-        kept = _Function(names, function, _OnChange(self._running.guard(change)))
+        kept = _Function(names, function, _OnChange(self._running.guard(change, " that changes activations")))
         callback = sized(_CCallback(points=arguments.words(names), point_count=len(names), change=kept.callback))
         with self._turn():
             self._callbacks.append(kept)  # before the call, which a signal's exception may follow

@@ -5,7 +5,7 @@ import ctypes as c
 from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Union
 
 from . import _arguments as arguments
-from ._calls import Call, Caller
+from ._calls import Before, Call, Caller
 from ._library import CText, P, call, refuse, sized, taken_text
 from ._session import progress_callback
 from .generation import CReply, Recorder, Reply, Speculator, Stream
@@ -40,10 +40,15 @@ class _ChatSession(Session):
     def _at(self) -> c.c_void_p:
         if self._pointer is None or getattr(self, "_owner", None) is not None and self._owner.closed:
             refuse("chat", "one that is open", "one that was closed")
+        if getattr(self, "_owner", None) is not None:  # whose session is another one if its state was restored
+            call("stet_chat_session", self._owner._at, c.byref(self._pointer))
         return self._pointer
 
     def _handles(self) -> List[c.c_void_p]:
         return [self._owner._at, self._at]
+
+    def _before(self) -> Before:
+        return self._owner._before()
 
     @property
     def closed(self) -> bool:
@@ -85,6 +90,9 @@ class Chat(Caller):
         self.model, self.tokenizer = session.model, tokenizer
         self._begin_turns()
         self.session._attach_those_of(session)
+
+    def _before(self) -> Before:
+        return Before("chat", self._at)
 
     def __repr__(self) -> str:
         return "<stet.Chat, closed>" if self.closed else "<stet.Chat: %d messages%s>" % (len(
@@ -167,7 +175,7 @@ class Chat(Caller):
         with self._turn():
             of, at = Call(), P(CReply)()
             recorder = Recorder(max_tokens, ignore_eos, log_probabilities, on_text, of, speculator)
-            with recorder.turn():
+            with recorder.turn(at):
                 self._long_call("stet_chat_reply", c.byref(recorder.options), c.byref(at), of=of)
             reply = recorder.reply(at)
             of.raise_first()

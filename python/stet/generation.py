@@ -200,9 +200,16 @@ class Recorder:
         self.options = sized(CGenerateOptions(flags=flags, max_tokens=most, **more))
         self.speculator, self._kept = speculator, more
 
-    def turn(self) -> ContextManager[Any]:
-        """Returns the turn at the speculator for the call, with the handles that the call uses."""
+    def turn(self, at: Any = None) -> ContextManager[Any]:
+        """Returns the turn at the speculator for the call, with the handles that the call uses. Frees
+        the stet_reply of a call that gave one and raised all the same."""
         stack = contextlib.ExitStack()
+
+        def free(kind: object, error: object, trace: object) -> None:
+            if kind is not None and at:
+                self.reply(at)
+
+        stack.push(free)
         if self.speculator is not None:
             stack.enter_context(self.speculator._turn)
         stack.enter_context(Using(self.handles))

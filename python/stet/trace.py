@@ -115,7 +115,8 @@ class Trace(Handle):
         try:
             with self._turn:
                 long_call("stet_trace_run", self._at, (CIntervention * len(kept))(*kept), arguments.size(len(kept)),
-                          OnLogits(raised.guard(on_logits)), None)
+                          OnLogits(raised.guard(on_logits)), None, of=raised)
+            raised.raise_lost()
         except Error:
             raised.raise_first()
             raise
@@ -159,7 +160,8 @@ class Trace(Handle):
         try:
             with self._turn:
                 long_call("stet_trace_run_all", self._at, all, arguments.size(len(runs)),
-                          _OnTraced(raised.guard(on_logits)), None)
+                          _OnTraced(raised.guard(on_logits)), None, of=raised)
+            raised.raise_lost()
         except Error:
             raised.raise_first()
             raise

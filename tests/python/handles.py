@@ -206,7 +206,7 @@ class Handles(common.Case):
         self.assertEqual(set(sizes), {9})
 
     def test_each_call_raises_its_own_exceptions(self):
-        s = self.session(8)
+        s = self.session(8, threads=1)
         s.attach_callback(["blocks.0.hook_mlp_out"], lambda point, first, rows: fails(first))
         sessions, both, found = [s, s.fork()], threading.Barrier(2, timeout=60), {}
 

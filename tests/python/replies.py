@@ -334,6 +334,90 @@ print(len(s))
         self.assertEqual(s.digests(), before)
 
 
+    def test_an_exception_at_the_begin_of_a_callback_ends_the_call(self):
+        class Enough(Exception):
+            pass
+
+        class Fails:
+            def __del__(self):
+                raise KeyError("of a destructor")
+
+        count, place, heard = [0], [0], []
+
+        def tracer(frame, event, argument):
+            # Raises where the handler of a signal that arrived before raises.
+            if frame.f_code.co_name == "guarded":
+                count[0] += 1
+                if count[0] == place[0]:
+                    raise Enough
+            return None
+
+        def call(run, at):
+            count[0], place[0] = 0, at
+            sys.settrace(tracer)
+            try:
+                return run()
+            finally:
+                sys.settrace(None)
+
+        points = ["blocks.2.hook_mlp_out", "blocks.8.hook_mlp_out"]
+
+        def half(point, first, rows):
+            rows *= 0.5
+
+        def session():
+            s = self.session(10, threads=1)
+            s.attach_callback(points, half)
+            s.append(self.ids[10:20])
+            return s
+
+        def chat():
+            chat = stet.Chat(self.session(0, threads=1), self.tokenizer)
+            chat.session.attach_callback(points, half)
+            return chat
+
+        def gone(point, first, rows):
+            Fails()
+
+        ids, hook = self.ids[20:30], sys.unraisablehook
+        old = signal.signal(signal.SIGUSR1, lambda number, frame: None)
+        sys.unraisablehook = mine = lambda x: heard.append(x.exc_type)
+        try:
+            for make, run, state in (
+                (session, lambda s: s.append(ids), lambda s: s),
+                (session, lambda s: s.append(ids, ["hook_embed"], progress=lambda done: None), lambda s: s),
+                (session, lambda s: s.append_prompt(ids), lambda s: s),
+                (session, lambda s: stet.append_batch([(session(), ids), (s, ids)]), lambda s: s),
+                (session, lambda s: s.generate(self.tokenizer, 3, True, on_text=lambda text: None), lambda s: s),
+                (chat, lambda c: c.say("What is a?"), lambda c: c.session),
+                (chat, lambda c: c.session.append(ids), lambda c: c.session),
+            ):
+                expected = make()
+                call(lambda: run(expected), 0)
+                of = count[0]
+                self.assertGreaterEqual(of, 2)
+                for at in range(1, of + 1):
+                    one = make()
+                    kept, before = state(one), state(one).digests()
+                    with self.assertRaises(Enough):
+                        call(lambda: run(one), at)
+                    self.assertIs(sys.unraisablehook, mine)
+                    if kept.digests() == before:
+                        run(one)
+                    else:  # a reply keeps the tokens that were drawn
+                        kept.append(state(expected).tokens()[len(kept):])
+                    self.assertEqual(kept.tokens().tolist(), state(expected).tokens().tolist())
+                    self.assertEqual(kept.digests().kv, state(expected).digests().kv)
+            self.assertEqual(heard, [])
+            s = self.session(10, threads=1)
+            s.attach_callback(points, gone)
+            s.append(ids)
+            self.assertEqual(heard, [KeyError] * 2)
+        finally:
+            sys.unraisablehook = hook
+            signal.signal(signal.SIGUSR1, old)
+
+
 class Files(common.Case):
     def test_self_contained_snapshots_and_reports(self):
         with tempfile.TemporaryDirectory() as d:
