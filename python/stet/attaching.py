@@ -51,7 +51,8 @@ class Attaching(SessionBase):
                 for index in reversed(range(before, self.interventions)):
                     self.detach(index)
                 raise
-            return Attachment(self, self.attached()[before:])
+            now = self.attached()
+            return Attachment(self, now[:before], now[before:])
 
     def attached(self) -> List[Attached]:
         """Returns the attached interventions in order. One with a row for each head is listed

@@ -118,12 +118,21 @@ class Attached(NamedTuple):
     at: int
 
 
+def _alike(a: Attached, b: Attached) -> bool:
+    """Returns True if two entries differ at most in their place and their end."""
+    first, second = (dataclasses.replace(one.intervention, end=0) for one in (a, b))
+    return a.at == b.at and first == second
+
+
 class Attachment:
     """The interventions that Session.attach() attached. detach(), or the end of `with`, ends
     them."""
 
-    def __init__(self, session: "Attaching", entries: List[Attached]) -> None:
+    def __init__(self, session: "Attaching", before: List[Attached], entries: List[Attached]) -> None:
         self._session, self._entries = session, entries
+        # The number of earlier ones that differ at most in their end, for each that was attached.
+        self._left = [(entry, sum(_alike(entry, other) for other in before + entries[:i]))
+                      for i, entry in enumerate(entries)]
 
     def __repr__(self) -> str:
         return "<stet.Attachment: %s>" % ", ".join(repr(e.intervention) for e in self._entries)
@@ -131,12 +140,16 @@ class Attachment:
     def detach(self, position: Optional[int] = None) -> None:
         """Ends the interventions at a position not before the session's size (None: at that
         size). Those that a rewind has removed, or that are already detached, stay as they are."""
-        for entry in reversed(self._entries):
-            for now in reversed(self._session.attached()):
-                there = dataclasses.replace(now.intervention, end=entry.intervention.end)
-                if now.at == entry.at and there == entry.intervention:
-                    self._session.detach(now.place, position)
-                    break
+        with self._session._turn():
+            while self._left:
+                entry, earlier = self._left[-1]
+                alike = [now for now in self._session.attached() if _alike(entry, now)]
+                # Earlier ones may have been removed. Equal ones have equal effects.
+                for now in reversed(alike[:earlier + 1]):
+                    if now.intervention.end == entry.intervention.end:
+                        self._session.detach(now.place, position)
+                        break
+                self._left.pop()
 
     def __enter__(self) -> "Attachment":
         return self

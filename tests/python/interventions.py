@@ -191,6 +191,44 @@ class Interventions(common.Case):
             1 // 0
         self.assertEqual([a.intervention.end for a in s.attached()], [31])
 
+    def test_a_with_ends_each_of_equal_ones(self):
+        change = Intervention("blocks.3.hook_resid_post", "add", np.ones(256), amount=0.5)
+        bounded = Intervention("blocks.3.hook_resid_post", "add", np.ones(256), amount=0.5, end=90)
+
+        def ends(s):
+            return [a.intervention.end for a in s.attached()]
+
+        s = self.session(40)
+        with s.attach(change):
+            with s.attach(change):
+                s.append(self.ids[40:50])
+            s.append(self.ids[50:60])
+        self.assertEqual(ends(s), [60, 50])
+        with s.attach(change, change):
+            s.append(self.ids[60:70])
+        self.assertEqual(ends(s), [60, 50, 70, 70])
+        for pair in ((change, bounded), (bounded, change)):
+            for first in (0, 1):
+                s = self.session(40)
+                attached = [s.attach(one) for one in pair]
+                s.append(self.ids[40:50])
+                attached[first].detach()
+                self.assertEqual(ends(s)[first], 50)
+                self.assertEqual(ends(s)[1 - first], pair[1 - first].end)
+                attached[first].detach(80)
+                attached[1 - first].detach()
+                self.assertEqual(ends(s), [50, 50])
+        # One that has changed nothing is removed, and those after it move up.
+        s = self.session(40)
+        first, second, third = s.attach(change), s.attach(change), s.attach(change)
+        first.detach()
+        first.detach()
+        self.assertEqual(ends(s), [0, 0])
+        s.append(self.ids[40:50])
+        third.detach()
+        second.detach()
+        self.assertEqual(ends(s), [50, 50])
+
     def test_a_trace_takes_them(self):
         s = self.session(20)
         trace = s.trace(self.ids[20:60])
