@@ -75,9 +75,11 @@ class Intervention:
         arguments.word(self.point, "point")
         if self.op not in OPS:
             refuse("op", "one of %s" % ", ".join(OPS), self.op)
-        if len(arguments.integers(self.layers, "layers")) and self.point.startswith("blocks."):
-            refuse("layers", "none beside a point of one layer, %s" % self.point, list(self.layers))
-        arguments.integers(self.heads, "heads")
+        # Read once, because they may be iterators.
+        self.layers = arguments.integers(self.layers, "layers").tolist()
+        self.heads = arguments.integers(self.heads, "heads").tolist()
+        if self.layers and self.point.startswith("blocks."):
+            refuse("layers", "none beside a point of one layer, %s" % self.point, self.layers)
         for begin, end in (("begin", "end"), ("key_begin", "key_end")):
             first, last = (arguments.integer(getattr(self, name), name, 0) for name in (begin, end))
             if last and last <= first:

@@ -61,6 +61,15 @@ class Interventions(common.Case):
                      Intervention("blocks.2.hook_resid_post", "set", np.full(256, np.nan)))
         self.assertEqual(s.attached(), [])
 
+    def test_layers_and_heads_may_be_any_sequence(self):
+        for given in ((1, 2), np.array([1, 2]), iter([1, 2]), map(int, "12"), (i for i in (1, 2))):
+            change = Intervention("attn.hook_z", "zero", heads=given, layers=[3])
+            self.assertEqual(change, Intervention("attn.hook_z", "zero", heads=[1, 2], layers=[3]))
+            change.heads, change.layers = iter([0]), iter([5])
+            s = self.session(4)
+            s.attach(change)
+            self.assertEqual([(a.intervention.heads, a.intervention.layers) for a in s.attached()], [([0], [5])])
+
     def test_operations_are_those_of_a_file(self):
         text = "Let a = 3. What is a?"
         ids = self.tokenizer.encode(text)
