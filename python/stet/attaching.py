@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes as c
-from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Union
+import dataclasses
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,8 @@ class _CCallback(c.Structure):
                 ("context", c.c_void_p), ("change", _OnChange), ("release", c.c_void_p)]
 
 
-class _Function(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Function:
     """A function that is attached, and its callback for C."""
     points: List[str]
     function: Callable[[str, int, F32], Optional[npt.ArrayLike]]
@@ -89,18 +91,25 @@ class Attaching(SessionBase):
         A file cannot hold a function. The tokens that it affects therefore count as edited
         (`edits`) and cannot be recomputed. The enclosing call raises the function's exceptions
         and leaves the session unchanged. Values that are not finite raise an Error. The function
-        may only read the session."""
-        self.attach_callback(points, function)
+        may only read the session.
+
+        Blocks can be nested, and functions run in the order in which they were attached. The end of
+        the block detaches this function alone. It marks no token as edited."""
+        one = self._attach_function(points, function)
         try:
             yield
         finally:
             if not self.closed:
-                self.detach_callbacks()
+                self._detach_function(one)
 
     def attach_callback(self, points: Iterable[str], function: Callable[[str, int, F32],
                                                                         Optional[npt.ArrayLike]]) -> None:
         """Attaches a function as `changing` does, until detach_callbacks(). Forks keep it,
         snapshots do not."""
+        self._attach_function(points, function)
+
+    def _attach_function(self, points: Iterable[str], function: Callable[[str, int, F32], Optional[npt.ArrayLike]]
+                         ) -> _Function:
         names = self.model._matching(points)
         if not names:
             refuse("points", "one name or more", "none")
@@ -114,14 +123,30 @@ class Attaching(SessionBase):
             rows[...] = copy if returned is None else returned
 
         kept = _Function(names, function, _OnChange(self._running.guard(change, " that changes activations")))
-        callback = sized(_CCallback(points=arguments.words(names), point_count=len(names), change=kept.callback))
         with self._turn():
             self._callbacks.append(kept)  # before the call, which a signal's exception may follow
             try:
-                self._long_call("stet_session_attach_callback", c.byref(callback))
+                self._attach_to_library(kept)
             except Error:
                 self._callbacks.remove(kept)
                 raise
+        return kept
+
+    def _attach_to_library(self, one: _Function) -> None:
+        callback = sized(_CCallback(points=arguments.words(one.points), point_count=len(one.points),
+                                    change=one.callback))
+        self._long_call("stet_session_attach_callback", c.byref(callback))
+
+    def _detach_function(self, one: _Function) -> None:
+        """Detaches one function. The library detaches all, so the others are attached again."""
+        with self._turn():
+            if not any(other is one for other in self._callbacks):
+                return  # detach_callbacks() has detached it
+            others = [other for other in self._callbacks if other is not one]
+            self._long_call("stet_session_detach_callbacks")
+            for other in others:
+                self._attach_to_library(other)
+            self._callbacks[:] = others  # in place, because a chat and its sessions share the list
 
     def _attach_those_of(self, original: SessionBase) -> None:
         """Attaches the functions of the session that this one was forked from. Its copies of their

@@ -165,6 +165,43 @@ class Handles(common.Case):
             handle.close()
             self.assertIn("closed", repr(handle))
 
+    def test_blocks_that_change_are_nested(self):
+        s, calls = self.session(4), []
+
+        def named(name):
+            return lambda point, first, rows: calls.append(name)
+
+        def ran():
+            calls.clear()
+            s.append([5])
+            return "".join(calls)
+
+        point = ["blocks.3.hook_mlp_out"]
+        s.attach_callback(point, named("a"))
+        with s.changing(point, named("b")):
+            with s.changing(point, named("c")):
+                self.assertEqual(ran(), "abc")
+            self.assertEqual(ran(), "ab")
+            with s.changing(point, named("d")):
+                self.assertEqual(ran(), "abd")
+                fork = s.fork()
+        self.assertEqual(ran(), "a")
+        calls.clear()
+        fork.append([5])
+        self.assertEqual("".join(calls), "abd")
+        with s.changing(point, named("e")):
+            s.detach_callbacks()
+            s.attach_callback(point, named("f"))
+        self.assertEqual(ran(), "f")
+        s.rewind(4)
+        self.assertEqual((s.edits, ran(), s.edits), (0, "f", 1))
+        # The end of a block marks nothing as edited.
+        s = self.session(4)
+        with s.changing(point, named("a")):
+            with s.changing(point, named("b")):
+                pass
+        self.assertEqual((s.edits, ran(), s.edits), (0, "", 0))
+
     def test_threads_take_turns(self):
         s = self.session(8)
         failed = []
