@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, NamedTuple
 import numpy as np
 
 from . import _arguments as arguments
-from ._library import F32, Shared, View, call, lend, refuse, sized, taken_text
+from ._library import F32, Error, Shared, View, call, lend, refuse, sized, taken_text
 
 if TYPE_CHECKING:
     from .chat import Chat
@@ -270,16 +270,28 @@ class Model(Shared):
         call("stet_model_weight", self._at, (front + "." + bare if front else bare).encode(), c.byref(view._at),
              c.byref(about))
         array = view.array(about.data, tuple(about.shape[: about.dimensions]))
-        if last in ("W_K", "W_V", "b_K", "b_V") and self.kv_heads < self.heads:
-            array = np.repeat(array, self.heads // self.kv_heads, axis=0)
-            array.flags.writeable = False
+        if last in ("W_K", "W_V", "b_K", "b_V"):
+            heads = self.point(front + ".hook_q").heads  # those of this layer
+            if len(array) < heads:
+                array = np.repeat(array, heads // len(array), axis=0)
+                array.flags.writeable = False
         return array
 
     def _stack(self, name: str) -> F32:
-        """Returns a weight of all layers, [layers, ...], and caches it."""
+        """Returns a weight of all layers, [layers, ...], and caches it. Raises an Error if layers differ
+        in shape."""
         found = self._stacks.get(name)
         if found is None:
-            found = np.stack([self.weight("blocks.%d.%s" % (layer, name)) for layer in range(self.layers)])
+            each = [self.weight("blocks.%d.%s" % (layer, name)) for layer in range(self.layers)]
+            of: Dict[Tuple[int, ...], List[int]] = {}
+            for layer, array in enumerate(each):
+                of.setdefault(array.shape, []).append(layer)
+            if len(of) > 1:
+                shapes = "; ".join("%s in layers %s" % (list(shape), ", ".join(map(str, layers)))
+                                   for shape, layers in of.items())
+                raise Error("unsupported", "%s: expected layers of one shape, found %s; weight() returns that of one "
+                            "layer" % (name, shapes), "", name, "layers of one shape", shapes)
+            found = np.stack(each)
             found.flags.writeable = False
             self._stacks[name] = found
         return found

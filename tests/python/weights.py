@@ -90,6 +90,18 @@ class Weights(common.Case):
             with self.assertRaises(AttributeError):
                 getattr(m, missing)
 
+    def test_layers_may_differ(self):
+        m = stet.Model(common.tiny("gemma4-dense-tiny"))
+        for layer in range(m.layers):
+            name = "blocks.%d.attn." % layer
+            heads, kv_heads = m.point(name + "hook_q").heads, m.point(name + "hook_k").heads
+            whole, own = m.weight(name + "W_K"), m.weight(name + "_W_K")
+            self.assertEqual((len(whole), len(own)), (heads, kv_heads))
+            self.assertTrue((whole == np.repeat(own, heads // kv_heads, axis=0)).all())
+        with self.assertRaisesRegex(stet.Error, r"\[4, 64, 16\] in layers 0, 1, 3, 4; \[4, 64, 32\] in layers 2, 5"):
+            m.W_K
+        self.assertEqual(m.W_in.shape, (m.layers, m.hidden_size, m.intermediate_size))
+
     def test_they_cannot_be_written_and_outlive_the_model(self):
         m = stet.Model(common.tiny("llama31-tiny"))
         arrays = [m.W_E, m.W_Q, m.W_K, m.weight("blocks.0.attn.W_K"), m.weight("ln_final.w")]
