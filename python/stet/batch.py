@@ -4,12 +4,13 @@ from __future__ import annotations
 import contextlib
 import ctypes as c
 import dataclasses
-from typing import TYPE_CHECKING, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 from . import _arguments as arguments
 from ._calls import Call, calls_of
-from ._library import F32, Capture, P, refuse
+from ._library import F32, Capture, Error, P, refuse
 from ._session import seen, turns_of
+from ._uses import Using
 from .comparison import Comparison
 from .generation import CGenerateOptions, CReply, Recorder, Reply, Sampling, Speculator, settings_of
 from .intervention import Intervention
@@ -48,35 +49,82 @@ class Row:
     interventions: Sequence[Intervention] = ()
     speculator: Optional[Speculator] = None
 
-    def _check(self, name: str) -> None:
-        """Checks the row before anything is changed. `name` is that of the row."""
+    def _checked(self, name: str) -> "Row":
+        """Returns the row with lists in place of iterators, before anything is changed. `name` is that
+        of the row."""
         if not isinstance(self.session, Session):
             refuse(name, "a Session or a Row", type(self.session).__name__)
+        new = dataclasses.replace(self)
         if self.prompt is not None:
-            arguments.ids_of(self.prompt)
+            new.prompt = arguments.ids_of(self.prompt, name + ".prompt")
         if self.sampling is not None:
-            settings_of(self.sampling)
+            with _named(name + ".sampling"):
+                settings_of(self.sampling)
         if self.stop_ids is not None:
-            arguments.ids_of(self.stop_ids, name + ".stop_ids")
+            new.stop_ids = arguments.ids_of(self.stop_ids, name + ".stop_ids").tolist()
         if self.stop_strings is not None:
-            for i, text in enumerate(arguments.sequence(self.stop_strings, name + ".stop_strings", "texts")):
+            new.stop_strings = arguments.sequence(self.stop_strings, name + ".stop_strings", "texts")
+            for i, text in enumerate(new.stop_strings):
                 arguments.text(text, "%s.stop_strings[%d]" % (name, i))
-        for i, change in enumerate(arguments.sequence(self.interventions, name + ".interventions", "Interventions")):
+        new.interventions = arguments.sequence(self.interventions, name + ".interventions", "Interventions")
+        for i, change in enumerate(new.interventions):
             if not isinstance(change, Intervention):
                 refuse("%s.interventions[%d]" % (name, i), "an Intervention", type(change).__name__)
+        return new
 
-    def _prepare(self) -> None:
+    def _prepare(self, name: str = "row") -> None:
+        """Gives the session the settings and the prompt of the row."""
         s = self.session
         if self.sampling is not None:
-            s.sampling = self.sampling
+            with _named(name + ".sampling"):
+                s.sampling = self.sampling
         if self.stop_ids is not None:
-            s.stop_ids = list(self.stop_ids)
+            with _named(name + ".stop_ids", "stop_ids"):
+                s.stop_ids = list(self.stop_ids)
         if self.stop_strings is not None:
-            s.stop_strings = list(self.stop_strings)
-        if len(self.interventions):
-            s.attach(*self.interventions)
+            with _named(name + ".stop_strings", "stop_strings"):
+                s.stop_strings = list(self.stop_strings)
+        for i, change in enumerate(self.interventions):
+            with _named("%s.interventions[%d]" % (name, i)):
+                s.attach(change)
         if self.prompt is not None:
-            s.append_prompt(self.prompt)
+            with _named(name + ".prompt", "ids"):
+                s.append_prompt(self.prompt)
+
+
+@contextlib.contextmanager
+def _named(name: str, own: str = "") -> Iterator[None]:
+    """Puts the name of a row's member into errors that name a field. `own` is the member's name in the
+    function that gets it."""
+    try:
+        yield
+    except Error as error:
+        if not error.field or error.file:
+            raise
+        field = name + (error.field[len(own):] if own and error.field.startswith(own) else ": " + error.field)
+        message = str(error).replace(error.field + ":", field + ":", 1)
+        raise type(error)(error.kind, message, "", field, error.expected, error.found) from None
+
+
+@contextlib.contextmanager
+def _unchanged_if_nothing_is_drawn(sessions: Sequence[Session]) -> Iterator[Callable[[], None]]:
+    """Restores the sessions if the block fails before one of them has drawn a token. The block calls
+    the function that it gets before it draws."""
+    sizes: List[int] = []
+    with Using([pointer for session in sessions for pointer in session._handles()]):
+        before = []
+        try:
+            for session in {id(s): s for s in sessions}.values():
+                before.append(session._before())
+            yield lambda: sizes.extend(session.drawn for session in sessions)
+        except BaseException:
+            if not any(not session.closed and session.drawn != size for session, size in zip(sessions, sizes)):
+                for state in reversed(before):
+                    state.restore()
+            raise
+        finally:
+            for state in before:
+                state.free()
 
 
 def generate_batch(rows: Sequence[Union[Session, Row]], tokenizer: Optional["Tokenizer"] = None,
@@ -87,10 +135,10 @@ def generate_batch(rows: Sequence[Union[Session, Row]], tokenizer: Optional["Tok
     and ignore_eos.
 
     Returns a Reply for each row. `captured` holds the rows at `points` (names or patterns) for
-    the drawn tokens, [ids, ...]. After a failure, tokens drawn so far stay in the sessions."""
+    the drawn tokens, [ids, ...]. After a failure, tokens drawn so far stay in the sessions. If none
+    was drawn, all sessions are unchanged."""
     all = [row if isinstance(row, Row) else Row(row) for row in arguments.sequence(rows, "rows", "Sessions or Rows")]
-    for i, row in enumerate(all):
-        row._check("rows[%d]" % i)
+    all = [row._checked("rows[%d]" % i) for i, row in enumerate(all)]
     of = arguments.handle_or_none(tokenizer, "Tokenizer", "tokenizer")
     if not all:
         return []
@@ -103,13 +151,14 @@ def generate_batch(rows: Sequence[Union[Session, Row]], tokenizer: Optional["Tok
                      ignore_eos if row.ignore_eos is None else row.ignore_eos, log_probabilities, None,
                      one, row.speculator) for row in all
         ]
-        for row in all:
-            row._prepare()
-        entries = (_CBatchReply * len(all))(
-            *[_CBatchReply(s._at, c.pointer(r.options)) for s, r in zip(sessions, recorders)]
-        )
         captures, replies = (c.c_void_p * len(all))(), (P(CReply) * len(all))()
-        with contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack, _unchanged_if_nothing_is_drawn(sessions) as begin:
+            for i, row in enumerate(all):
+                row._prepare("rows[%d]" % i)
+            begin()
+            entries = (_CBatchReply * len(all))(
+                *[_CBatchReply(s._at, c.pointer(r.options)) for s, r in zip(sessions, recorders)]
+            )
             for _, recorder in sorted({id(r.speculator): r for r in recorders}.items()):  # rows may share one
                 stack.enter_context(recorder.turn())
             calls_of(sessions, "stet_batch_generate", entries,

@@ -248,10 +248,53 @@ class Batches(common.Case):
         self.refused(lambda: stet.generate_batch([s, "x"], self.tokenizer, 2), "rows[1]")
         self.refused(lambda: stet.generate_batch([s], self.tokenizer, 0), "max_tokens")
         self.refused(lambda: stet.generate_batch([s], self.tokenizer, 2, points=["nowhere"]), "points")
-        self.refused(lambda: stet.generate_batch([stet.Row(s, prompt=[2.7])], self.tokenizer, 2), "ids[0]")
+        self.refused(lambda: stet.generate_batch([stet.Row(s, prompt=[2.7])], self.tokenizer, 2), "rows[0].prompt[0]")
         self.assertEqual(len(s), 10)
         plain = stet.generate_batch([s], max_tokens=2, ignore_eos=True, log_probabilities=False)[0]
         self.assertEqual((plain.text, plain.log_probabilities, plain.captured), ("", None, {}))
+
+
+    def test_a_batch_that_fails_before_it_draws_changes_nothing(self):
+        change, many = stet.Intervention("blocks.3.hook_resid_mid", "add", np.linspace(-1, 1, 256)), [5] * 600
+        unknown = self.model.vocab_size
+
+        def fails(point, first, rows):
+            raise KeyError
+
+        for options, field in (
+            (dict(prompt=[unknown]), "rows[1].prompt[0]"),
+            (dict(prompt=[5, 2.5]), "rows[1].prompt[1]"),
+            (dict(prompt=many), "rows[1].prompt: tokens"),
+            (dict(stop_ids=[unknown]), "rows[1].stop_ids[0]"),
+            (dict(stop_strings=["a", 5]), "rows[1].stop_strings[1]"),
+            (dict(sampling=stet.Sampling(temperature=-1)), "rows[1].sampling: temperature"),
+            (dict(interventions=[change, stet.Intervention("hook_embed", "add", [1])]),
+             "rows[1].interventions[1]: values"),
+            ({}, "batch[2]: session"),
+            ({}, None),
+        ):
+            first, second, chat = self.session(10), self.session(10), stet.Chat(self.session(4), self.tokenizer)
+            rows = [stet.Row(first, prompt=[5, 6], sampling=stet.Sampling(seed=9), interventions=[change],
+                             stop_strings=["."]),
+                    stet.Row(second, **options), stet.Row(second if field == "batch[2]: session" else chat.session,
+                                                          prompt=[7])]
+            if field is None:
+                second.attach_callback(["blocks.0.hook_mlp_out"], fails)
+            states = first, second, chat.session
+            before = [(s.digests(), s.sampling, s.stop_strings, s.attached(), s.turns) for s in states]
+            if field is None:
+                with self.assertRaises(KeyError):
+                    stet.generate_batch(rows, self.tokenizer, 2)
+            else:
+                with self.assertRaises(stet.Error) as caught:
+                    stet.generate_batch(rows, self.tokenizer, 2)
+                self.assertEqual(caught.exception.field, field)
+                self.assertTrue(str(caught.exception).startswith(field + ": expected"), caught.exception)
+            self.assertEqual([(s.digests(), s.sampling, s.stop_strings, s.attached(), s.turns) for s in states], before)
+        s = self.session(10)
+        stet.generate_batch([stet.Row(s, prompt=iter([5, 6]), interventions=iter([change]), stop_ids=iter([9]))],
+                            max_tokens=1, ignore_eos=True)
+        self.assertEqual((len(s), len(s.attached()), s.stop_ids), (13, 1, [9]))
 
 
 class Interrupts(common.Case):
