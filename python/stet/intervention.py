@@ -196,6 +196,8 @@ def c_interventions(model: "Model", change: Intervention) -> List[Any]:
     op = "set" if change.op in ("replace", "mean") else change.op
     values = arguments.floats(change.values, "values")
     if change.op == "clamp":
+        if values.shape not in ((2, width), (2 * width,)):
+            refuse("values", "encoder and decoder, shape %s" % ((2, width),), "shape %s" % (values.shape,))
         return [c_intervention(change.point, op, values, change, heads)]
     count = change.end - change.begin if change.end else 0
     if not heads:
@@ -223,10 +225,10 @@ def _of_attention(change: Intervention, heads: List[int]) -> Any:
                               np.zeros(0 if change.op == "scale" else 1, np.float32), change, heads)
     if change.op not in ("set", "replace", "add"):
         refuse("op", "set, zero, add, scale or knock_out of scores and patterns", change.op)
-    values, count = arguments.floats(change.values,
-                                     "values").reshape(-1), change.key_end - change.key_begin if change.key_end else 0
-    if values.size != 1 and values.size != count:
-        refuse("values", "one number%s" % (", or %d" % count if count else ""), "%d" % values.size)
+    values = arguments.floats(change.values, "values")
+    count = change.key_end - change.key_begin if change.key_end else 0
+    if values.size != 1 and values.shape != (count,):
+        refuse("values", "one number%s" % (", or %d" % count if count else ""), "shape %s" % (values.shape,))
     return c_intervention(change.point, "add" if change.op == "add" else "set", values, change, heads)
 
 

@@ -144,12 +144,22 @@ class KeysAndValues(SessionBase):
         rows, where = arguments.floats(x, "x"), _range(layers, heads, begin, end, keys, values)
         with self._turn():
             positions = (end or len(self)) - begin
-            if rows.ndim != 1 and positions > 0:
-                if rows.ndim != 3 or len(rows) != positions or (len(heads) and rows.shape[1] != len(heads)):
-                    refuse("x", "[head_dim], or [positions, heads, head_dim] of %d positions" % positions,
-                           "shape %s" % (rows.shape,))
+            shape = self._shape_of(where)
+            if shape is not None and positions > 0 and rows.shape not in (shape[1:], (positions, *shape)):
+                refuse("x", "shape %s, or %s" % (shape[1:], (positions, *shape)), "shape %s" % (rows.shape,))
             self._long_call("stet_session_set_kv", c.byref(where), arguments.pointer(rows, c.c_float),
                             arguments.size(rows.size))
+
+    def _shape_of(self, where: Any) -> Optional[Tuple[int, int]]:
+        """Returns the number of heads in a stet_kv_range and their dimension, in its first layer. Returns
+        None if the library refuses the range."""
+        for layer in where.kept[0].tolist() or range(self.model.layers):
+            try:
+                row = self.model.point("blocks.%d.attn.hook_%s" % (layer, "k" if where.keys else "v"))
+            except Error:
+                continue
+            return where.head_count or row.heads, row.width // row.heads
+        return None
 
     def copy_kv(self, source: "KeysAndValues", position: Optional[int] = None, *, layers: Sequence[int] = (),
                 heads: Sequence[int] = (), begin: int = 0, end: int = 0, keys: bool = True,

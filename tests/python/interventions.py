@@ -52,6 +52,11 @@ class Interventions(common.Case):
             (Intervention("hook_resid_post", "add", np.zeros((2, 256))), "values"),
             (Intervention("attn.hook_z", "set", np.zeros(5), heads=[0]), "values"),
             (Intervention("hook_resid_post", "set", [[1, 2], [3]]), "values"),
+            (Intervention("hook_resid_post", "clamp", np.zeros((256, 2))), "values"),
+            (Intervention("hook_resid_post", "clamp", np.zeros((2, 2, 128))), "values"),
+            (Intervention("hook_resid_post", "clamp", row), "values"),
+            (Intervention("attn.hook_z", "clamp", np.zeros((64, 2)), heads=[0]), "values"),
+            (Intervention("attn.hook_pattern", "set", np.zeros((2, 3)), key_end=6), "values"),
         ):
             self.refused(lambda: s.attach(change), field)
         self.refused(lambda: s.attach(), "changes")

@@ -277,6 +277,22 @@ class Package(unittest.TestCase):
             with self.assertRaises(stet.ArgumentError) as caught:
                 s.set_kv(np.ones(shape), layers=[1], begin=4, end=6)
             self.assertEqual(caught.exception.field, "x")
+        kv_heads, dim = self.model.kv_heads, self.model.head_dim
+        for shape in ((3, dim, kv_heads), (1, kv_heads, 3 * dim), (3, kv_heads * dim), (3 * kv_heads * dim,),
+                      (3, 3, dim), (3 * dim,), (), (1, dim)):
+            with self.assertRaises(stet.ArgumentError) as caught:
+                s.set_kv(np.ones(shape), begin=4, end=7)
+            self.assertEqual((caught.exception.field, s.edits), ("x", 6))
+        gemma4 = stet.Model(os.path.join(ROOT, "tests/data/models/gemma4-dense-tiny"))
+        g = gemma4.session(capacity=64)
+        g.append(list(range(5, 15)))
+        for layer, shape in ((0, (2, 2, 16)), (2, (2, 1, 32))):
+            rows = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+            g.set_kv(rows, layers=iter([layer]), heads=iter(range(shape[1])), begin=3, end=5, values=False)
+            self.assertTrue(np.array_equal(g.keys(layer)[3:5], rows))
+            with self.assertRaises(stet.ArgumentError):
+                g.set_kv(rows.reshape(2, shape[2] // 16, -1)[:, :, ::-1].reshape(2, 4, -1), layers=[layer], begin=3,
+                         end=5)
         self.assertGreater(s.truth().layers[2].key_largest, 0)
         for wrong in (dict(layers=[99]), dict(begin=9, end=3), dict(heads=[0, 0]), dict(keys=False, values=False)):
             with self.assertRaises(stet.Error):
