@@ -2,6 +2,7 @@
 bits and texts at a NUL."""
 from __future__ import annotations
 
+import collections.abc
 import ctypes as c
 import json
 import operator
@@ -88,8 +89,10 @@ def flag(x: Any, name: str) -> bool:
 
 
 def sequence(x: Any, name: str, what: str) -> List[Any]:
-    """Returns the items of a sequence, which is not a text."""
-    if isinstance(x, (str, bytes)) or not isinstance(x, Iterable) or getattr(x, "ndim", 1) == 0:
+    """Returns the items of a sequence or iterator, which is not a text. Sets have no order, and
+    mappings are not their keys."""
+    if (isinstance(x, (str, bytes, collections.abc.Set, Mapping)) or not isinstance(x, Iterable)
+            or getattr(x, "ndim", 1) == 0):
         refuse(name, "a sequence of %s" % what, repr(x))
     return list(x)
 

@@ -120,6 +120,8 @@ class Attaching(SessionBase):
             rows = np.ctypeslib.as_array(data, (count * stride,)).reshape(count, stride)[:, :width]
             copy = rows.copy()
             returned = function(names[index], first, copy)
+            if returned is not None and np.iscomplexobj(returned):
+                refuse("function", "one that returns real numbers", "complex ones")
             rows[...] = copy if returned is None else returned
 
         kept = _Function(names, function, _OnChange(self._running.guard(change, " that changes activations")))

@@ -165,6 +165,11 @@ def c_intervention(point: str, op: str, values: F32, change: Intervention, heads
     """Returns a stet_intervention."""
     layers, some = arguments.integers(change.layers, "layers"), arguments.integers(heads, "heads")
     flat = np.ascontiguousarray(values, np.float32).reshape(-1)
+    if op == "add" and np.isfinite(flat).all():  # the library refuses values that are not
+        with np.errstate(over="ignore"):
+            if not np.isfinite(flat * np.float32(change.amount)).all():
+                refuse("values", "numbers whose products with the amount are finite in float32",
+                       "the amount %s" % change.amount)
     w = sized(
         CIntervention(point=point.encode(), layers=arguments.pointer(layers, c.c_int64), layer_count=layers.size,
                       heads=arguments.pointer(some, c.c_int64), head_count=some.size, begin=change.begin,
@@ -289,6 +294,8 @@ def _rows_of_heads(values: F32, point: "Point", width: int, heads: List[int], ch
 
 def _mean(rows: F32) -> F32:
     """Returns the mean of rows, [1][...]. Sums in order in float32, as the command does."""
+    if len(rows) == 0:
+        refuse("values", "one row or more for mean", "none")
     share = np.float32(1) / np.float32(len(rows))
     mean = np.zeros(rows.shape[1:], np.float32)
     for row in rows:

@@ -227,7 +227,8 @@ class Model(Shared):
 
     def _matching(self, patterns: Iterable[str]) -> List[str]:
         names: List[str] = []
-        for pattern in arguments.sequence(patterns, "points", "names"):
+        some = sorted(patterns) if isinstance(patterns, (set, frozenset)) else patterns  # points have their own order
+        for pattern in arguments.sequence(some, "points", "names"):
             name = arguments.word(pattern, "points").decode()
             found = [point for point in self.points(name)
                      if name.endswith("hook_state") or not point.endswith(".hook_state")]

@@ -244,7 +244,8 @@ class Package(unittest.TestCase):
             raise KeyError("enough")
 
         for function, kind in ((fails, KeyError), (lambda point, first, rows: rows * np.nan, stet.Error),
-                               (lambda point, first, rows: rows[:, :3], ValueError)):
+                               (lambda point, first, rows: rows[:, :3], ValueError),
+                               (lambda point, first, rows: rows * 1j, stet.ArgumentError)):
             with self.assertRaises(kind), s.changing([at], function):
                 s.append(self.ids[40:])
             self.assertEqual(s.digests(), before)
