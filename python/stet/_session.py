@@ -8,11 +8,14 @@ from typing import (
     Any,
     Callable,
     Dict,
+    Generic,
     Iterator,
     List,
     NamedTuple,
     Optional,
     Tuple,
+    TypeVar,
+    overload,
 )
 
 from . import _arguments as arguments
@@ -87,6 +90,33 @@ class Turn(NamedTuple):
     reply: int
     end: int
     open: bool
+
+
+_Owner = TypeVar("_Owner")
+_Got = TypeVar("_Got")
+_Set = TypeVar("_Set")
+_Self = TypeVar("_Self")
+
+
+class Setting(Generic[_Owner, _Got, _Set]):
+    """An attribute of sessions that accepts other types than it returns, unlike a property for mypy."""
+
+    def __init__(self, get: Callable[[_Owner], _Got], set: Callable[[_Owner, _Set], None]) -> None:
+        self._get, self._set, self.__doc__ = get, set, get.__doc__
+
+    @overload
+    def __get__(self: _Self, session: None, owner: object) -> _Self:
+        ...
+
+    @overload
+    def __get__(self, session: _Owner, owner: object) -> _Got:
+        ...
+
+    def __get__(self, session: Optional[_Owner], owner: object) -> Any:
+        return self if session is None else self._get(session)
+
+    def __set__(self, session: _Owner, value: _Set) -> None:
+        self._set(session, value)
 
 
 class SessionBase(Caller):

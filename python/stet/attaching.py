@@ -88,10 +88,10 @@ class Attaching(SessionBase):
         is [positions, width], starting at position `first`. The function changes it in place or
         returns other values.
 
-        A file cannot hold a function. The tokens that it affects therefore count as edited
-        (`edits`) and cannot be recomputed. The enclosing call raises the function's exceptions
-        and leaves the session unchanged. Values that are not finite raise an Error. The function
-        may only read the session.
+        A file cannot hold a function. All tokens from the first one on that it saw therefore count as
+        edited (`edits`) and cannot be recomputed, also if it changed nothing. The enclosing
+        call raises the function's exceptions and leaves the session unchanged. Values that are not
+        finite raise an Error. The function may only read the session.
 
         Blocks can be nested, and functions run in the order in which they were attached. The end of
         the block detaches this function alone. It marks no token as edited."""

@@ -44,7 +44,7 @@ class Row:
     max_tokens: Optional[int] = None
     ignore_eos: Optional[bool] = None
     sampling: Optional[Sampling] = None
-    stop_ids: Optional[Sequence[int]] = None
+    stop_ids: Optional[arguments.Ids] = None
     stop_strings: Optional[Sequence[str]] = None
     interventions: Sequence[Intervention] = ()
     speculator: Optional[Speculator] = None
@@ -80,10 +80,10 @@ class Row:
                 s.sampling = self.sampling
         if self.stop_ids is not None:
             with _named(name + ".stop_ids", "stop_ids"):
-                s.stop_ids = list(self.stop_ids)
+                s.stop_ids = self.stop_ids
         if self.stop_strings is not None:
             with _named(name + ".stop_strings", "stop_strings"):
-                s.stop_strings = list(self.stop_strings)
+                s.stop_strings = self.stop_strings
         for i, change in enumerate(self.interventions):
             with _named("%s.interventions[%d]" % (name, i)):
                 s.attach(change)

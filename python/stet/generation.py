@@ -148,7 +148,7 @@ class Token(NamedTuple):
     log_probability: float
 
 
-def log_probability(logits: F32, id: int) -> float:
+def log_probability(logits: npt.ArrayLike, id: int) -> float:
     """Returns the natural logarithm of a token's probability under the softmax of logits,
     [vocab]."""
     array, result = arguments.row(logits, "logits"), c.c_double()
@@ -333,7 +333,7 @@ class Sampler(Handle):
             call("stet_sampler_set_drawn", self._at, arguments.pointer(array, c.c_int32), arguments.size(array.size))
             self._drawn = array
 
-    def sample(self, logits: F32, sampling: Sampling, position: int, previous: arguments.Ids = ()) -> int:
+    def sample(self, logits: npt.ArrayLike, sampling: Sampling, position: int, previous: arguments.Ids = ()) -> int:
         """Returns the token for a position. `logits`, [vocab], are finite or -inf. The repetition
         penalty applies to `previous`."""
         array, before, id = arguments.row(logits, "logits"), arguments.ids_of(previous, "previous"), c.c_int32()
@@ -345,7 +345,7 @@ class Sampler(Handle):
                  c.byref(id))
         return id.value
 
-    def probabilities(self, logits: F32, sampling: Sampling, previous: arguments.Ids = ()) -> F32:
+    def probabilities(self, logits: npt.ArrayLike, sampling: Sampling, previous: arguments.Ids = ()) -> F32:
         """Returns the distribution from which a token is drawn, [vocab]."""
         array, before = arguments.row(logits, "logits"), arguments.ids_of(previous, "previous")
         settings, out = settings_of(sampling), np.zeros(array.size, np.float32)

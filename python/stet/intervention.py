@@ -61,8 +61,8 @@ class Intervention:
     amount: float = 1.0
     begin: int = 0
     end: int = 0  # 0: without end
-    layers: Sequence[int] = ()
-    heads: Sequence[int] = ()
+    layers: arguments.Ids = ()
+    heads: arguments.Ids = ()
     bias: float = 0.0
     threshold: float = 0.0
     key_begin: int = 0

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import ctypes as c
 import dataclasses
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Optional, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,7 @@ def _split(all: npt.NDArray[Any], part: int, shape: Tuple[int, int]) -> npt.NDAr
     return view
 
 
-def _range(layers: Sequence[int] = (), heads: Sequence[int] = (), begin: int = 0, end: int = 0, keys: bool = True,
+def _range(layers: arguments.Ids = (), heads: arguments.Ids = (), begin: int = 0, end: int = 0, keys: bool = True,
            values: bool = True) -> Any:
     of_layers, of_heads = arguments.integers(layers, "layers"), arguments.integers(heads, "heads")
     keys, values = arguments.flag(keys, "keys"), arguments.flag(values, "values")
@@ -125,19 +125,19 @@ class KeysAndValues(SessionBase):
         """Replaces the stored value of one position, [head_dim]. An edit."""
         self._set("stet_session_set_value", layer, head, position, x)
 
-    def zero_kv(self, *, layers: Sequence[int] = (), heads: Sequence[int] = (), begin: int = 0, end: int = 0,
+    def zero_kv(self, *, layers: arguments.Ids = (), heads: arguments.Ids = (), begin: int = 0, end: int = 0,
                 keys: bool = True, values: bool = True) -> None:
         """Zeroes keys and values of a range. An edit."""
         where = _range(layers, heads, begin, end, keys, values)
         self._long_call("stet_session_zero_kv", c.byref(where))
 
-    def scale_kv(self, factor: float, *, layers: Sequence[int] = (), heads: Sequence[int] = (), begin: int = 0,
+    def scale_kv(self, factor: float, *, layers: arguments.Ids = (), heads: arguments.Ids = (), begin: int = 0,
                  end: int = 0, keys: bool = True, values: bool = True) -> None:
         """Multiplies keys and values of a range by a factor. An edit."""
         where = _range(layers, heads, begin, end, keys, values)
         self._long_call("stet_session_scale_kv", c.byref(where), c.c_float(arguments.number(factor, "factor")))
 
-    def set_kv(self, x: npt.ArrayLike, *, layers: Sequence[int] = (), heads: Sequence[int] = (), begin: int = 0,
+    def set_kv(self, x: npt.ArrayLike, *, layers: arguments.Ids = (), heads: arguments.Ids = (), begin: int = 0,
                end: int = 0, keys: bool = True, values: bool = True) -> None:
         """Sets keys or values of a range: one vector [head_dim] for all, or [positions, heads,
         head_dim] for each layer. An edit."""
@@ -161,8 +161,8 @@ class KeysAndValues(SessionBase):
             return where.head_count or row.heads, row.width // row.heads
         return None
 
-    def copy_kv(self, source: "KeysAndValues", position: Optional[int] = None, *, layers: Sequence[int] = (),
-                heads: Sequence[int] = (), begin: int = 0, end: int = 0, keys: bool = True,
+    def copy_kv(self, source: "KeysAndValues", position: Optional[int] = None, *, layers: arguments.Ids = (),
+                heads: arguments.Ids = (), begin: int = 0, end: int = 0, keys: bool = True,
                 values: bool = True) -> None:
         """Copies a range from another session of the same model, starting at `position` there
         (None: the same position). Keys that move are rotated to their new positions. An edit."""

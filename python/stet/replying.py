@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Callable, List, Optional, Sequence
 from . import _arguments as arguments
 from ._calls import Call
 from ._library import CText, P, copied_ids, sized, taken_text
-from ._session import SessionBase, progress_callback
+from ._session import SessionBase, Setting, progress_callback
 from .generation import CReply, CSampling, Recorder, Reply, Sampling, Speculator, Stream, settings_of
 
 if TYPE_CHECKING:
@@ -47,22 +47,21 @@ class Replying(SessionBase):
         stop strings."""
         self._call("stet_session_use_recommended")
 
-    @property
-    def stop_ids(self) -> List[int]:
-        """Tokens that end a reply. Assign a list to change them."""
+    def _stop_ids(self) -> List[int]:
+        """Tokens that end a reply. Assign others to change them."""
         with self._turn():
             ids, count = P(c.c_int32)(), c.c_size_t()
             self._call("stet_session_stop_ids", c.byref(ids), c.byref(count))
             return [int(id) for id in copied_ids(ids, count.value)]
 
-    @stop_ids.setter
-    def stop_ids(self, ids: arguments.Ids) -> None:
+    def _set_stop_ids(self, ids: arguments.Ids) -> None:
         array = arguments.ids_of(ids, "stop_ids")
         self._call("stet_session_set_stop_ids", arguments.pointer(array, c.c_int32), arguments.size(array.size))
 
-    @property
-    def stop_strings(self) -> List[str]:
-        """Texts that end a reply and are not part of it. Assign a list to change them. They need
+    stop_ids = Setting(_stop_ids, _set_stop_ids)
+
+    def _stop_strings(self) -> List[str]:
+        """Texts that end a reply and are not part of it. Assign others to change them. They need
         a tokenizer."""
         found = []
         with self._turn():
@@ -72,14 +71,15 @@ class Replying(SessionBase):
                 found.append(str(text))
         return found
 
-    @stop_strings.setter
-    def stop_strings(self, strings: Sequence[str]) -> None:
+    def _set_stop_strings(self, strings: Sequence[str]) -> None:
         held = [
             arguments.text(s, "stop_strings[%d]" % i)
             for i, s in enumerate(arguments.sequence(strings, "stop_strings", "texts"))
         ]
         texts = (CText * len(held))(*[CText(c.cast(c.c_char_p(data), c.c_void_p), len(data)) for data in held])
         self._call("stet_session_set_stop_strings", texts, arguments.size(len(held)))
+
+    stop_strings = Setting(_stop_strings, _set_stop_strings)
 
     def generate(self, tokenizer: Optional["Tokenizer"] = None, max_tokens: int = 256, ignore_eos: bool = False,
                  on_text: Optional[Callable[[str], Optional[bool]]] = None, log_probabilities: bool = False,

@@ -104,7 +104,7 @@ class Session(KeysAndValues, Recurrent, Attaching, Replying):
 
     def append(self, ids: arguments.Ids, points: Iterable[str] = (), logits: bool = False,
                progress: Optional[Callable[[int], None]] = None,
-               state_positions: Sequence[int] = ()) -> Dict[str, F32]:
+               state_positions: arguments.Ids = ()) -> Dict[str, F32]:
         """Processes tokens. Returns the activations at these points (names or patterns),
         [positions, ...], with an axis for heads where there are any, and "logits" if requested,
         [positions, vocab]. hook_state is captured at `state_positions` only, and refused without

@@ -33,7 +33,7 @@ class TraceRun:
     those whose logits are returned; none means the last."""
     changes: Sequence[Intervention]
     prompt: int = 0
-    positions: Sequence[int] = ()
+    positions: arguments.Ids = ()
 
 
 class Trace(Handle):

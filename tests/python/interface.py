@@ -89,16 +89,28 @@ with model.session(capacity=64) as s:
     s.zero_kv(layers=[1], begin=3, keys=False)
     chat: stet.Chat = stet.Chat(s, tokenizer)
     weights: npt.NDArray[np.float32] = model.W_Q[0, 1]
+    s.stop_ids, s.stop_strings = np.array([1, 2]), ("a", "b")
+    stops: List[int] = s.stop_ids
+    words: List[str] = s.stop_strings
+    stet.Row(s, stop_ids=np.array([1]), prompt=np.array([1]))
+    stet.Intervention("attn.hook_z", "zero", heads=np.array([1]), layers=range(3))
+    s.zero_kv(layers=np.array([1]))
+    drawn: int = stet.Sampler(4).sample(np.zeros(4), stet.Sampling(), 0)
+    drawn = stet.Sampler(4).sample([1.0, 2.0, 0.5, 0.0], stet.Sampling(), 0)
 '''
+        page = "\n".join(part.split("```")[0] for part in
+                         read(os.path.join(common.ROOT, "docs/c-and-python.md")).split("```python\n")[1:])
         with tempfile.TemporaryDirectory() as d:
-            for name, text in (("program", program), ("wrong", program + "s.rewind('x')\n")):
+            for name, text in (("program", program), ("page", page),
+                               ("wrong", program + "s.rewind('x')\ns.stop_ids = ['x']\n")):
                 with open(os.path.join(d, name + ".py"), "w") as file:
                     file.write(text)
             done = subprocess.run([mypy, "--strict", "--python-executable", sys.executable, "--cache-dir", d + "/cache",
-                                   PACKAGE, d + "/program.py", d + "/wrong.py"], capture_output=True, text=True,
+                                   PACKAGE, d + "/program.py", d + "/page.py", d + "/wrong.py"],
+                                  capture_output=True, text=True,
                                   env={**os.environ, "MYPYPATH": os.path.join(common.ROOT, "python")}, cwd=d)
             errors = [line for line in done.stdout.splitlines() if ": error:" in line]
-            self.assertEqual((len(errors), done.stderr), (1, ""), done.stdout)
+            self.assertEqual((len(errors), done.stderr), (2, ""), done.stdout)
             self.assertRegex(errors[0],
                              r'wrong\.py:\d+: error: Argument 1 to "rewind" of "Session" has incompatible type "str"')
 
