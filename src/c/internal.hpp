@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -98,6 +99,9 @@ std::pair<T&, U&> outputs(T* a, const char* a_name, U* b, const char* b_name) {
 template <class T>
 std::span<T> items(T* data, size_t count, const char* name) {
   if (data == nullptr && count > 0) fail(name, "not NULL", "NULL");
+  // A larger array does not exist.
+  constexpr size_t kMost = std::numeric_limits<std::ptrdiff_t>::max() / sizeof(T);
+  if (count > kMost) fail(name, "at most " + std::to_string(kMost), std::to_string(count));
   return {data, count};
 }
 std::string_view text_of(const char* data, size_t size, const char* name);

@@ -202,6 +202,10 @@ stet_status stet_session_lens(const stet_session* session, const float* residual
     const auto to = outputs(logits, "logits", count, "count");
     const stet::Session& s = *at(session, "session").at;
     const auto width = static_cast<size_t>(s.model().config().hidden_size);
+    const size_t widest =
+        std::max(width, static_cast<size_t>(s.model().config().vocab_size)) * sizeof(float);
+    const size_t most = std::numeric_limits<std::ptrdiff_t>::max() / widest;
+    if (rows > most) fail("rows", "at most " + std::to_string(most), std::to_string(rows));
     const auto given = items(residual, rows * width, "residual");
     std::vector<float> copy(given.begin(), given.end());
     const std::vector<float> all = stet::lens_logits(s, {copy.data(), width, width, rows});

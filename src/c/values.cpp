@@ -118,6 +118,9 @@ SamplingSettings sampling_of(const stet_sampling* sampling) {
   settings.repetition_penalty = s.repetition_penalty;
   settings.frequency_penalty = s.frequency_penalty;
   settings.presence_penalty = s.presence_penalty;
+  if (s.logit_bias_count > kMaxLogitBias)
+    fail("logit_bias", "at most " + std::to_string(kMaxLogitBias) + " tokens",
+         std::to_string(s.logit_bias_count));
   std::vector<TokenBias> biases;
   for (const stet_token_bias& b : items(s.logit_bias, s.logit_bias_count, "logit_bias"))
     biases.push_back({b.id, b.bias});

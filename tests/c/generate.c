@@ -299,6 +299,12 @@ static void penalties_and_biases_stay_with_the_session(void) {
   s.logit_bias_count = 1;
   FAILS(stet_session_set_sampling(session, &s, &error), STET_ERROR_ARGUMENT,
         "logit_bias: expected a token id in 0..1619, found 1620");
+  s.logit_bias_count = 4097; /* more than the array has: it is not read */
+  FAILS(stet_session_set_sampling(session, &s, &error), STET_ERROR_ARGUMENT,
+        "logit_bias: expected at most 4096 tokens, found 4097");
+  s.logit_bias_count = SIZE_MAX;
+  FAILS_WITH(stet_session_set_sampling(session, &s, &error), STET_ERROR_ARGUMENT,
+             "found 18446744073709551615");
   stet_session_free(session);
 }
 

@@ -389,10 +389,19 @@ static void points_are_seen_and_changed(void) {
   change.point = last_layer;
   change.value_count = 3;
   FAILS_WITH(stet_session_attach(steered, &change, &error), STET_ERROR_ARGUMENT, "found 3");
+  change.value_count = SIZE_MAX;
+  FAILS(stet_session_attach(steered, &change, &error), STET_ERROR_ARGUMENT,
+        "values: expected at most 2305843009213693951, found 18446744073709551615");
+  change.value_count = 3;
   change.op = 9;
   FAILS_WITH(stet_session_attach(steered, &change, &error), STET_ERROR_ARGUMENT, "found 9");
   FAILS_WITH(stet_session_lens(session, NULL, 1, &lens, &count, &error), STET_ERROR_ARGUMENT,
              "found NULL");
+  for (int i = 1; i < 64; i *= 2) {
+    FAILS_WITH(stet_session_lens(session, seen.last, SIZE_MAX / (size_t)i, &lens, &count, &error),
+               STET_ERROR_ARGUMENT, "");
+    CHECK(lens == NULL && count == 0);
+  }
   stet_session_free(session);
   stet_session_free(steered);
 }
