@@ -116,7 +116,7 @@ TEST(TemplateCommand, Refusals) {
   EXPECT_EQ(run_stet({"template", "-p", "x", "--jsonl"}).status, 2);
   EXPECT_EQ(run_stet({"template", "--jsonl", "--system", "x"}).status, 2);
   EXPECT_EQ(run_stet({"template", "-p", "x", "--var", "novalue"}).status, 2);
-  EXPECT_EQ(run_stet({"template", "-p", "x", "--var", "a={"}).status, 1);
+  EXPECT_EQ(run_stet({"template", "-p", "x", "--var", "a={"}).status, 2);
 }
 
 }  // namespace

@@ -271,13 +271,13 @@ TEST_F(Healing, DamageBetweenOpeningAndRestoringIsHealedOrRefused) {
         std::filesystem::resize_file(file, kKv + 100);
         Session plain = straight(300);
         if (!map || check || compress != 0) {
-          EXPECT_EQ(
-              error_of([&] {
-                snapshot.restore(m, {.session = options(1), .map = map, .check = check});
-              }),
-              "format: " + file +
-                  ": KV block 0: its bytes are not those that were saved; --heal computes them "
-                  "again");
+          EXPECT_EQ(error_of([&] {
+                      snapshot.restore(m, {.session = options(1), .map = map, .check = check});
+                    }),
+                    "format: " + file +
+                        ": KV block 0: its bytes are not those that were saved; stet resume --heal "
+                        "computes "
+                        "them again");
         } else {
           Session s = snapshot.restore(m, {.session = options(1), .map = map, .check = check});
           EXPECT_TRUE(same_state(s, plain));
