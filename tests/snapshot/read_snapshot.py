@@ -400,6 +400,23 @@ class Snapshot:
             return bytes.fromhex(self.meta["logits"][5:])[::-1]
         return xxh3_128(self.sections.get("LOGITS"))
 
+    def with_block(self, data, b, layer):
+        """Returns a changed file, a bytearray, whose digests are those of the present bytes of one layer of a block."""
+        _, offset, _ = self.places[b]
+        begin, end = self.part_of(layer)
+        digests, size = self.sections.table["BLOCKS"]
+        place = digests + (b * self.layers + layer) * 16
+        data[place:place + 16] = xxh3_128(data[offset + begin:offset + end])
+        count, = struct.unpack_from("<I", data, 40)
+        for entry in range(HEADER, HEADER + ENTRY * count, ENTRY):
+            if data[entry:entry + 8].rstrip(b"\0") in (b"BLOCKS", b"KV"):
+                data[entry + 32:entry + 48] = xxh3_128(data[digests:digests + size])
+        self.sections.data = bytes(data)
+        data[72:88] = self.state_digest()
+        data[56:72] = xxh3_128(data[HEADER:HEADER + ENTRY * count])
+        data[176:192] = xxh3_128(data[:176])
+        return bytes(data)
+
     def state_digest(self):
         words = [self.meta["contract"], str(self.meta["contract_version"]), self.kv_type, self.fingerprint,
                  self.members["generation"]]

@@ -14,8 +14,7 @@ import subprocess
 import sys
 import tempfile
 
-from read_snapshot import ENTRY, HEADER, Fault, Snapshot, read
-from xxh3_128 import xxh3_128
+from read_snapshot import Fault, Snapshot, read
 
 SNAPSHOTS = "tests/data/snapshots"
 MODEL = "tests/data/models/llama2-tiny-f16"
@@ -50,20 +49,7 @@ def with_element(snapshot, what, layer, head, position, element, bits):
     index = element * 64 + t if what == "key" else 64 * dim + t * dim + element
     _, offset, _ = snapshot.places[b]
     struct.pack_into("<H", data, offset + at + index * 2, bits)
-    block = data[offset:offset + snapshot.block_bytes]
-    digests, size = snapshot.sections.table["BLOCKS"]
-    begin, end = snapshot.part_of(layer)
-    place = digests + (b * snapshot.layers + layer) * 16
-    data[place:place + 16] = xxh3_128(block[begin:end])
-    count, = struct.unpack_from("<I", data, 40)
-    for entry in range(HEADER, HEADER + ENTRY * count, ENTRY):
-        if data[entry:entry + 8].rstrip(b"\0") in (b"BLOCKS", b"KV"):
-            data[entry + 32:entry + 48] = xxh3_128(data[digests:digests + size])
-    snapshot.sections.data = bytes(data)
-    data[72:88] = snapshot.state_digest()
-    data[56:72] = xxh3_128(data[HEADER:HEADER + ENTRY * count])
-    data[176:192] = xxh3_128(data[:176])
-    return bytes(data)
+    return snapshot.with_block(data, b, layer)
 
 
 def address(stet, scratch):

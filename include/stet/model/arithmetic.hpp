@@ -2,7 +2,7 @@
 // kernels that multiply a piece of a group of panels with a tile of rows.
 #pragma once
 
-#include "stet/model/product.hpp"
+#include "stet/model/panels.hpp"
 
 namespace stet::detail {
 
