@@ -1,21 +1,28 @@
 # Builds the library: compiled once, linked as an archive (stet) and as a shared object
 # (stet_shared). Programs link stet::static, stet::shared, or stet::stet, which follows
 # BUILD_SHARED_LIBS.
-file(GLOB sources CONFIGURE_DEPENDS src/*/*.cpp src/text/jinja/*.cpp models/*.cpp)
+file(GLOB text_sources CONFIGURE_DEPENDS src/text/*.cpp src/text/jinja/*.cpp)
+file(GLOB sources CONFIGURE_DEPENDS src/*/*.cpp models/*.cpp)
+list(REMOVE_ITEM sources ${text_sources})
+add_library(stet_text OBJECT ${text_sources})
 add_library(stet_runtime OBJECT ${sources})
-stet_library_objects(stet_runtime)
+foreach(target stet_text stet_runtime)
+  stet_library_objects(${target})
+  target_link_libraries(${target} PRIVATE ${STET_LIBRARIES})
+  target_compile_definitions(${target} PRIVATE ${STET_DEFINITIONS})
+endforeach()
+stet_compile_together(stet_text text src/text src/text/jinja)
 stet_compile_together(stet_runtime checkpoint src/base src/blas src/files src/threads src/checkpoint src/gguf models)
 stet_compile_together(stet_runtime states src/session src/snapshot src/store src/generate src/c)
-stet_compile_together(stet_runtime text src/text src/text/jinja)
-target_link_libraries(stet_runtime PRIVATE ${STET_LIBRARIES})
-target_compile_definitions(stet_runtime PRIVATE ${STET_DEFINITIONS})
+target_compile_options(stet_text PRIVATE ${STET_TEXT_OPTIMIZATION})
 target_compile_options(stet_runtime PRIVATE ${STET_LIBRARY_OPTIMIZATION})
 if(have_openmp)
   set_source_files_properties(src/threads/openmp.cpp PROPERTIES COMPILE_OPTIONS -fopenmp) # contains all OpenMP code
 endif()
 
 find_package(Threads REQUIRED)
-set(stet_objects $<TARGET_OBJECTS:stet_runtime> $<TARGET_OBJECTS:stet_kernels>)
+# A linker takes an inline function from the first object that has it, so the best optimized ones come first.
+set(stet_objects $<TARGET_OBJECTS:stet_text> $<TARGET_OBJECTS:stet_runtime> $<TARGET_OBJECTS:stet_kernels>)
 add_library(stet STATIC ${stet_objects})
 set(libraries stet)
 if(NOT STET_STATIC AND NOT STET_SANITIZE)

@@ -1,4 +1,4 @@
-// XXH3-128 by the widest vectors of this CPU (xxh3.hpp).
+// XXH3 by the widest vectors of this CPU (xxh3.hpp).
 #include "kernels/xxh3.hpp"
 
 #include <xxhash.h>
@@ -43,6 +43,28 @@ const Xxh3& widest() {
 
 Hash128 xxh3_128(const void* data, size_t size) { return widest().hash(data, size); }
 
-void xxh3_update(void* state, const void* data, size_t size) { widest().update(state, data, size); }
+// The layout of an XXH3_state_t does not depend on the vectors.
+struct Xxh3State {
+  alignas(64) XXH3_state_t hash;
+};
+
+Xxh3State* xxh3_begin() {
+  auto* const state = new Xxh3State;
+  XXH3_128bits_reset(&state->hash);
+  return state;
+}
+
+void xxh3_free(Xxh3State* state) { delete state; }
+
+void xxh3_update(Xxh3State& state, const void* data, size_t size) {
+  widest().update(&state.hash, data, size);
+}
+
+Hash128 xxh3_digest(const Xxh3State& state) {
+  const XXH128_hash_t h = XXH3_128bits_digest(&state.hash);
+  return {h.low64, h.high64};
+}
+
+uint64_t xxh3_64(const void* data, size_t size) { return XXH3_64bits(data, size); }
 
 }  // namespace stet

@@ -186,7 +186,7 @@ inline void GraniteHybrid::mamba(const LayerPass& at) const {
 inline void GraniteHybrid::layer(const LayerPass& at) const {
   const Layer& l = layers_[at.index];
   const Pass& p = at.p;
-  if (at.shape().recurrent) {
+  if (at.shape.recurrent) {
     mamba(at);
   } else {
     const Qkv x = attention_input(at, l.input_norm, l.qkv);

@@ -177,7 +177,7 @@ inline void Lfm2::short_conv(const LayerPass& at) const {
 inline void Lfm2::layer(const LayerPass& at) const {
   const Layer& l = layers_[at.index];
   const Pass& p = at.p;
-  if (at.shape().recurrent)
+  if (at.shape.recurrent)
     short_conv(at);
   else
     attention(at);

@@ -249,7 +249,7 @@ inline void Qwen35::feed_forward(const LayerPass& at) const {
 }
 
 inline void Qwen35::layer(const LayerPass& at) const {
-  if (at.shape().recurrent)
+  if (at.shape.recurrent)
     delta_net(at);
   else
     attention(at);

@@ -1,14 +1,16 @@
 #include "stet/base/digest.hpp"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include "kernels/xxh3.hpp"
 
 namespace stet {
 
 struct RunningDigest::State {
-  alignas(64) XXH3_state_t hash;
+  State() : hash(xxh3_begin()) {}
+  ~State() { xxh3_free(hash); }
+
+  Xxh3State* const hash;
 };
 
 Digest digest_of(std::span<const std::byte> bytes) {
@@ -30,18 +32,16 @@ std::optional<Digest> parse_digest(const std::string& text) {
   return digest;
 }
 
-RunningDigest::RunningDigest() : state_(std::make_unique<State>()) {
-  XXH3_128bits_reset(&state_->hash);
-}
+RunningDigest::RunningDigest() : state_(std::make_unique<State>()) {}
 RunningDigest::~RunningDigest() = default;
 
 void RunningDigest::add(std::span<const std::byte> bytes) {
-  xxh3_update(&state_->hash, bytes.data(), bytes.size());
+  xxh3_update(*state_->hash, bytes.data(), bytes.size());
 }
 
 Digest RunningDigest::result() const {
-  const XXH128_hash_t h = XXH3_128bits_digest(&state_->hash);
-  return {h.low64, h.high64};
+  const Hash128 h = xxh3_digest(*state_->hash);
+  return {h.low, h.high};
 }
 
 }  // namespace stet

@@ -1,10 +1,10 @@
 #include "src/text/bpe.hpp"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 
+#include "kernels/xxh3.hpp"
 #include "stet/base/error.hpp"
 #include "stet/text/utf8.hpp"
 
@@ -181,7 +181,7 @@ void Bpe::encode(std::string_view word, const Barred* barred, Memory& memory,
                  std::vector<int32_t>& out) const {
   if (memory.known_.empty() || word.size() > kLongestKnown)
     return compute(word, barred, memory, out);
-  Memory::Known& known = memory.known_[XXH3_64bits(word.data(), word.size()) & (kKnownWords - 1)];
+  Memory::Known& known = memory.known_[xxh3_64(word.data(), word.size()) & (kKnownWords - 1)];
   if (known.word == word) {
     for (size_t i = 0; i < known.count; ++i) out.push_back(out[known.begin + i]);
     return;

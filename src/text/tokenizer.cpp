@@ -3,7 +3,6 @@
 #include "stet/base/limits.hpp"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <map>
@@ -12,6 +11,7 @@
 #include "src/text/encoder.hpp"
 #include "src/text/tokenizer_config.hpp"
 #include "src/text/tokenizer_files.hpp"
+#include "stet/base/digest.hpp"
 #include "stet/base/error.hpp"
 #include "stet/text/utf8.hpp"
 
@@ -151,8 +151,7 @@ std::string fingerprint_of(const TokenizerParts& parts, const Tokenizer::Impl& i
   settings["eos"] = impl.eos.value_or(-1);
   put(settings.dump());
   put(impl.chat_template);
-  const XXH128_hash_t hash = XXH3_128bits(all.data(), all.size());
-  return fmt::format("xxh3:{:016x}{:016x}", hash.high64, hash.low64);
+  return digest_text(digest_of(std::as_bytes(std::span(all))));
 }
 
 }  // namespace

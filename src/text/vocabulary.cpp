@@ -1,15 +1,15 @@
 #include "src/text/vocabulary.hpp"
 
-#include <xxhash.h>
-
 #include <utility>
+
+#include "kernels/xxh3.hpp"
 
 namespace stet {
 
 // Returns the slot of the piece, or the empty slot where it belongs.
 size_t Vocabulary::slot_of(std::string_view piece) const {
   const size_t mask = slots_.size() - 1;
-  size_t slot = XXH3_64bits(piece.data(), piece.size()) & mask;
+  size_t slot = xxh3_64(piece.data(), piece.size()) & mask;
   while (slots_[slot] >= 0 && this->piece(slots_[slot]) != piece) slot = (slot + 1) & mask;
   return slot;
 }

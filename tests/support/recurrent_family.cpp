@@ -34,7 +34,7 @@ class RecurrentDecoder : public Decoder {
   void layer(const LayerPass& at) const override {
     const Layer& l = layers_[at.index];
     const Pass& p = at.p;
-    if (at.shape().recurrent) {
+    if (at.shape.recurrent) {
       norm(at, Point::ln1, l.input_norm, p.x, p.normed);
       at.t.each(p.spans.size(), [&](size_t i) { recur(at, p.spans[i]); });
     } else {

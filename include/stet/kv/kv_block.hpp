@@ -76,7 +76,9 @@ struct KvShape {
     return is_uniform() ? KvLayer{index, kv_heads, head_dim, head_dim, 0}
                         : table[static_cast<size_t>(index)];
   }
-  int64_t owner(int64_t index) const { return is_uniform() ? index : layer(index).owner; }
+  int64_t owner(int64_t index) const {
+    return is_uniform() ? index : table[static_cast<size_t>(index)].owner;
+  }
   bool owns(int64_t index) const { return owner(index) == index; }
 
   size_t element_size() const { return type == KvType::f32 ? 4 : type == KvType::q8 ? 1 : 2; }
@@ -90,11 +92,13 @@ struct KvShape {
   }
   // Size of K and V of one head of a layer.
   size_t head_bytes(int64_t index) const {
-    const KvLayer l = layer(index);
+    if (is_uniform()) return 2 * part_bytes(head_dim);
+    const KvLayer& l = table[static_cast<size_t>(index)];
     return part_bytes(l.key_dim) + part_bytes(l.value_dim);
   }
   // Size of a layer's part of a block: 0 if the layer reads another's keys and values.
   size_t layer_bytes(int64_t index) const {
+    if (is_uniform()) return static_cast<size_t>(kv_heads) * head_bytes(index);
     return owns(index) ? static_cast<size_t>(layer(index).kv_heads) * head_bytes(index) : 0;
   }
   // Offset of a layer's part.

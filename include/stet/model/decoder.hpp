@@ -114,7 +114,8 @@ inline void Decoder::forward(Team t, const Pass& p) const {
   enter_layers(t, p);
   for (size_t i = p.first_layer; i < static_cast<size_t>(config_.layers); ++i) {
     point(t, p, Point::resid_pre, i, p.x);
-    layer({t, detail::pass_of_layer(t, p, config_.layer(static_cast<int64_t>(i))), config_, i});
+    const LayerShape shape = config_.layer(static_cast<int64_t>(i));
+    layer({t, detail::pass_of_layer(t, p, shape), config_, i, shape});
   }
   leave_layers(t, p);
   norm(t, p, final_norm_, p.x, p.out);

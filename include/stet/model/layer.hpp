@@ -17,8 +17,7 @@ struct LayerPass {
   const Pass& p;
   const ModelConfig& config;
   size_t index;
-
-  LayerShape shape() const { return config.layer(static_cast<int64_t>(index)); }
+  LayerShape shape;
 };
 
 // Queries, keys and values: columns of one linear layer's output.
@@ -77,7 +76,7 @@ inline void norm(const LayerPass& at, Point point, const Norm& n, Rows x, Rows y
 }
 
 inline void norm_heads(const LayerPass& at, const Norm& n, Rows x) {
-  rms_norm_heads(at.t, at.p, n.weight, n.eps, x, static_cast<size_t>(at.shape().key_dim));
+  rms_norm_heads(at.t, at.p, n.weight, n.eps, x, static_cast<size_t>(at.shape.key_dim));
 }
 
 namespace detail {
@@ -89,7 +88,7 @@ inline void recompute_changed_heads(const LayerPass& at, Point point, const Norm
                                     const Linear& qkv, Rows inputs, size_t begin, Rows to) {
   const Team t = at.t;
   const Pass& p = at.p;
-  const LayerShape shape = at.shape();
+  const LayerShape& shape = at.shape;
   const auto dim = static_cast<size_t>(point == Point::v_input ? shape.value_dim : shape.key_dim);
   const size_t width = p.x.width, count = inputs.count;
   const Rows alone = p.out.rows(begin, count), products = p.hooks->head_products().rows(0, count);
@@ -140,10 +139,9 @@ inline void head_input_point(const LayerPass& at, Point point, const Norm* n, co
 }
 
 inline Qkv attention_input(const LayerPass& at, const Norm* n, const Linear& qkv) {
-  const auto& [t, p, c, index] = at;
+  const auto& [t, p, c, index, shape] = at;
   if (n != nullptr) norm(at, Point::ln1, *n, p.x, p.normed);
   linear(t, p, qkv, n != nullptr ? p.normed : p.x, p.qkv);
-  const LayerShape shape = at.shape();
   const Qkv x(shape, p.qkv);
   if (shape.values_are_keys)
     each_row(t, x.v.count,
@@ -170,8 +168,7 @@ inline Qkv attention_input(const LayerPass& at, const Linear& qkv) {
 }
 
 inline void rotate(const LayerPass& at, const Qkv& x) {
-  const auto& [t, p, c, index] = at;
-  const LayerShape shape = at.shape();
+  const auto& [t, p, c, index, shape] = at;
   if (shape.rope >= 0) {
     rope(t, p, shape.rope, x.q, static_cast<size_t>(shape.key_dim));
     rope(t, p, shape.rope, x.k, static_cast<size_t>(shape.key_dim));
@@ -181,22 +178,21 @@ inline void rotate(const LayerPass& at, const Qkv& x) {
 }
 
 inline void attend(const LayerPass& at, const Qkv& x, const Vector& sinks, const Rows* gate) {
-  const auto& [t, p, c, index] = at;
-  const LayerShape layer = at.shape();
-  const AttentionShape shape = {static_cast<int64_t>(index),
-                                static_cast<size_t>(layer.heads),
-                                static_cast<size_t>(layer.kv_heads),
-                                static_cast<size_t>(layer.key_dim),
-                                static_cast<size_t>(layer.value_dim),
-                                layer.window,
-                                c.attention_scale,
-                                c.attention_softcap,
-                                sinks.empty() ? nullptr : sinks.data()};
-  if (layer.own) store_kv(t, p, shape.layer, x.k, x.v);
-  attention(t, p, shape, x.q, p.attention);
+  const auto& [t, p, c, index, shape] = at;
+  const AttentionShape attended = {static_cast<int64_t>(index),
+                                   static_cast<size_t>(shape.heads),
+                                   static_cast<size_t>(shape.kv_heads),
+                                   static_cast<size_t>(shape.key_dim),
+                                   static_cast<size_t>(shape.value_dim),
+                                   shape.window,
+                                   c.attention_scale,
+                                   c.attention_softcap,
+                                   sinks.empty() ? nullptr : sinks.data()};
+  if (shape.own) store_kv(t, p, attended.layer, x.k, x.v);
+  attention(t, p, attended, x.q, p.attention);
   if (p.hooks != nullptr) {
-    change_attention(t, p, shape, x.q, p.attention);
-    capture_attention(t, p, shape, x.q);
+    change_attention(t, p, attended, x.q, p.attention);
+    capture_attention(t, p, attended, x.q);
   }
   if (gate != nullptr)
     detail::each_part(at.t, at.p.attention, [&](size_t r, size_t begin, size_t n) {
@@ -212,7 +208,7 @@ inline void attention_output(const LayerPass& at, const Linear& o) {
 }
 
 inline void add_attention(const LayerPass& at) {
-  const auto& [t, p, c, index] = at;
+  const auto& [t, p, c, index, shape] = at;
   point(t, p, Point::attn_out, index, p.out);
   add(t, p, p.x, p.out);
   point(t, p, Point::resid_mid, index, p.x);
@@ -227,7 +223,7 @@ inline void gated_mlp(const LayerPass& at, const Linear& gate_up, const Linear& 
 
 inline void plain_mlp(const LayerPass& at, const Linear& up, const Linear& down,
                       void (*f)(Team t, const Pass& p, Rows x, Rows y), Rows x) {
-  const auto& [t, p, c, index] = at;
+  const auto& [t, p, c, index, shape] = at;
   linear(t, p, up, x, p.mlp);
   point(t, p, Point::mlp_pre, index, p.mlp);
   f(t, p, p.mlp, p.mlp);
