@@ -171,8 +171,8 @@ FileContent read_file_to_memory(const std::string& path) {
   return content;
 }
 
-AtomicFile::AtomicFile(std::string path, unsigned mode)
-    : path_(std::move(path)), target_(resolve_links(path_)) {
+AtomicFile::AtomicFile(std::string path, unsigned mode, Existing existing)
+    : path_(std::move(path)), target_(existing == Existing::follow ? resolve_links(path_) : path_) {
   const size_t slash = target_.rfind('/');
   directory_ = slash == std::string::npos ? "." : slash == 0 ? "/" : target_.substr(0, slash);
   const std::string name = target_.substr(slash == std::string::npos ? 0 : slash + 1);
@@ -180,15 +180,15 @@ AtomicFile::AtomicFile(std::string path, unsigned mode)
     throw Error(ErrorKind::io, path_, "", "", "this is the name of a directory; name a file");
 
   struct stat old = {};
-  const bool exists = ::stat(target_.c_str(), &old) == 0;
-  if (exists && !S_ISREG(old.st_mode)) {
+  const bool there = ::lstat(target_.c_str(), &old) == 0, regular = there && S_ISREG(old.st_mode);
+  if (there && !regular && (existing == Existing::follow || S_ISDIR(old.st_mode))) {
     throw Error(ErrorKind::io, path_, "", "a regular file to write",
                 S_ISDIR(old.st_mode) ? "a directory" : "a device or pipe");
   }
   buffer_.reserve(kBufferSize);
   remove_abandoned(directory_, name);
-  create_temporary(exists ? 0600 : mode & 0666);
-  if (exists) (void)!::fchmod(fd_, old.st_mode & 0777);
+  create_temporary(regular ? 0600 : mode & 0666);
+  if (regular) (void)!::fchmod(fd_, old.st_mode & 0777);
 }
 
 void AtomicFile::create_temporary(unsigned mode) {

@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <charconv>
 #include <filesystem>
+#include <initializer_list>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -173,13 +174,11 @@ class DirectoryStore : public StoreBackend {
       room -= bytes;
       const std::string path = path_of(record_class, r.name);
       try {
-        if (r.file == nullptr || !share(r.file->path(), bytes, path)) {
-          AtomicFile file(path, mode_);
-          file.write(r.front);
-          file.write(r.payload);
-          file.commit();
-        }
+        if (r.file == nullptr || !share(r.file->path(), bytes, path))
+          write_file(path, {r.front, r.payload});
       } catch (const Error&) {
+        if (record_class == RecordClass::blocks && is_directory(path))
+          continue;  // as a missing block, it costs time only
         // A full disk takes no more blocks, but a state is small and may still fit.
         if (record_class == RecordClass::blocks && is_full(bytes)) break;
         throw;
@@ -228,9 +227,7 @@ class DirectoryStore : public StoreBackend {
     if (read_name(name) != expected) return false;
     const std::string path = path_ + "/names/" + name;
     if (next) {
-      AtomicFile file(path, mode_);
-      file.write(*next);
-      file.commit();
+      write_file(path, {*next});
     } else if (expected && ::unlink(path.c_str()) != 0) {
       system_failed(path, "cannot be removed");
     }
@@ -241,9 +238,7 @@ class DirectoryStore : public StoreBackend {
     std::string line = std::to_string(until);
     for (const Sha256& id : states) line += " " + hex_of_hash(id);
     line += "\n";
-    AtomicFile file(path_ + "/leases/" + holder, mode_);
-    file.write(std::as_bytes(std::span(line)));
-    file.commit();
+    write_file(path_ + "/leases/" + holder, {std::as_bytes(std::span(line))});
   }
 
   void release(const std::string& holder) override {
@@ -296,6 +291,17 @@ class DirectoryStore : public StoreBackend {
   }
 
  private:
+  // Writes a file of the store. A link or pipe that others put in its place is replaced.
+  void write_file(const std::string& path,
+                  std::initializer_list<std::span<const std::byte>> parts) const {
+    AtomicFile file(path, mode_, AtomicFile::Existing::replace);
+    for (const std::span<const std::byte> part : parts) file.write(part);
+    file.commit();
+  }
+  static bool is_directory(const std::string& path) {
+    struct stat info = {};
+    return ::lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
+  }
   // Adds a file of another directory without copying its bytes. Uses a reflink if the file system
   // has them, or else a hard link if owner and permissions are the same. Returns false and changes
   // nothing if neither works.

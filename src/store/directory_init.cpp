@@ -67,7 +67,7 @@ void create_directory_store(const std::string& where, uint64_t budget) {
   for (const char* folder : kStoreFolders) {
     if (make_store_directory(path + folder)) ::chmod((path + folder).c_str(), info.st_mode & 07777);
   }
-  AtomicFile file(path + "/" + kStoreFile, info.st_mode & 0666);
+  AtomicFile file(path + "/" + kStoreFile, info.st_mode & 0666, AtomicFile::Existing::replace);
   const std::string text = fmt::format("{}\nbudget {}\n", kStoreHead, budget);
   file.write(std::as_bytes(std::span(text)));
   file.commit();

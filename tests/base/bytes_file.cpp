@@ -414,6 +414,31 @@ TEST(AtomicFile, RefusesLinksThatLeadNowhere) {
   EXPECT_EQ(dir.names(), (std::vector<std::string>{"a", "b", "c", "d"}));
 }
 
+// For directories that others can write to: a link must not choose the file that is overwritten.
+TEST(AtomicFile, ReplacesLinksAndPipesIfAsked) {
+  const TemporaryDirectory dir;
+  namespace fs = std::filesystem;
+  write_file(dir / "mine", "mine");
+  fs::create_symlink("mine", dir / "link");
+  fs::create_symlink("none", dir / "dangling");
+  fs::create_symlink("loop", dir / "loop");
+  ASSERT_EQ(::mkfifo((dir / "pipe").c_str(), 0600), 0);
+  fs::create_directory(dir / "folder");
+  using stet::AtomicFile;
+  for (const char* name : {"link", "dangling", "loop", "pipe", "new"}) {
+    AtomicFile file(dir / name, 0600, AtomicFile::Existing::replace);
+    file.write(as_bytes("new"));
+    file.commit();
+    EXPECT_TRUE(fs::is_regular_file(fs::symlink_status(dir / name))) << name;
+    EXPECT_EQ(read_text(dir / name), "new") << name;
+  }
+  EXPECT_EQ(error_of([&] { AtomicFile(dir / "folder", 0600, AtomicFile::Existing::replace); }),
+            "io: " + dir / "folder" + ": expected a regular file to write, found a directory");
+  EXPECT_EQ(read_text(dir / "mine"), "mine");
+  EXPECT_EQ(dir.names(), (std::vector<std::string>{"dangling", "folder", "link", "loop", "mine",
+                                                   "new", "pipe"}));
+}
+
 TEST(AtomicFile, NextWriterRemovesTheTemporaryOfAKilledOne) {
   const TemporaryDirectory dir;
   write_file(dir / "a", "old");

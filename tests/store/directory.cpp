@@ -15,6 +15,7 @@ namespace stet::test::directory_tests {
 namespace {
 
 namespace fs = std::filesystem;
+using namespace std::string_literals;
 
 // Writes a file old enough for every collection.
 void write_old(const std::string& path, const std::string& text) {
@@ -149,6 +150,50 @@ TEST_F(StoreDirectory, PipesAndLinksAreNotRecords) {
   for (const std::string folder : {"/blocks/", "/states/"})
     EXPECT_TRUE(fs::is_fifo(path_ + folder + kHash));
   EXPECT_TRUE(fs::is_fifo(path_ + "/names/talk"));
+}
+
+// A user who can write to a store can neither choose a file that others overwrite nor stop their
+// writing.
+TEST_F(StoreDirectory, WritesReplaceLinksAndPipes) {
+  create_store(path_, 0);
+  Store store(open_store_backend(path_), StoreKey::random());
+  write_file(scratch_ / "target", "mine");
+  Sha256 id;
+  id.bytes.fill(std::byte{0xaa});
+  const std::vector<std::byte> bytes(4096, std::byte{7});
+  const Store::NewBlock block{id, [&] { return std::span(bytes); }};
+  const std::vector<std::function<void(const std::string&)>> obstacles = {
+      [&](const std::string& path) { fs::create_symlink(scratch_ / "target", path); },
+      [&](const std::string& path) { fs::create_symlink(scratch_ / "none", path); },
+      [&](const std::string& path) { ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0); },
+  };
+  for (const auto& put_obstacle : obstacles) {
+    for (const std::string& file : {"/blocks/" + kHash, "/states/" + kHash, "/names/talk"s}) {
+      fs::remove(path_ + file);
+      put_obstacle(path_ + file);
+    }
+    EXPECT_EQ(store.put_blocks({&block, 1}).written, 1u);
+    store.set_name("talk", std::nullopt, store.put_state(id, {}));
+    EXPECT_EQ(store.blocks({&id, 1})[0].bytes.size(), bytes.size());
+    EXPECT_EQ(store.resolve("talk"), id);
+    EXPECT_EQ(read_text(scratch_ / "target"), "mine");
+    EXPECT_FALSE(fs::exists(scratch_ / "none"));
+  }
+}
+
+TEST_F(StoreDirectory, ADirectoryInThePlaceOfABlockCostsThatBlock) {
+  create_store(path_, 0);
+  Store store(open_store_backend(path_), StoreKey::random());
+  fs::create_directory(path_ + "/blocks/" + kHash);
+  std::vector<Sha256> ids(2);
+  ids[0].bytes.fill(std::byte{0xaa});
+  const std::vector<std::byte> bytes(4096, std::byte{7});
+  std::vector<Store::NewBlock> blocks;
+  for (const Sha256& id : ids) blocks.push_back({id, [&] { return std::span(bytes); }});
+  EXPECT_EQ(store.put_blocks(blocks).written, 1u);
+  const std::vector<StoredBlock> found = store.blocks(ids);
+  EXPECT_TRUE(found[0].bytes.empty());
+  EXPECT_EQ(found[1].bytes.size(), bytes.size());
 }
 
 TEST_F(StoreDirectory, ALockThatIsNoFileIsNotFollowed) {

@@ -35,14 +35,19 @@ STET_API FileContent read_file_to_memory(const std::string& path);
 // durable and renames. Without commit(), or on failure, the temporary is removed and an existing
 // file at `path` stays unchanged.
 //
-// A temporary left by a killed process is removed by the next AtomicFile for the same path. If
-// `path` is a link, this applies to its target, which need not exist; the link stays.
+// A temporary left by a killed process is removed by the next AtomicFile for the same path.
 class STET_API AtomicFile {
  public:
-  // Creates the temporary. `path` must be new or a regular file in a writable directory. A replaced
-  // file keeps its mode. A new one has `mode`, less the umask, from its first byte; use 0600 for
-  // private content.
-  explicit AtomicFile(std::string path, unsigned mode = 0666);
+  // The treatment of a `path` that is not a regular file. `follow` writes the target of a link,
+  // which need not exist; the link stays. It rejects devices and pipes. `replace` puts the file in
+  // the place of a link, device or pipe, and never touches another file. Use it in directories that
+  // others can write to. Both reject directories.
+  enum class Existing { follow, replace };
+
+  // Creates the temporary in the file's directory, which must be writable. A replaced regular file
+  // keeps its mode. A new one has `mode`, less the umask, from its first byte; use 0600 for private
+  // content.
+  explicit AtomicFile(std::string path, unsigned mode = 0666, Existing existing = Existing::follow);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
   ~AtomicFile();

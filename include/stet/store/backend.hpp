@@ -97,8 +97,8 @@ class STET_API StoreBackend {
   virtual int readers(int threads) const { return threads; }
   // Returns which names exist, and marks these as used now.
   virtual std::vector<bool> touch(RecordClass record_class, std::span<const Sha256> names) = 0;
-  // Writes records durably, in this order. Omits blocks for which there is no room. Returns the
-  // number kept.
+  // Writes records durably, in this order. Omits blocks for which there is no room, or whose place
+  // something else takes. Returns the number kept.
   virtual size_t write(RecordClass record_class, std::span<const NewRecord> records) = 0;
   virtual void list(RecordClass record_class,
                     const std::function<void(const RecordInfo&)>& each) = 0;
