@@ -127,6 +127,25 @@ TEST_P(Window, RefusedCallsChangeNothing) {
   ASSERT_TRUE(same(s, straight));
 }
 
+// A refused request for dropped layers leaves the session and its forks as they were.
+TEST_P(Window, RefusedReadsAndEditsAreForgotten) {
+  SessionOptions o = windowed();
+  o.window.before_recall = nullptr;
+  Session s(m, o), straight = whole(508);
+  s.append(ids);
+  Session other = s.fork();
+  const auto refused = [&](Session& of, const std::string& with, const auto& call) {
+    EXPECT_NE(error_of([&] { call(of); }).find(with), std::string::npos);
+    EXPECT_TRUE(same(s, straight));
+    EXPECT_TRUE(same(other, straight));
+  };
+  const std::string reason = "permission to process";
+  refused(s, reason, [](Session& of) { of.scale_kv({}, 2); });
+  refused(other, reason, [](Session& of) { of.zero_kv({}); });
+  refused(s, "dropped outside its window", [](Session& of) { of.kv().block(0); });
+  refused(other, "dropped outside its window", [](Session& of) { of.kv().block(0); });
+}
+
 TEST_P(Window, PrunesAreThoseOfAWholeSession) {
   for (const bool shift : {false, true}) {
     if (shift && m->config().ropes.empty()) continue;

@@ -181,6 +181,8 @@ class DamagedBlock : public Error {
   DamagedBlock(const std::string& file, int64_t index, int64_t layer);
   // Reports that the block no longer holds this layer (HeldLayers).
   DamagedBlock(int64_t index, int64_t layer);
+
+  int64_t lacking = -1;  // the block that does not hold a layer; -1: its bytes are damaged
 };
 
 // One flag per layer: true if a block holds that layer. With window-only caches, old blocks lack
@@ -222,8 +224,8 @@ class KvBlock {
            (*saved_->held)[static_cast<size_t>(layer)];
   }
   bool holds_all() const { return saved_ == nullptr || saved_->held == nullptr; }
-  // Resets the check results of layers that the block does not hold. They are set again when such a
-  // layer is requested.
+  // Resets the check results of layers that the block does not hold. They are set again when a pass
+  // requests such a layer.
   void reset_missing_layers(const KvShape& shape) const;
 
   // Returns true once a second cache has shared the block; from then on it is immutable. A flag is
@@ -311,7 +313,8 @@ inline DamagedBlock::DamagedBlock(const std::string& file, int64_t index, int64_
 inline DamagedBlock::DamagedBlock(int64_t index, int64_t layer)
     : Error(ErrorKind::format, "",
             "KV block " + std::to_string(index) + ", layer " + std::to_string(layer),
-            "keys and values", "none: they were dropped outside its window (--window-only)") {}
+            "keys and values", "none: they were dropped outside its window (--window-only)"),
+      lacking(index) {}
 
 // The cast is safe: caches copy a saved() block before they write to it.
 inline KvBlock::KvBlock(const std::byte* data, std::shared_ptr<const void> owner, SavedBlock saved)
@@ -359,7 +362,7 @@ inline bool KvBlock::was_checked(int64_t layer) const {
 
 inline void KvBlock::check_all(const KvShape& shape, int64_t index) const {
   for (int64_t layer = 0; !holds_all() && layer < shape.layers; ++layer) {
-    if (!holds(layer) && !check(shape, layer)) throw DamagedBlock(index, layer);
+    if (!holds(layer)) throw DamagedBlock(index, layer);
   }
   check_held(shape, index);
 }

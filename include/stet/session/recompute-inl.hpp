@@ -86,25 +86,44 @@ STET_INL Recomputer Recomputer::fork() const {
 template <class Reads>
 void Recomputer::with_healing(Target target, Reads reads) {
   for (int tries = 0;; ++tries) {
+    int64_t lacking = -1;
     try {
       return reads();
-    } catch (const DamagedBlock&) {
+    } catch (const DamagedBlock& e) {
       if (tries == detail::kMaxRestarts) throw;
+      lacking = e.lacking;
     }
-    mend(target, KvCache::Look::all_blocks);
+    mend(target, KvCache::Look::all_blocks, lacking);
   }
 }
 
-STET_INL void Recomputer::mend(Target target, KvCache::Look look) {
-  const std::vector<int64_t> damaged =
+STET_INL void Recomputer::mend(Target target, KvCache::Look look, int64_t lacking) {
+  const KvCache& kv = target.state.kv;
+  std::vector<int64_t> damaged =
       target.state.kv.find_damage(look, detail::threads_of(target.compute));
+  // The block may also be another state's, from which this one reads.
+  if (lacking >= 0 && lacking < kv.blocks() && !kv.block_info(lacking).holds_all() &&
+      std::ranges::count(damaged, lacking) == 0)
+    damaged.insert(std::ranges::upper_bound(damaged, lacking), lacking);
   if (!damaged.empty()) heal(target, damaged);
+}
+
+// A failed request must not be remembered: other calls, and forks that share the block, would be
+// refused for it.
+STET_INL void Recomputer::heal(Target target, const std::vector<int64_t>& damaged) {
+  try {
+    heal_runs(target, damaged);
+  } catch (...) {
+    for (const int64_t b : damaged)
+      target.state.kv.block_info(b).reset_missing_layers(target.state.kv.shape());
+    throw;
+  }
 }
 
 // Recomputes run by run. Each run covers whole blocks and begins where the window before it is
 // held. If a prune came later than that, keys that its tokens saw no longer exist, and everything
 // is recomputed. Edits are not reproduced in either case.
-STET_INL void Recomputer::heal(Target target, const std::vector<int64_t>& damaged) {
+STET_INL void Recomputer::heal_runs(Target target, const std::vector<int64_t>& damaged) {
   State& state = target.state;
   detail::refuse_edited(state, damaged);
   announce_or_refuse(state, damaged);

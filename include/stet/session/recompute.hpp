@@ -48,9 +48,10 @@ class Recomputer {
   // Returns the object for a copy of the state, without its list of healed blocks.
   Recomputer fork() const;
 
-  // Checks blocks and recomputes damaged ones. Throws a format Error if a block cannot be
-  // recomputed: it was edited, computed after an edit (replayable_blocks), or computed by BLAS.
-  void mend(Target target, KvCache::Look look);
+  // Checks blocks and recomputes damaged ones, and `lacking`, if it does not hold all layers.
+  // Throws a format Error if a block cannot be recomputed: it was edited, computed after an edit
+  // (replayable_blocks), or computed by BLAS.
+  void mend(Target target, KvCache::Look look, int64_t lacking = -1);
   // Calls `reads`, which reads blocks and must change nothing if it throws, until it meets no
   // damaged block.
   template <class Reads>
@@ -107,6 +108,7 @@ class Recomputer {
   std::vector<int64_t> needed_by_rewind(const State& state, int64_t size) const;
   std::vector<int64_t> needed_by_prune(const State& state, int64_t begin, int64_t end,
                                        bool shift) const;
+  void heal_runs(Target target, const std::vector<int64_t>& damaged);
   void announce_or_refuse(const State& state, const std::vector<int64_t>& damaged) const;
   Session front(Target target, int64_t size, int64_t wanted) const;
   void take_blocks(State& state, const Session& from, std::span<const int64_t> damaged,
