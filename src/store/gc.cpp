@@ -1,6 +1,7 @@
 // Collects garbage by mark and sweep. Everything reachable from names and leases is marked. Other
 // records are deleted unless they were used within the grace time. Writers mark what they name as
-// used first, and the sweep checks that again under the lock for removing.
+// used first, and the sweep checks that again under the lock for removing. The ancestors and blocks
+// of a state that cannot be read are unknown: nothing is then swept.
 #include <algorithm>
 #include <set>
 
@@ -15,24 +16,25 @@ struct Store::Marks {
 };
 
 Store::Marks Store::mark(std::vector<std::string>& refused) {
-  std::vector<Sha256> next = backend_->leased();
+  std::vector<std::pair<Sha256, std::string>> next;  // with the name that leads there
+  for (const Sha256& state : backend_->leased()) next.emplace_back(state, "a lease");
   for (const std::string& name : names()) {
     // An unreadable name throws, so that the states it may refer to are not lost.
-    for (const NameEntry& e : history(name)) next.push_back(e.state);
+    for (const NameEntry& e : history(name)) next.emplace_back(e.state, "name " + name);
   }
   Marks marks;
   while (!next.empty()) {
-    const Sha256 at = next.back();
+    const auto [at, from] = next.back();
     next.pop_back();
     if (at == Sha256() || !marks.states.insert(at).second) continue;
     try {
       const std::optional<StateRecord> record = find_state(at);
       if (!record) continue;
       marks.blocks.insert(record->blocks.begin(), record->blocks.end());
-      next.push_back(record->parent);
+      next.emplace_back(record->parent, from);
     } catch (const Error& e) {
       if (e.kind == ErrorKind::io) throw;  // an unreachable record may exist
-      refused.push_back(e.what());
+      refused.push_back(std::string(e.what()) + " (" + from + " leads to it)");
     }
   }
   return marks;
@@ -47,7 +49,7 @@ GcReport Store::gc(const GcOptions& options) {
                          uint64_t& removed, uint64_t& kept) {
     std::vector<RecordInfo> idle;
     backend_->list(record_class, [&](const RecordInfo& e) {
-      if (marked.contains(e.name) || e.used >= before)
+      if (marked.contains(e.name) || e.used >= before || !report.refused.empty())
         ++kept;
       else
         idle.push_back(e);

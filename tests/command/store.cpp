@@ -132,6 +132,18 @@ TEST_F(StoreCommand, StatesInUseAreNotCollected) {
   EXPECT_TRUE(collected());
 }
 
+
+TEST_F(StoreCommand, ACollectionBelowAnUnreadableStateIsRefused) {
+  run({"save", "-p", "hi", "-o", "store:a"});
+  const std::string file = fs::directory_iterator(path_ + "/states")->path();
+  fs::resize_file(file, fs::file_size(file) - 1);
+  const Outcome o = run({"store", "gc", "--grace", "0"}, 1);
+  EXPECT_NE(o.err.find("(name a leads to it)\nremoved: 0 states and 0 blocks, "),
+            std::string::npos);
+  EXPECT_TRUE(
+      o.err.ends_with("remove the names that lead to it (stet store names NAME --remove)\n"))
+      << o.err;
+}
 TEST_F(StoreCommand, FaultsAreOneLine) {
   EXPECT_EQ(run({"resume", "store:nobody", "-n", "3"}, 1).err,
             "stet: dir:" + path_ + ": nobody: no such state is in the store\n");

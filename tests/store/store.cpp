@@ -581,5 +581,39 @@ TEST_F(StoreTest, ALeaseKeepsUnnamedStates) {
   EXPECT_EQ(block_files().size(), 0u);
 }
 
+// The parents and blocks of a state that cannot be read are unknown, and may be whole.
+TEST_F(StoreTest, ACollectionRemovesNothingBelowAStateThatCannotBeRead) {
+  const std::vector<std::byte> bytes(4096, std::byte{7});
+  std::vector<Sha256> chain(3);
+  for (size_t i = 0; i < chain.size(); ++i) {
+    chain[i].bytes.fill(static_cast<std::byte>(i + 1));
+    store_->put_blocks(std::vector<Store::NewBlock>{{chain[i], [&] { return std::span(bytes); }}});
+    StateRecord record;
+    record.parent = i == 0 ? Sha256() : chain[i - 1];
+    record.blocks = {chain[i]};
+    store_->put_state(chain[i], record);
+  }
+  store_->set_name("talk", std::nullopt, chain[2]);
+  GcOptions now;
+  now.grace = -10;
+  for (const size_t damaged : {1, 2}) {
+    const std::string file = path_ + "/states/" + sha256_text(chain[damaged]).substr(7);
+    const std::string whole = read_text(file);
+    for (const size_t at : {kVersionAt, whole.size() - 1}) {
+      std::string text = whole;
+      text[at] = static_cast<char>(text[at] + 1);
+      write_file(file, text);
+      const GcReport report = store_->gc(now);
+      EXPECT_EQ(report.states + report.blocks, 0u);
+      EXPECT_EQ(report.kept_states + report.kept_blocks, 6u);
+      ASSERT_EQ(report.refused.size(), 1u);
+      EXPECT_TRUE(report.refused[0].ends_with(" (name talk leads to it)")) << report.refused[0];
+    }
+    write_file(file, damaged == 1 ? whole : whole + "x");
+  }
+  store_->set_name("talk", chain[2], std::nullopt);
+  const GcReport report = store_->gc(now);  // nothing leads to the damaged state any more
+  EXPECT_EQ(report.states + report.blocks, 6u);
+}
 }  // namespace
 }  // namespace stet::test::store_tests

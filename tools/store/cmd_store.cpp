@@ -284,6 +284,12 @@ void run_gc(const StoreCommand& o) {
         bytes_text(static_cast<double>(r.bytes)), counted(r.kept_states, "state"),
         counted(r.kept_blocks, "block"));
   }
+  if (r.refused.empty()) return;
+  finish_output();
+  throw Error(
+      ErrorKind::format, the_store().url(), "states", "",
+      "nothing can be removed, because a state that cannot be read may need it; restore its "
+      "file, or remove the names that lead to it (stet store names NAME --remove)");
 }
 
 // Checks every record, and that every state matches its id. Returns the number of faults.

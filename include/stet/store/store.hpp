@@ -84,7 +84,9 @@ struct GcOptions {
 struct GcReport {
   uint64_t states = 0, blocks = 0, bytes = 0;  // removed, or to be removed (dry_run)
   uint64_t kept_states = 0, kept_blocks = 0;
-  std::vector<std::string> refused;  // unreadable records of states
+  // Unreadable records of states, each with the name that leads to it. If there are any, nothing is
+  // removed, because their parents and blocks are unknown.
+  std::vector<std::string> refused;
 };
 
 struct StoreTraffic {  // counts since the store was opened
