@@ -22,7 +22,8 @@ void copy_blocks(Store& from, Store& to, const std::vector<Sha256>& places, Stor
       if (found[i].bytes.empty())
         ++report.missing_blocks;
       else
-        blocks.push_back({some[i], [&found, i] { return found[i].bytes; }, found[i].mapping});
+        blocks.push_back(
+            {some[i], [&found, i] { return found[i].bytes; }, found[i].mapping, found[i].kind});
     }
     report.blocks += to.put_blocks(blocks).written;
   }

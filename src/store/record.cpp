@@ -21,7 +21,7 @@ namespace {
 
 constexpr unsigned char kRecordMagic[8] = {0x93, 'S', 'T', 'K', 0x0D, 0x0A, 0x1A, 0x0A};
 constexpr uint32_t kRecordVersion = 2;
-constexpr size_t kNonce = 16;
+constexpr size_t kNonce = 16, kKindAt = 12;
 constexpr size_t kSealed = 8 + 4 + 4 + 32 + 32 + 8 + 4 + 4;  // bytes that the HMAC covers
 constexpr size_t kKeyFileBytes = 4096;
 constexpr char kKeyFileHead[] = "stet store key 1";
@@ -151,6 +151,12 @@ std::vector<std::byte> seal_record(const StoreKey& key, const Record& record) {
   w.bytes(seal.bytes);
   w.zeros(payload_offset(record.kind) - w.size());
   return w.take();
+}
+
+bool claims_anchor(std::span<const std::byte> bytes) {
+  if (bytes.size() < kRecordFront) return false;
+  ByteReader r(bytes.subspan(kKindAt), "");
+  return r.u32("kind") == static_cast<uint32_t>(RecordKind::anchor);
 }
 
 Record open_record(const StoreKey& key, RecordKind kind, const Sha256& name,

@@ -191,6 +191,7 @@ Store::PutReport Store::put_blocks(std::span<const NewBlock> blocks) {
 StoredBlock Store::checked(RecordKind kind, const Sha256& name, const StoredBytes& found) {
   const std::string where = where_of(url(), record_kind_name(kind), name);
   StoredBlock b;
+  b.kind = kind;
   b.carried = found.bytes.size();
   try {
     const Record r = open_record(key_, kind, name, found.bytes, where);
@@ -240,11 +241,15 @@ StoredBlock Store::anchor(const Sha256& identity) {
 std::vector<StoredBlock> Store::blocks(std::span<const Sha256> identities) {
   std::vector<Sha256> places;
   for (const Sha256& id : identities) places.push_back(place(id));
-  return blocks_at(places);
+  return read_blocks(places, Accept::blocks);
 }
 
-// Reads blocks. Each is checked while others arrive.
 std::vector<StoredBlock> Store::blocks_at(std::span<const Sha256> places) {
+  return read_blocks(places, Accept::blocks_and_anchors);
+}
+
+// Reads by several requests. Each record is checked while others arrive.
+std::vector<StoredBlock> Store::read_blocks(std::span<const Sha256> places, Accept accept) {
   std::vector<StoredBlock> all(places.size());
   const std::atomic<bool> stop{false};
   const int readers = backend_->readers(threads_);
@@ -252,20 +257,22 @@ std::vector<StoredBlock> Store::blocks_at(std::span<const Sha256> places) {
                                    std::min(places.size(), static_cast<size_t>(readers)));
   run_each(readers, requests, [&](size_t i) {
     const Range mine = part_of(places.size(), requests, i);
-    std::ranges::move(request(places.subspan(mine.begin, mine.size()), stop),
+    std::ranges::move(request(places.subspan(mine.begin, mine.size()), stop, accept),
                       all.begin() + static_cast<std::ptrdiff_t>(mine.begin));
   });
   return all;
 }
 
 std::vector<StoredBlock> Store::request(std::span<const Sha256> places,
-                                        const std::atomic<bool>& stop) {
+                                        const std::atomic<bool>& stop, Accept accept) {
   StoreTraffic t;
   t.reads = 1;
   const double start = seconds_now();
   std::vector<StoredBlock> all(places.size());
   backend_->read_blocks(places, stop, [&](size_t i, const std::optional<StoredBytes>& found) {
-    if (found) all[i] = checked(RecordKind::block, places[i], *found);
+    if (!found) return;
+    const bool anchor = accept == Accept::blocks_and_anchors && claims_anchor(found->bytes);
+    all[i] = checked(anchor ? RecordKind::anchor : RecordKind::block, places[i], *found);
   });
   t.read_seconds = seconds_now() - start;
   for (const StoredBlock& b : all) {

@@ -144,6 +144,17 @@ TEST_F(StoreCommand, ACollectionBelowAnUnreadableStateIsRefused) {
       o.err.ends_with("remove the names that lead to it (stet store names NAME --remove)\n"))
       << o.err;
 }
+
+TEST_F(StoreCommand, ChecksAndCopiesStatesOfRecurrentModels) {
+  std::string ids = "3";
+  for (int i = 4; i < 153; ++i) ids += "," + std::to_string(i);
+  run({"save", "-m", data_path("models/qwen35-tiny"), "--ids", ids, "-o", "store:r"});
+  EXPECT_EQ(run({"store", "check"}).err, "1 state, 3 sound blocks, 0 faults\n");
+  const std::string other = "dir:" + (scratch_ / "other");
+  run({"store", "init", other});
+  EXPECT_TRUE(
+      run({"store", "push", "r", "--to", other}).err.ends_with(": 1 state and 3 blocks copied\n"));
+}
 TEST_F(StoreCommand, FaultsAreOneLine) {
   EXPECT_EQ(run({"resume", "store:nobody", "-n", "3"}, 1).err,
             "stet: dir:" + path_ + ": nobody: no such state is in the store\n");

@@ -5,6 +5,7 @@
 
 #include "src/snapshot/identity.hpp"
 #include "stet/snapshot/snapshot.hpp"
+#include "stet/store/copy.hpp"
 #include "stet/store/session.hpp"
 #include "tests/support/models.hpp"
 #include "tests/support/recurrent_family.hpp"
@@ -31,8 +32,7 @@ class RecurrentStore : public testing::TestWithParam<Place> {
 #endif
     }
     create_store(url, 0);
-    store.emplace(open_store_backend(url), StoreKey::random(),
-                  StoreOptions{.fetch = FetchChoice::always});
+    store.emplace(open_store_backend(url), key, StoreOptions{.fetch = FetchChoice::always});
     Session s = session(300);
     put = put_session(*store, s, {});
   }
@@ -58,6 +58,7 @@ class RecurrentStore : public testing::TestWithParam<Place> {
 #endif
   std::shared_ptr<const Model> m = recurrent_model();
   const std::vector<int32_t> ids = random_tokens(*m, 400);
+  const StoreKey key = StoreKey::random();
   std::optional<Store> store;
   StorePutReport put;
 };
@@ -73,6 +74,30 @@ TEST_P(RecurrentStore, AStateComesBackFromItsBlocksAndAnAnchor) {
   Session again = restore_session(*store, *s.snapshot, m, {.session = options(1)}, &report);
   EXPECT_EQ(report.fetched, 4u);
   EXPECT_EQ(report.restored.recomputed, 300 - 256);
+  expect_same(again, 300);
+}
+
+TEST_P(RecurrentStore, AnchorsAreReadAndCopiedWithBlocks) {
+  std::vector<Sha256> places;
+  store->backend().list(RecordClass::blocks,
+                        [&](const RecordInfo& e) { places.push_back(e.name); });
+  size_t anchors = 0;
+  for (const StoredBlock& b : store->blocks_at(places)) {
+    EXPECT_EQ(b.refused, "");
+    EXPECT_FALSE(b.bytes.empty());
+    anchors += b.kind == RecordKind::anchor;
+  }
+  EXPECT_EQ(places.size(), 4u + 1u);
+  EXPECT_EQ(anchors, 1u);
+  create_store(directory_ / "other", 0);
+  Store other(open_store_backend(directory_ / "other"), key, {.fetch = FetchChoice::always});
+  const StoreCopy copied = copy_state(*store, other, put.place);
+  EXPECT_EQ(copied.blocks, 4u + 1u);
+  EXPECT_EQ(copied.missing_blocks, 0u);
+  const StoreSnapshot s = open_snapshot(other, put.place);
+  StoreRestoreReport report;
+  Session again = restore_session(other, *s.snapshot, m, {.session = options(1)}, &report);
+  EXPECT_EQ(report.fetched, 4u);
   expect_same(again, 300);
 }
 

@@ -85,6 +85,9 @@ STET_API std::vector<std::byte> seal_record(const StoreKey& key, const Record& r
 STET_API Record open_record(const StoreKey& key, RecordKind kind, const Sha256& name,
                             std::span<const std::byte> bytes, const std::string& where);
 
+// Returns whether a record claims to hold an anchor, which open_record() checks.
+bool claims_anchor(std::span<const std::byte> bytes);
+
 inline const char* record_kind_name(RecordKind kind) {
   return kind == RecordKind::block   ? "block"
          : kind == RecordKind::state ? "state"

@@ -50,8 +50,9 @@ struct NameEntry {
   bool operator==(const NameEntry&) const = default;
 };
 
-// A block from a store, after checking. `bytes` is empty if the block is missing or was refused.
+// A block or anchor from a store, after checking. `bytes` is empty if it is missing or was refused.
 struct StoredBlock {
+  RecordKind kind = RecordKind::block;
   std::span<const std::byte> bytes;
   std::shared_ptr<const void> owner;
   std::shared_ptr<const MappedFile> mapping;
@@ -122,15 +123,19 @@ class STET_API Store {
   // Stores blocks that are missing or that this Store has refused. Marks all as used now. A block
   // that is counted as neither was not stored for lack of room.
   PutReport put_blocks(std::span<const NewBlock> blocks);
-  // Return blocks, after checking name, bytes and writers' key.
+  // Returns blocks, after checking name, bytes and writers' key.
   std::vector<StoredBlock> blocks(std::span<const Sha256> identities);
+  // Returns the blocks or anchors at these places, after the same checks.
   std::vector<StoredBlock> blocks_at(std::span<const Sha256> places);
   // Returns which of these blocks or anchors the store has. They may be damaged.
   std::vector<bool> has_blocks(std::span<const Sha256> identities);
   // Returns an anchor's arrays, after checking name, bytes and writers' key.
   StoredBlock anchor(const Sha256& identity);
+  // The records that a request accepts.
+  enum class Accept { blocks, blocks_and_anchors };
   // Returns blocks by one request on this thread. May throw an io Error once `stop` is set.
-  std::vector<StoredBlock> request(std::span<const Sha256> places, const std::atomic<bool>& stop);
+  std::vector<StoredBlock> request(std::span<const Sha256> places, const std::atomic<bool>& stop,
+                                   Accept accept = Accept::blocks);
 
   // Stores a state and returns its place. Call it after its blocks were stored. An existing
   // undamaged record is kept. Throws the mismatch Error of open_record if it has another key.
@@ -169,6 +174,7 @@ class STET_API Store {
                                      std::span<const std::byte> bytes) const;
   StoredBlock checked(RecordKind kind, const Sha256& place, const StoredBytes& found);
   std::vector<std::vector<std::byte>> encoded(std::span<const std::span<const std::byte>> blocks);
+  std::vector<StoredBlock> read_blocks(std::span<const Sha256> places, Accept accept);
   size_t write_blocks(std::span<const NewBlock* const> blocks);
   void refresh(Sha256 state, const std::optional<Sha256>& known);
   Marks mark(std::vector<std::string>& refused);
