@@ -374,8 +374,15 @@ std::vector<std::byte> Store::sealed_name(const std::string& name,
 std::vector<NameEntry> Store::opened_name(const std::string& name,
                                           std::span<const std::byte> bytes) const {
   const std::string where = url() + " name " + name;
-  const Record r = open_record(key_, RecordKind::name, identity_of_name(name), bytes, where);
-  return decode_name_payload(r.payload, name, where);
+  try {
+    const Record r = open_record(key_, RecordKind::name, identity_of_name(name), bytes, where);
+    return decode_name_payload(r.payload, name, where);
+  } catch (const Error& e) {
+    if (e.kind == ErrorKind::unsupported) throw;  // a later version can read it
+    throw Error(e.kind, e.file, e.field, e.expected,
+                e.found + (e.field == "HMAC" ? "; if the key is the right one, " : "; ") +
+                    "stet store names " + name + " --remove removes the name");
+  }
 }
 
 std::vector<NameEntry> Store::history(const std::string& name) {
@@ -419,6 +426,16 @@ void Store::set_name(const std::string& name, const std::optional<Sha256>& expec
     std::optional<std::vector<std::byte>> after;
     if (next) after = sealed_name(name, std::span(entries).subspan(drop));
     if (backend_->replace_name(name, before, after)) return;
+  }
+  throw Error(ErrorKind::io, url(), "name " + name, "", "other writers keep setting it; try again");
+}
+
+void Store::remove_name(const std::string& name) {
+  check_store_name(name);
+  for (size_t tries = 0; tries < kMostTries; ++tries) {
+    const auto before = backend_->read_name(name);
+    if (!before) not_there(url(), printable(name, 130));
+    if (backend_->replace_name(name, before, std::nullopt)) return;
   }
   throw Error(ErrorKind::io, url(), "name " + name, "", "other writers keep setting it; try again");
 }

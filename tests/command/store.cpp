@@ -132,6 +132,26 @@ TEST_F(StoreCommand, StatesInUseAreNotCollected) {
   EXPECT_TRUE(collected());
 }
 
+TEST_F(StoreCommand, OneBadNameDoesNotHideTheOthers) {
+  for (const char* name : {"store:a", "store:b"}) run({"save", "-p", "hi", "-o", name});
+  fs::copy_file(path_ + "/names/a", path_ + "/names/a.bak");
+  write_file(path_ + "/names/not a name", "mine");
+  const std::string hint = "stet store names a.bak --remove removes the name\n";
+  for (const char* action : {"names", "tree"}) {
+    const Outcome listed = run({"store", action}, 1);
+    EXPECT_NE(listed.out.find(action == std::string("names") ? "  b\n" : "(a, b)"),
+              std::string::npos)
+        << listed.out;
+    EXPECT_TRUE(listed.err.ends_with(hint)) << listed.err;
+  }
+  EXPECT_TRUE(run({"store", "gc"}, 1).err.ends_with(hint));
+  EXPECT_TRUE(run({"store", "names", "a.bak"}, 1).err.ends_with(hint));
+  run({"store", "names", "a.bak", "--remove"});
+  EXPECT_EQ(run({"store", "names"}).err, "");
+  EXPECT_NE(run({"store", "names", "a.bak", "--remove"}, 1).err.find("no such state"),
+            std::string::npos);
+  EXPECT_EQ(read_text(path_ + "/names/not a name"), "mine");
+}
 
 TEST_F(StoreCommand, ACollectionBelowAnUnreadableStateIsRefused) {
   run({"save", "-p", "hi", "-o", "store:a"});

@@ -615,5 +615,29 @@ TEST_F(StoreTest, ACollectionRemovesNothingBelowAStateThatCannotBeRead) {
   const GcReport report = store_->gc(now);  // nothing leads to the damaged state any more
   EXPECT_EQ(report.states + report.blocks, 6u);
 }
+
+TEST_F(StoreTest, ANameThatCannotBeReadCanBeRemoved) {
+  const Sha256 id = store_->put_state({}, {});
+  store_->set_name("talk", std::nullopt, id);
+  const std::string file = path_ + "/names/talk", whole = read_text(file);
+  const std::string where = "dir:" + path_ + " name talk: ",
+                    hint = "stet store names talk --remove removes the name";
+  for (const auto& [text, reason] : std::vector<std::pair<std::string, std::string>>{
+           {"junk", "mismatch"}, {whole + "x", "format"}, {"", "format"}}) {
+    write_file(file, text);
+    EXPECT_EQ(store_->names(), std::vector<std::string>{"talk"});
+    for (const auto& call : std::vector<std::function<void()>>{[&] { store_->history("talk"); },
+                                                               [&] { store_->gc({}); }}) {
+      const std::string error = error_of(call);
+      EXPECT_NE(error.find(where), std::string::npos) << error;
+      EXPECT_TRUE(error.ends_with(hint)) << error;
+    }
+    store_->remove_name("talk");
+    EXPECT_TRUE(store_->names().empty());
+    EXPECT_EQ(store_->gc({}).refused, std::vector<std::string>());
+  }
+  EXPECT_EQ(error_of([&] { store_->remove_name("talk"); }),
+            "io: dir:" + path_ + ": talk: no such state is in the store");
+}
 }  // namespace
 }  // namespace stet::test::store_tests

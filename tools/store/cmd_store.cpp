@@ -175,11 +175,40 @@ Json json_of(const Sha256& place, const Described& d) {
           {"last_message", d.excerpt}};
 }
 
-std::map<Sha256, std::vector<std::string>> names_by_state(Store& store) {
+// Records that cannot be read are reported, and the others are listed.
+class Unreadable {
+ public:
+  // Calls `read`. Returns false, and prints why, if it throws for a record. Throws if the store
+  // cannot be reached.
+  template <class Read>
+  bool passes(Read read) {
+    try {
+      read();
+      return true;
+    } catch (const Error& e) {
+      if (e.kind == ErrorKind::io) throw;
+      say("{}\n", printable(e.what(), 3000));
+      any_ = true;
+      return false;
+    }
+  }
+  // Ends the command with status 1 if there was one.
+  void finish() const {
+    finish_output();
+    if (any_) throw ExitStatus{1};
+  }
+
+ private:
+  bool any_ = false;
+};
+
+std::map<Sha256, std::vector<std::string>> names_by_state(Store& store, Unreadable& unreadable) {
   std::map<Sha256, std::vector<std::string>> found;
   for (const std::string& name : store.names()) {
-    const auto entries = store.history(name);
-    if (!entries.empty()) found[entries.back().state].push_back(name);
+    unreadable.passes([&] {
+      const auto entries = store.history(name);
+      if (!entries.empty()) found[entries.back().state].push_back(name);
+    });
   }
   return found;
 }
@@ -193,7 +222,8 @@ std::string name_marks(const std::map<Sha256, std::vector<std::string>>& names,
 void run_log(const StoreCommand& o) {
   require_words(o, 1, 1, "stet store log REFERENCE");
   Store& store = the_store();
-  const auto names = names_by_state(store);
+  Unreadable unreadable;
+  const auto names = names_by_state(store, unreadable);
   for (Sha256 at = store.resolve(reference(o.words[0])); at != Sha256() && out("");) {
     if (!store.has_state(at)) {
       say("{} and what was before it are not in the store any more\n", hex(at, 12));
@@ -203,43 +233,59 @@ void run_log(const StoreCommand& o) {
     out((o.json ? dump(json_of(at, d)) : line_of(at, d) + name_marks(names, at)) + "\n");
     at = d.record.parent;
   }
+  unreadable.finish();
+}
+
+void remove_name(Store& store, const std::string& name) {
+  std::vector<NameEntry> entries;
+  Unreadable unreadable;
+  if (!unreadable.passes([&] { entries = store.history(name); })) return store.remove_name(name);
+  store.set_name(name, entries.empty() ? store.resolve(name) : entries.back().state, std::nullopt);
+}
+
+void list_names(Store& store, const std::vector<std::string>& names, bool whole, bool json) {
+  Unreadable unreadable;
+  for (const std::string& name : names) {
+    std::vector<NameEntry> entries;
+    unreadable.passes([&] { entries = store.history(name); });
+    std::reverse(entries.begin(), entries.end());
+    if (!whole && !entries.empty()) entries.resize(1);
+    for (const NameEntry& e : entries) {
+      out(json ? dump({{"name", name}, {"state", hex(e.state)}, {"set", e.set}}) + "\n"
+               : fmt::format("{}  {}  {}\n", hex(e.state, 12), time_text(e.set), name));
+    }
+  }
+  unreadable.finish();
 }
 
 void run_names(const StoreCommand& o) {
   require_words(o, 0, 2, "stet store names [NAME [REFERENCE]]");
   Store& store = the_store();
-  const auto state_of = [&](const std::string& name) {
-    const auto entries = store.history(name);
-    return entries.empty() ? std::nullopt : std::optional(entries.back().state);
-  };
   if (o.remove) {
     require_words(o, 1, 1, "stet store names NAME --remove");
-    if (!state_of(o.words[0])) store.resolve(o.words[0]);
-    return store.set_name(o.words[0], state_of(o.words[0]), std::nullopt);
+    return remove_name(store, o.words[0]);
   }
-  if (o.words.size() == 2)
-    return store.set_name(o.words[0], state_of(o.words[0]), store.resolve(reference(o.words[1])));
+  if (o.words.size() == 2) {
+    const auto entries = store.history(o.words[0]);
+    return store.set_name(o.words[0],
+                          entries.empty() ? std::nullopt : std::optional(entries.back().state),
+                          store.resolve(reference(o.words[1])));
+  }
   const bool one = o.words.size() == 1;
   if (one) store.resolve(o.words[0]);
-  for (const std::string& name : one ? o.words : store.names()) {
-    std::vector<NameEntry> entries = store.history(name);
-    std::reverse(entries.begin(), entries.end());
-    if (!one && !entries.empty()) entries.resize(1);
-    for (const NameEntry& e : entries) {
-      out(o.json ? dump({{"name", name}, {"state", hex(e.state)}, {"set", e.set}}) + "\n"
-                 : fmt::format("{}  {}  {}\n", hex(e.state, 12), time_text(e.set), name));
-    }
-  }
+  list_names(store, one ? o.words : store.names(), one, o.json);
 }
 
 // Prints each state below the state that it was made from.
 void run_tree(const StoreCommand& o) {
   require_words(o, 0, 0, "stet store tree");
   Store& store = the_store();
-  const auto names = names_by_state(store);
+  Unreadable unreadable;
+  const auto names = names_by_state(store, unreadable);
   std::map<Sha256, Described> all;
   std::map<Sha256, std::vector<Sha256>> children;
-  for (const RecordInfo& e : store.states()) all.emplace(e.name, describe(store, e.name));
+  for (const RecordInfo& e : store.states())
+    unreadable.passes([&] { all.emplace(e.name, describe(store, e.name)); });
   for (const auto& [place, d] : all)
     children[all.contains(d.record.parent) ? d.record.parent : Sha256()].push_back(place);
   std::vector<std::pair<Sha256, size_t>> next;
@@ -260,6 +306,7 @@ void run_tree(const StoreCommand& o) {
         "\n");
     push(place, depth + 1);
   }
+  unreadable.finish();
 }
 
 // ---------------------------------------------------------------- gc, check, stats

@@ -148,7 +148,8 @@ class STET_API Store {
   Sha256 resolve(const std::string& reference);
   std::vector<RecordInfo> states();
 
-  // Returns a name's history, latest last; empty if the name does not exist.
+  // Returns a name's history, latest last; empty if the name does not exist. Throws what
+  // open_record() throws; the text says how to remove such a name.
   std::vector<NameEntry> history(const std::string& name);
   std::vector<std::string> names() { return backend_->names(); }
   // Compare-and-set of a name: sets it to `next` (empty: removes it with its history) if it is
@@ -156,6 +157,10 @@ class STET_API Store {
   // io Error if `next` is not in the store.
   void set_name(const std::string& name, const std::optional<Sha256>& expected,
                 const std::optional<Sha256>& next);
+
+  // Removes a name with its history, also if it cannot be read. Throws an io Error if it does not
+  // exist, and if other writers keep setting it.
+  void remove_name(const std::string& name);
 
   // Protects these states, and what they depend on, until the lease is destroyed or the seconds
   // have passed. Throws an io Error if one of them is not in the store.
