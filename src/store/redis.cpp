@@ -45,7 +45,8 @@ if ARGV[1] == '' then redis.call('SET', KEYS[2], ARGV[2]) end
 return 1)";
 
 // Removes the chunks of a record unless it was used since ARGV[1]. A block's last use follows from
-// its remaining time to live, with ARGV[2] the full one and ARGV[3] the current time.
+// its remaining time to live, with ARGV[2] the full one and ARGV[3] the current time. Returns 1 if
+// it removed a chunk.
 constexpr char kRemove[] = R"(local base = KEYS[1]:sub(1, -2)
 local used
 if ARGV[2] ~= '' then
@@ -57,7 +58,7 @@ if used >= tonumber(ARGV[1]) then return 0 end
 local i = 0
 while redis.call('DEL', base .. i) == 1 do i = i + 1 end
 if KEYS[2] then redis.call('DEL', KEYS[2]) end
-return 1)";
+return i > 0 and 1 or 0)";
 
 // Compare-and-set: expects ARGV[2] if ARGV[1] is 1, and sets ARGV[4] if ARGV[3] is 1. A retry
 // succeeds if the first try did. Records contain nonces, so no two are equal.
@@ -158,7 +159,7 @@ class RedisStore : public StoreBackend {
 
   void list(RecordClass record_class, const std::function<void(const RecordInfo&)>& each) override {
     const std::string front = shelf_key(record_class) + "{", end = "}:0";
-    servers_.scan(front + "*" + end, [&](const std::vector<std::string>& keys) {
+    servers_.scan(front, end, [&](const std::vector<std::string>& keys) {
       std::vector<RedisCommand> commands;
       std::vector<Sha256> names;
       for (const std::string& key : keys) {
@@ -194,7 +195,7 @@ class RedisStore : public StoreBackend {
   std::vector<std::string> names() override {
     const std::string front = url_.prefix + ":n:";
     std::vector<std::string> found;
-    servers_.scan(front + "*", [&](const std::vector<std::string>& keys) {
+    servers_.scan(front, "", [&](const std::vector<std::string>& keys) {
       for (const std::string& key : keys) {
         if (is_store_name(key.substr(front.size()))) found.push_back(key.substr(front.size()));
       }
@@ -234,7 +235,7 @@ class RedisStore : public StoreBackend {
 
   std::vector<Sha256> leased() override {
     std::vector<Sha256> states;
-    servers_.scan(lease_key("*"), [&](const std::vector<std::string>& keys) {
+    servers_.scan(lease_key(""), "", [&](const std::vector<std::string>& keys) {
       std::vector<RedisCommand> commands;
       for (const std::string& key : keys) commands.push_back({{"GET", key}});
       for (const RedisReply& r : servers_.run(commands, patience_.write)) {

@@ -22,6 +22,16 @@ std::string info_field(std::string_view info, const std::string& name) {
   return std::string(info.substr(from, info.find('\r', from) - from));
 }
 
+// Returns the pattern of SCAN that matches this text alone.
+std::string literal_pattern(const std::string& text) {
+  std::string pattern;
+  for (const char c : text) {
+    if (std::string_view("*?[]\\").find(c) != std::string_view::npos) pattern += '\\';
+    pattern += c;
+  }
+  return pattern;
+}
+
 }  // namespace
 
 std::string_view string_of(const RedisReply& r) {
@@ -147,8 +157,9 @@ bool RedisConnections::is_held(RedisClient& client, const std::string& key) cons
   throw Error(ErrorKind::io, text_, "replicas", "", "no replica confirmed the write in time");
 }
 
-void RedisConnections::scan(const std::string& pattern,
+void RedisConnections::scan(const std::string& front, const std::string& end,
                             const std::function<void(const std::vector<std::string>&)>& each) {
+  const std::string pattern = literal_pattern(front) + "*" + literal_pattern(end);
   for (const std::string& node : masters(patience_.write)) {
     std::string cursor = "0";
     do {

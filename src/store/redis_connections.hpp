@@ -41,8 +41,8 @@ class RedisConnections {
   // server of `key`, and may be repeated if a connection fails.
   std::vector<RedisReply> run_acknowledged(const std::string& key,
                                            std::span<const RedisCommand> commands);
-  // Lists the keys of all servers, in portions.
-  void scan(const std::string& pattern,
+  // Lists the keys of all servers that begin with `front` and end with `end`, in portions.
+  void scan(const std::string& front, const std::string& end,
             const std::function<void(const std::vector<std::string>&)>& each);
 
  private:

@@ -412,6 +412,40 @@ TEST_F(RedisStoreTest, AFullServerKeepsStatesAndDropsBlocks) {
   EXPECT_GT(computed, 0u);
 }
 
+
+// The characters of patterns in a prefix stand for themselves.
+TEST_F(RedisStoreTest, APrefixIsNoPattern) {
+  const std::string server = server_->url().substr(0, server_->url().rfind('/') + 1);
+  GcOptions now;
+  now.grace = -10;
+  std::vector<std::unique_ptr<Store>> stores;
+  for (const char* prefix : {"t*", "team[1]", "te?t", "te\\st", "test[^a]"}) {
+    create_store(server + prefix, 0);
+    stores.push_back(open_redis(server + prefix));
+    Store& store = *stores.back();
+    const Sha256 id = store.put_state(sha256_of(as_bytes(std::string(prefix))), {});
+    EXPECT_EQ(store.states().size(), 1u) << prefix;
+    store.set_name("talk", std::nullopt, id);
+    EXPECT_EQ(store.names(), std::vector<std::string>{"talk"}) << prefix;
+    store.set_name("talk", id, std::nullopt);
+    const Store::Lease lease = store.lease({&id, 1}, 60);
+    EXPECT_EQ(store.backend().leased(), std::vector<Sha256>{id}) << prefix;
+    EXPECT_EQ(store.gc(now).states, 0u) << prefix;
+  }
+  for (const auto& store : stores) {
+    EXPECT_EQ(store->gc(now).states, 1u);
+    EXPECT_EQ(store->gc(now).states, 0u);
+  }
+}
+
+TEST_F(RedisStoreTest, OnlyWhatWasThereIsRemoved) {
+  const Sha256 id = store_->put_state({}, {});
+  for (const RecordClass of : {RecordClass::states, RecordClass::blocks}) {
+    EXPECT_EQ(store_->backend().remove(of, id, INT64_MAX), of == RecordClass::states);
+    EXPECT_FALSE(store_->backend().remove(of, id, INT64_MAX));
+  }
+}
+
 // ---------------------------------------------------------------- a cluster
 
 // Runs one process. Logs a line for everything that was acknowledged to it.
