@@ -31,8 +31,9 @@ constexpr double kMarkSeconds = 1;               // timeout of commands that may
 constexpr auto kAskAgain = std::chrono::hours(1);
 
 // Sets the expiry of all chunks of a record to ARGV[1] seconds; if that is "", stores the time
-// ARGV[2] instead. Returns 1 if all chunks exist. KEYS are the first chunk and, for a state, the
-// key of its time. While a slot moves, a server that lacks one of them says so.
+// ARGV[2] instead, unless the server is full. Returns 1 if all chunks exist. KEYS are the first
+// chunk and, for a state, the key of its time. While a slot moves, a server that lacks one of them
+// says so.
 constexpr char kTouch[] = R"(local base = KEYS[1]:sub(1, -2)
 local front = redis.call('GETRANGE', KEYS[1], 80, 95)
 if #front ~= 16 then return 0 end
@@ -41,7 +42,10 @@ for i = 0, math.ceil((offset + payload) / ARGV[3]) - 1 do
   if redis.call('EXISTS', base .. i) == 0 then return 0 end
   if ARGV[1] ~= '' then redis.call('EXPIRE', base .. i, ARGV[1]) end
 end
-if ARGV[1] == '' then redis.call('SET', KEYS[2], ARGV[2]) end
+if ARGV[1] == '' then
+  local set = redis.pcall('SET', KEYS[2], ARGV[2])
+  if set.err and not (set.err:find('OOM') or set.err:find('MISCONF')) then return set end
+end
 return 1)";
 
 // Removes the chunks of a record unless it was used since ARGV[1]. A block's last use follows from
@@ -151,8 +155,7 @@ class RedisStore : public StoreBackend {
     for (size_t i = 0; i < records.size(); ++i) {
       if (write_record(record_class, records[i])) continue;
       if (record_class == RecordClass::blocks) return i;
-      throw Error(ErrorKind::io, url(), "state", "",
-                  "the memory of the server is full (maxmemory)");
+      throw_full("state");
     }
     return records.size();
   }
@@ -219,14 +222,18 @@ class RedisStore : public StoreBackend {
                     expected ? text_of(*expected) : "", next ? "1" : "0",
                     next ? text_of(*next) : ""}};
     c.key = 3;
-    return integer_of(servers_.run_acknowledged(name_key(name), {&c, 1})[0]) == 1;
+    const RedisReply reply = std::move(servers_.run_acknowledged(name_key(name), {&c, 1})[0]);
+    if (is_full(reply)) throw_full("name " + name);
+    return integer_of(reply) == 1;
   }
 
   void lease(const std::string& holder, std::span<const Sha256> states, int64_t until) override {
     std::string text;
     for (const Sha256& id : states) text += hex_of_hash(id);
     const std::string seconds = std::to_string(std::max<int64_t>(1, until - now()));
-    servers_.one({{"SETEX", lease_key(holder), seconds, text}}, patience_.write);
+    const RedisReply reply =
+        servers_.one({{"SETEX", lease_key(holder), seconds, text}}, patience_.write);
+    if (is_full(reply)) throw_full("lease");
   }
 
   void release(const std::string& holder) override {
@@ -258,6 +265,9 @@ class RedisStore : public StoreBackend {
   }
 
  private:
+  [[noreturn]] void throw_full(const std::string& field) const {
+    throw Error(ErrorKind::io, url(), field, "", "the memory of the server is full (maxmemory)");
+  }
   std::string store_key() const { return url_.prefix + ":store"; }
   std::string shelf_key(RecordClass record_class) const {
     return url_.prefix + (record_class == RecordClass::blocks ? ":b:" : ":s:");

@@ -412,6 +412,18 @@ TEST_F(RedisStoreTest, AFullServerKeepsStatesAndDropsBlocks) {
   EXPECT_GT(computed, 0u);
 }
 
+TEST_F(RedisStoreTest, AFullServerSaysSoAndStillHasItsStates) {
+  const Sha256 id = store_->put_state({}, {});
+  server_->ask({"CONFIG", "SET", "maxmemory-policy", "volatile-lru"});
+  server_->ask({"CONFIG", "SET", "maxmemory", "1"});
+  EXPECT_TRUE(store_->has_state(id));
+  EXPECT_TRUE(store_->find_state(id).has_value());
+  const std::string full = "the memory of the server is full (maxmemory)";
+  EXPECT_TRUE(error_of([&] { store_->set_name("talk", std::nullopt, id); }).ends_with(full));
+  EXPECT_TRUE(error_of([&] { store_->lease({&id, 1}, 60); }).ends_with(full));
+  server_->ask({"CONFIG", "SET", "maxmemory", "0"});
+  store_->set_name("talk", std::nullopt, id);
+}
 
 // The characters of patterns in a prefix stand for themselves.
 TEST_F(RedisStoreTest, APrefixIsNoPattern) {
