@@ -30,6 +30,14 @@ inline std::string next_word(std::string_view& text) {
   return word;
 }
 
+// Returns a URL for messages: "..." stands for user and password, up to the last "@".
+inline std::string without_login(const std::string& url) {
+  const size_t at = url.rfind('@'), colon = std::min(url.find(':'), url.size()),
+               login = std::min(url.find_first_not_of('/', colon + 1), url.size());
+  return at == std::string::npos || at < login ? url
+                                               : url.substr(0, login) + "..." + url.substr(at);
+}
+
 // Returns true for 1 to 128 of a-z A-Z 0-9 . _ - that begin with neither a dot nor a hyphen.
 bool is_store_name(const std::string& name);
 

@@ -639,5 +639,23 @@ TEST_F(StoreTest, ANameThatCannotBeReadCanBeRemoved) {
   EXPECT_EQ(error_of([&] { store_->remove_name("talk"); }),
             "io: dir:" + path_ + ": talk: no such state is in the store");
 }
+
+TEST(StoreUrl, ErrorsDoNotShowAPassword) {
+  for (const std::string url :
+       {"rediss://bob:s3cret@h/x", "Redis://bob:s3cret@h/x", "REDIS:/bob:s3cret@h/x",
+        "http://bob:s3cret@h", "dir:redis://bob:s3cret@h/x", "redis://bob:s3cret@h:1x",
+        "redis://bob:s3cret@", "redis://bob:s3/cret@h", "redis:bob:s3cret@h"}) {
+    const std::string error = error_of([&] { parse_store_url(url); });
+    EXPECT_TRUE(error.starts_with("argument: store: expected ")) << error;
+    EXPECT_EQ(error.find("s3"), std::string::npos) << error;
+  }
+  EXPECT_EQ(error_of([] { parse_store_url("rediss://bob:s3cret@h/x"); }),
+            "argument: store: expected dir:PATH or redis://HOST[:PORT][/PREFIX], found "
+            "rediss://...@h/x");
+  EXPECT_EQ(error_of([] { create_store("redis://bob:s3cret@h/x", 1); }),
+            "argument: redis://...@h/x: budget: a server has a budget of its own (maxmemory)");
+  EXPECT_EQ(parse_store_url("dir:/home/me@work/store").path, "/home/me@work/store");
+}
+
 }  // namespace
 }  // namespace stet::test::store_tests
