@@ -16,6 +16,7 @@
 #include "stet/snapshot/encode.hpp"
 #include "stet/snapshot/snapshot.hpp"
 #include "stet/text/tokenizer.hpp"
+#include "stet/text/utf8.hpp"
 
 namespace stet {
 namespace {
@@ -77,7 +78,9 @@ SnapshotContents contents_of(const State& state, SnapshotMeta meta, const SaveOp
     const StateDigests& parent = options.parent->digests();
     meta.parent = sha256_text(parent.id);
     meta.parent_state = digest_text(parent.state);
-    meta.parent_file = std::filesystem::path(options.parent->path()).filename().string();
+    // A name that is not UTF-8 finds no file, and the parent is searched for by its id.
+    meta.parent_file =
+        utf8_lossy(std::filesystem::path(options.parent->path()).filename().string());
   }
   c.meta = std::move(meta);
   return c;

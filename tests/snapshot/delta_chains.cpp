@@ -110,6 +110,18 @@ TEST_F(DeltaChains, ACircleIsRefused) {
   }
 }
 
+
+TEST_F(DeltaChains, NamesOfFilesNeedNotBeUtf8) {
+  Session s = make(1, 90);
+  const std::string odd = scratch / "p\xff.stet";
+  std::filesystem::rename(name(0), odd);
+  const Snapshot parent = Snapshot::open(odd);
+  Snapshot::save(s, name(1), {.form = SnapshotForm::delta, .parent = &parent});
+  const Snapshot delta = Snapshot::open_with_parents(name(1));
+  EXPECT_EQ(delta.parents().front()->path(), odd);
+  EXPECT_EQ(delta.meta().parent_file, "p\xEF\xBF\xBD.stet");
+}
+
 // A parent is recognized by its own name, a symbolic link and a hard link.
 TEST_F(DeltaChains, ADeltaIsNotWrittenOverItsParents) {
   Session s = make(3, 90);
