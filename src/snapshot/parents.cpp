@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <exception>
 #include <filesystem>
 #include <string_view>
 #include <utility>
@@ -46,12 +47,18 @@ std::optional<Sha256> id_of_file(int directory, const char* name) {
   return id_in_header({header, size < 0 ? 0 : static_cast<size_t>(size)});
 }
 
-// Finds a delta's parent in its directory: a regular file, not a link, that the delta's owner owns.
-// Other files are not opened.
-template <class IsParent>
-std::string parent_beside(const std::filesystem::path& path, IsParent is_parent) {
+bool is_parent(const SnapshotFile& of, const Sha256& id) {
+  return sha256_text(id) == of.meta.parent;
+}
+
+// Calls use(path) with the snapshots in a delta's directory that have the id of its parent, until
+// it returns true. They are regular files, not links, that the delta's owner owns. Other files are
+// not opened.
+template <class Use>
+void parents_beside(const SnapshotFile& of, Use use) {
+  const std::filesystem::path path = of.path;
   struct stat delta = {}, info = {};
-  if (::stat(path.c_str(), &delta) != 0) return "";
+  if (::stat(path.c_str(), &delta) != 0) return;
   const std::filesystem::path folder =
       path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
   Directory directory(folder.string());
@@ -61,15 +68,10 @@ std::string parent_beside(const std::filesystem::path& path, IsParent is_parent)
     if (::fstatat(directory.descriptor(), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) continue;
     if (!S_ISREG(info.st_mode) || info.st_uid != delta.st_uid || info.st_ino == delta.st_ino)
       continue;
-    if (++candidates > kMostCandidates) return "";
+    if (++candidates > kMostCandidates) return;
     const auto id = id_of_file(directory.descriptor(), entry->d_name);
-    if (id && is_parent(*id)) return (folder / entry->d_name).string();
+    if (id && is_parent(of, *id) && use((folder / entry->d_name).string())) return;
   }
-  return "";
-}
-
-bool is_parent(const SnapshotFile& of, const Sha256& id) {
-  return sha256_text(id) == of.meta.parent;
 }
 
 bool is_same_file(const SnapshotFile& a, const SnapshotFile& b) {
@@ -78,31 +80,60 @@ bool is_same_file(const SnapshotFile& a, const SnapshotFile& b) {
          a.mapping->opened().inode == b.mapping->opened().inode;
 }
 
-// Returns the direct parent: the file at `path`, or else the file with the recorded name. Failing
-// that, searches the delta's directory for the parent's state.
-std::shared_ptr<const SnapshotFile> find_parent(const SnapshotFile& of,
-                                                const std::optional<std::string>& path) {
-  std::string found = path.value_or("");
-  if (!path) {
-    const std::filesystem::path name = std::filesystem::path(of.meta.parent_file).filename();
-    const std::string beside = std::filesystem::path(of.path).replace_filename(name).string();
-    const auto id = name.empty() ? std::nullopt : id_of_file(AT_FDCWD, beside.c_str());
-    found = id && is_parent(of, *id)
-                ? beside
-                : parent_beside(of.path, [&](const Sha256& other) { return is_parent(of, other); });
-  }
-  const std::shared_ptr<const SnapshotFile> parent = found.empty() ? nullptr : open_file(found);
-  if (parent == nullptr || !is_parent(of, parent->digests.id)) {
-    throw Error(
-        ErrorKind::io, of.path, "parent", "",
-        "the delta needs the snapshot of state " + printable(of.meta.parent) +
-            (parent == nullptr ? ", which is not beside it; name it with --parent"
-                               : "; the one named holds state " + sha256_text(parent->digests.id)));
-  }
+[[noreturn]] void needs_parent(const SnapshotFile& of, const std::string& why) {
+  throw Error(ErrorKind::io, of.path, "parent", "",
+              "the delta needs the snapshot of state " + printable(of.meta.parent) + why);
+}
+
+std::shared_ptr<const SnapshotFile> open_parent(const SnapshotFile& of, const std::string& path) {
+  auto parent = open_file(path);
+  if (!is_parent(of, parent->digests.id))
+    needs_parent(of, "; the one named holds state " + sha256_text(parent->digests.id));
   if (!(parent->meta.kv == of.meta.kv))
     snapshot_damaged(of.path, "parent", "keys and values of the same shape", "others");
   return parent;
 }
+
+// Ranks files of one state. A full file needs no other. A delta needs its parent, which may be
+// missing. A delta of the same state may even be one of `of`. A recipe has no keys and values, and
+// serves only if none are needed.
+int rank_of(const SnapshotFile& parent, const SnapshotFile& of) {
+  if (parent.meta.form == SnapshotForm::delta) return parent.meta.parent != of.meta.parent ? 1 : 2;
+  return parent.meta.form == SnapshotForm::full ? 0 : 3;
+}
+
+// Chooses a parent from files that may be damaged or deltas of this one.
+class ParentChoice {
+ public:
+  explicit ParentChoice(const SnapshotFile& of) : of_(of) {}
+
+  // Considers a file. Returns true if no other can be better.
+  template <class Check>
+  bool consider(const std::string& path, Check check) {
+    try {
+      auto file = open_parent(of_, path);
+      check(*file);
+      if (best_ == nullptr || rank_of(*file, of_) < rank_of(*best_, of_)) best_ = std::move(file);
+    } catch (const Error&) {
+      if (fault_ == nullptr) fault_ = std::current_exception();
+    }
+    return best_ != nullptr && rank_of(*best_, of_) == 0;
+  }
+  bool has_keys_and_values() const {
+    return best_ != nullptr && best_->meta.form != SnapshotForm::recipe;
+  }
+  // Throws the first fault if no file can be used.
+  std::shared_ptr<const SnapshotFile> best() const {
+    if (best_ == nullptr && fault_ != nullptr) std::rethrow_exception(fault_);
+    if (best_ == nullptr) needs_parent(of_, ", which is not beside it; name it with --parent");
+    return best_;
+  }
+
+ private:
+  const SnapshotFile& of_;
+  std::shared_ptr<const SnapshotFile> best_;
+  std::exception_ptr fault_;
+};
 
 }  // namespace
 
@@ -120,16 +151,35 @@ SnapshotChain::SnapshotChain(std::shared_ptr<const SnapshotFile> file,
     if (parents_.size() == kMaxParents)
       snapshot_damaged(file_->path, "parent",
                        "at most " + std::to_string(kMaxParents) + " deltas in a chain", "more");
-    add(find_parent(*f, std::exchange(given, std::nullopt)), *f);
+    add(given ? open_parent(*f, *std::exchange(given, std::nullopt)) : find_parent(*f), *f);
+  }
+}
+
+// Returns the direct parent: the file with the recorded name, or else the best one of its state in
+// the delta's directory.
+std::shared_ptr<const SnapshotFile> SnapshotChain::find_parent(const SnapshotFile& of) const {
+  ParentChoice choice(of);
+  const auto check = [&](const SnapshotFile& parent) { check_is_new(parent, of); };
+  const std::filesystem::path name = std::filesystem::path(of.meta.parent_file).filename();
+  const std::string beside = std::filesystem::path(of.path).replace_filename(name).string();
+  const auto id = name.empty() ? std::nullopt : id_of_file(AT_FDCWD, beside.c_str());
+  if (id && is_parent(of, *id)) choice.consider(beside, check);
+  if (!choice.has_keys_and_values())
+    parents_beside(of, [&](const std::string& path) { return choice.consider(path, check); });
+  return choice.best();
+}
+
+// Throws if the parent is in the chain already.
+void SnapshotChain::check_is_new(const SnapshotFile& parent, const SnapshotFile& of) const {
+  const auto same = [&](const auto& file) { return is_same_file(*file, parent); };
+  if (same(file_) || std::ranges::any_of(parents_, same)) {
+    snapshot_damaged(of.path, "parent", "a file that is no delta of this one",
+                     printable(parent.path));
   }
 }
 
 void SnapshotChain::add(std::shared_ptr<const SnapshotFile> parent, const SnapshotFile& of) {
-  const auto same = [&](const auto& file) { return is_same_file(*file, *parent); };
-  if (same(file_) || std::ranges::any_of(parents_, same)) {
-    snapshot_damaged(of.path, "parent", "a file that is no delta of this one",
-                     printable(parent->path));
-  }
+  check_is_new(*parent, of);
   meta_bytes_ += parent->content("META").size();
   if (meta_bytes_ > kMaxParentsMetaBytes) {
     snapshot_damaged(

@@ -28,6 +28,8 @@ class SnapshotChain {
   const SnapshotFile* holder(int64_t block) const;
 
  private:
+  std::shared_ptr<const SnapshotFile> find_parent(const SnapshotFile& of) const;
+  void check_is_new(const SnapshotFile& parent, const SnapshotFile& of) const;
   void add(std::shared_ptr<const SnapshotFile> parent, const SnapshotFile& of);
 
   std::shared_ptr<const SnapshotFile> file_;

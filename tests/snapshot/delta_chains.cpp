@@ -110,6 +110,30 @@ TEST_F(DeltaChains, ACircleIsRefused) {
   }
 }
 
+// Deltas of a state that did not change have the id of their parent.
+TEST_F(DeltaChains, AFullParentIsFoundAmongDeltasOfItsState) {
+  Session s = make(1, 90);
+  const auto save = [&](const std::string& file, const std::string& parent) {
+    const Snapshot of = Snapshot::open(scratch / parent);
+    Snapshot::save(s, scratch / file, {.form = SnapshotForm::delta, .parent = &of});
+  };
+  for (int i = 1; i < 9; ++i) save(std::to_string(i) + ".stet", std::to_string(i - 1) + ".stet");
+  Snapshot::save(s, scratch / "recipe.stet", {.form = SnapshotForm::recipe});
+  write_file(scratch / "cut.stet", read_text(name(0)).substr(0, 4096));
+  const std::string moved = scratch / "moved.stet";
+  std::filesystem::rename(name(0), moved);
+  for (int i = 1; i < 9; ++i) {
+    const auto parents = Snapshot::open_with_parents(name(i)).parents();
+    ASSERT_EQ(parents.size(), static_cast<size_t>(i));
+    EXPECT_EQ(parents.back()->path(), moved);
+  }
+  // A file of that name that has no keys and values, or is cut, does not end the search.
+  for (const char* instead : {"recipe.stet", "cut.stet"}) {
+    std::filesystem::copy_file(scratch / instead, name(0),
+                               std::filesystem::copy_options::overwrite_existing);
+    EXPECT_EQ(Snapshot::open_with_parents(name(1)).parents().back()->path(), moved) << instead;
+  }
+}
 
 TEST_F(DeltaChains, NamesOfFilesNeedNotBeUtf8) {
   Session s = make(1, 90);
