@@ -523,6 +523,14 @@ class Commands(unittest.TestCase):
                                   capture_output=True, text=True)
             self.assertEqual(done.returncode, 1)
             self.assertIn("finite", done.stderr)
+            for name in ("tokens", "visible", "logits"):  # import sets none of these
+                raw = bytearray(read(d + "/f.safetensors"))
+                raw[8 + length + header[name]["data_offsets"][0]] ^= 1
+                write(d + "/g.safetensors", raw)
+                done = subprocess.run([STET, "import", d + "/s.stet", d + "/g.safetensors", "-o", d + "/u.stet"],
+                                      capture_output=True, text=True)
+                self.assertEqual(done.returncode, 1)
+                self.assertIn(f"g.safetensors: {name}: expected those of {d}/s.stet, found others", done.stderr)
             self.assertFalse(os.path.exists(d + "/u.stet"))
 
     def test_interventions_from_a_file(self):

@@ -88,14 +88,18 @@ std::vector<int32_t> visibility_of(const State& state) {
   return all;
 }
 
+std::span<const float> exported_logits(const State& state) {
+  return state.logits == nullptr ? std::span<const float>() : *state.logits;
+}
+
 void run_export(ExportCommand& o) {
   const Snapshot snapshot = open_snapshot(o);
   const State state = snapshot.state();
   const KvShape& shape = state.kv.shape();
-  const size_t logits = state.logits == nullptr ? 0 : state.logits->size();
+  const std::span<const float> logits = exported_logits(state);
   std::vector<NamedShape> shapes = {{"tokens", DType::i32, {state.size()}},
                                     {"visible", DType::i32, {state.size()}},
-                                    {"logits", DType::f32, {static_cast<int64_t>(logits)}}};
+                                    {"logits", DType::f32, {std::ssize(logits)}}};
   for (int64_t l = 0; l < shape.layers; ++l) {
     for (const bool key : {true, false}) {
       if (shape.owns(l)) shapes.push_back(shape_of_layer(state, l, key));
@@ -113,7 +117,7 @@ void run_export(ExportCommand& o) {
   const std::vector<int32_t> visible = visibility_of(state);
   file->write(0, 0, std::as_bytes(std::span(state.tokens)));
   file->write(1, 0, std::as_bytes(std::span(visible)));
-  if (logits > 0) file->write(2, 0, std::as_bytes(std::span(*state.logits)));
+  if (!logits.empty()) file->write(2, 0, std::as_bytes(logits));
   size_t tensor = 3;
   for (int64_t l = 0; l < shape.layers; ++l) {
     for (const bool key : {true, false}) {
@@ -165,17 +169,24 @@ size_t set_layer(State& state, const TensorSource& from, int64_t layer, bool key
   return changed;
 }
 
+// Throws a mismatch Error if the file has other values for a tensor that cannot be changed.
+void check_unchanged(const ExportCommand& o, const TensorSource& from, const char* name,
+                     std::span<const std::byte> ours) {
+  const TensorView* const t = from.tensors().find(name);
+  if (t != nullptr && !std::ranges::equal(ours, t->bytes))
+    throw Error(ErrorKind::mismatch, o.tensors, name, "those of " + o.snapshot, "others");
+}
+
 void run_import(ExportCommand& o) {
   check_writable(o.output);
   const Snapshot snapshot = open_snapshot(o);
   if (snapshot.meta().form == SnapshotForm::delta) snapshot.check_may_overwrite(o.output);
   State state = snapshot.state();
   const TensorSource from(o.tensors);
-  if (const TensorView* tokens = from.tensors().find("tokens")) {
-    const auto ours = std::as_bytes(std::span(state.tokens));
-    if (!std::equal(ours.begin(), ours.end(), tokens->bytes.begin(), tokens->bytes.end()))
-      throw Error(ErrorKind::mismatch, o.tensors, "tokens", "those of " + o.snapshot, "others");
-  }
+  check_unchanged(o, from, "tokens", std::as_bytes(std::span(state.tokens)));
+  const std::vector<int32_t> visible = visibility_of(state);
+  check_unchanged(o, from, "visible", std::as_bytes(std::span(visible)));
+  check_unchanged(o, from, "logits", std::as_bytes(exported_logits(state)));
   size_t changed = 0;
   for (int64_t l = 0; l < state.kv.shape().layers; ++l)
     changed += set_layer(state, from, l, true) + set_layer(state, from, l, false);

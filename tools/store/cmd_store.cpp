@@ -475,7 +475,9 @@ void add_store(Command& app) {
   };
   of("get", "--output", output);
   of("put", "--name",
-     sub->add_option("--name", o->name, "put: the name of the state")->type_name("NAME"));
+     sub->add_option("--name", o->name, "put: the name of the state")
+         ->type_name("NAME")
+         ->check(named()));
   of("push or pull", "--to",
      sub->add_option("--to,--from", o->to, "push, pull: the other store")->type_name("URL"));
   of("init", "--budget",
