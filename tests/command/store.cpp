@@ -175,6 +175,22 @@ TEST_F(StoreCommand, ChecksAndCopiesStatesOfRecurrentModels) {
   EXPECT_TRUE(
       run({"store", "push", "r", "--to", other}).err.ends_with(": 1 state and 3 blocks copied\n"));
 }
+
+TEST_F(StoreCommand, PutRefusesWhatTheStoreWouldNotKeep) {
+  const std::string file = scratch_ / "whole.stet";
+  const std::string model = data_path("models/qwen35-tiny");
+  run({"save", "-m", model, "--ids", "3,4,5", "-o", file, "--with-weights"});
+  EXPECT_EQ(run({"store", "put", file}, 1).err,
+            "stet: " + file +
+                ": WEIGHTS: a store keeps no weights; name the checkpoint with -m, or keep the "
+                "file\n");
+  EXPECT_TRUE(fs::is_empty(path_ + "/states"));
+  run({"store", "put", file, "-m", model, "--name", "r"});
+  run({"resume", "store:r", "-m", model, "-n", "1"});
+  EXPECT_NE(run({"store", "put", file, "-m", model, "--name", ""}, 2).err.find("--name: expected"),
+            std::string::npos);
+}
+
 TEST_F(StoreCommand, FaultsAreOneLine) {
   EXPECT_EQ(run({"resume", "store:nobody", "-n", "3"}, 1).err,
             "stet: dir:" + path_ + ": nobody: no such state is in the store\n");

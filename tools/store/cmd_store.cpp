@@ -89,6 +89,9 @@ void run_put(StoreCommand& o) {
   check_writable(target);
   const Snapshot snapshot = o.restore.open(o.words[0]);
   follow(o.model, snapshot, o.restore.how.replay);
+  if (o.model.weights != nullptr)
+    throw Error(ErrorKind::argument, o.words[0], "WEIGHTS", "",
+                "a store keeps no weights; name the checkpoint with -m, or keep the file");
   const auto tokenizer = tokenizer_of(snapshot, o.model);
   Session session = restore_session(snapshot, o.model, o.restore.how, tokenizer.get());
   const StateDigests digests = store_session(session, tokenizer.get(), target);
