@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "stet/threads/interrupt.hpp"
+
 namespace stet {
 
 double average_seconds(double average, std::chrono::steady_clock::duration took, size_t count) {
@@ -79,12 +81,35 @@ void choose_drafts(std::span<DraftChoice> replies, size_t rows, const PassCosts&
   for (size_t i = kept; i < added.size(); ++i) --replies[added[i]].chosen;
 }
 
+// Runs a call of the drafter. Returns false if it fails, which costs the draft and not the reply.
+template <class Call>
+bool Speculator::ask(const Call& call) {
+  try {
+    call();
+    return true;
+  } catch (const Interrupted&) {
+    throw;
+  } catch (...) {
+    expected_.clear();
+    resting_ = kTry;  // the next call would probably fail, too
+    return false;
+  }
+}
+
 DraftChoice Speculator::consider(const Session& session, int32_t next, size_t limit) {
   expected_.clear();
   at_ = 0;
-  const Drafter::Offer offer = drafter_->offer(session, next, std::min(limit, kMost));
+  if (resting_ > 0) {
+    --resting_;
+    return {};
+  }
+  Drafter::Offer offer;
+  const bool offered = ask([&] {
+    offer = drafter_->offer(session, next, std::min(limit, kMost));
+    expected_.assign(offer.known.begin(), offer.known.end());
+  });
+  if (!offered) return {};
   confidence_ = offer.confidence;
-  expected_.assign(offer.known.begin(), offer.known.end());
   const Record& record = records_[confidence_];
   DraftChoice choice{record.right / record.all, offer.seconds, offer.most, 0, always_};
   // a drafter that takes time is tried occasionally, because only drafting measures its acceptance
@@ -97,10 +122,13 @@ DraftChoice Speculator::consider(const Session& session, int32_t next, size_t li
 
 std::span<const int32_t> Speculator::take(const Session& session, int32_t next, size_t count) {
   if (count == 0) return {};
-  const std::span<const int32_t> draft = drafter_->draft(session, next, count);
-  if (expected_.empty()) expected_.assign(draft.begin(), draft.end());
+  std::span<const int32_t> draft;
+  const bool drafted = ask([&] {
+    draft = drafter_->draft(session, next, count);
+    if (expected_.empty()) expected_.assign(draft.begin(), draft.end());
+  });
   untried_ = 0;
-  return draft;
+  return drafted ? draft : std::span<const int32_t>{};
 }
 
 void Speculator::drawn(int32_t id) {

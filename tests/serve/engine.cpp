@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "stet/generate/draft_model.hpp"
+#include "tests/support/failing_drafter.hpp"
 #include "tests/support/models.hpp"
 #include "tools/serve/service.hpp"
 
@@ -144,8 +145,10 @@ struct Drawn {
 
 TEST(Engine, DraftsChangeNoReply) {
   EngineOptions o;
-  o.drafter = [n = 0]() mutable -> std::shared_ptr<Drafter> {
-    if (n++ % 2 == 0) return std::make_shared<SuffixDrafter>();
+  const auto failing = std::make_shared<FailingDrafter>();
+  o.drafter = [&, n = 0]() mutable -> std::shared_ptr<Drafter> {
+    if (++n == 3) return failing;
+    if (n % 2 == 1) return std::make_shared<SuffixDrafter>();
     return std::make_shared<ModelDrafter>(small_model(), options(1));
   };
   o.always_draft = true;
@@ -180,6 +183,7 @@ TEST(Engine, DraftsChangeNoReply) {
   }
   expect_as_alone(beside, some_ids(700));
   EXPECT_GT(accepted, 0u);
+  EXPECT_GT(failing->failures(), 0u);
   EXPECT_EQ(engine.counters().accepted_tokens, accepted);
   EXPECT_EQ(engine.counters().drafted_tokens, drafted);
   EXPECT_EQ(engine.counters().drawn_tokens, 4 * 60u);

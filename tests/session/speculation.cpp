@@ -1,13 +1,18 @@
 // Drafted rows: they are no part of a session until its own tokens reach them, and whatever else
 // happens to the session discards them.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 
+#include "stet/generate/batch.hpp"
 #include "stet/generate/draft_model.hpp"
 #include "stet/generate/speculate.hpp"
 #include "stet/kernels/numbers.hpp"
 #include "stet/snapshot/snapshot.hpp"
+#include "stet/threads/interrupt.hpp"
+#include "tests/support/checkpoint_parts.hpp"
+#include "tests/support/failing_drafter.hpp"
 #include "tests/support/models.hpp"
 #include "tests/support/recurrent_family.hpp"
 
@@ -304,6 +309,92 @@ TEST(Drafts, AreIgnoredIfTheyOverflow) {
   append_with_draft(s, 1, {2, 9, 3});
   plain.append(Ids{1});
   EXPECT_TRUE(same(s, plain));
+}
+
+// A session of some tokens, and the reply that it gets.
+struct Replying {
+  Session session;
+  Reply reply = {};
+
+  Replying(const std::shared_ptr<const Model>& m, const Ids& prompt) : session(m, options(1)) {
+    append_prompt(session, prompt);
+  }
+  // Draws a reply with a drafter, or with none.
+  void draw(std::shared_ptr<Drafter> drafter) {
+    if (drafter == nullptr) {
+      reply = generate(session, nullptr, {kTokens, true});
+      return;
+    }
+    Speculator speculator(std::move(drafter), nullptr, true);
+    GenerateOptions o{kTokens, true};
+    o.speculator = &speculator;
+    reply = generate(session, nullptr, o);
+  }
+  static constexpr int64_t kTokens = 110;
+};
+
+testing::AssertionResult same_reply(Replying& a, Replying& b) {
+  if (a.reply.ids != b.reply.ids) return testing::AssertionFailure() << "other ids";
+  return same(a.session, b.session);
+}
+
+TEST(Drafts, AreNoneIfTheDrafterFails) {
+  const auto m = model(llama().directory);
+  Replying failing(m, {1, 2, 3}), plain(m, {1, 2, 3});
+  const auto drafter = std::make_shared<FailingDrafter>();
+  failing.draw(drafter);
+  plain.draw(nullptr);
+  EXPECT_TRUE(same_reply(failing, plain));
+  EXPECT_GE(drafter->failures(), 2u);
+}
+
+TEST(Drafts, OfOthersInABatchAreUsedIfADrafterFails) {
+  const auto m = model(llama().directory);
+  Replying failing(m, {1, 2, 3}), drafted(m, {4, 5}), first(m, {1, 2, 3}), second(m, {4, 5});
+  first.draw(nullptr), second.draw(nullptr);
+  const auto drafter = std::make_shared<FailingDrafter>();
+  Speculator fails(drafter, nullptr, true);
+  Speculator drafts(std::make_shared<ModelDrafter>(m, options(1)), nullptr, true);
+  std::vector<BatchReply> batch = {{&failing.session, {Replying::kTokens, true}},
+                                   {&drafted.session, {Replying::kTokens, true}}};
+  batch[0].options.speculator = &fails, batch[1].options.speculator = &drafts;
+  const std::vector<Reply> replies = generate(batch, nullptr);
+  failing.reply = replies[0], drafted.reply = replies[1];
+  EXPECT_TRUE(same_reply(failing, first));
+  EXPECT_TRUE(same_reply(drafted, second));
+  EXPECT_GE(drafter->failures(), 2u);
+  EXPECT_GT(drafted.reply.accepted, 0u);
+}
+
+// The logits of the draft model are not finite where a text has token 9.
+TEST(Drafts, OfAModelContinueAfterAFailure) {
+  const TemporaryDirectory directory;
+  const auto m = model(llama().directory);
+  CheckpointParts parts("llama31-tiny");
+  std::vector<std::byte>& embeddings = parts.bytes("model.embed_tokens.weight");
+  const std::vector<float> row(64, INFINITY);
+  std::memcpy(&embeddings[9 * 64 * sizeof(float)], row.data(), row.size() * sizeof(float));
+  const auto drafter =
+      std::make_shared<ModelDrafter>(Model::load(parts.write(directory.path()), 1), options(1));
+  Ids many(100, 5);  // so many that the offer has to process them
+  many[10] = 9;
+  for (const Ids& text : {Ids{1, 9, 2}, many, Ids{1, 2, 3}}) {
+    Replying drafted(m, text), plain(m, text);
+    drafted.draw(drafter);
+    plain.draw(nullptr);
+    EXPECT_TRUE(same_reply(drafted, plain));
+    EXPECT_EQ(drafted.reply.drafted == 0, std::ranges::count(text, 9) == 1);
+  }
+}
+
+TEST(Drafts, AreInterruptedByAnInterrupt) {
+  class Interrupting : public FailingDrafter {
+    Offer offer(const Session&, int32_t, size_t) override { throw Interrupted(); }
+  };
+  const auto m = model(llama().directory);
+  Replying interrupted(m, {1, 2, 3}), plain(m, {1, 2, 3});
+  EXPECT_THROW(interrupted.draw(std::make_shared<Interrupting>()), Interrupted);
+  EXPECT_TRUE(same(interrupted.session, plain.session));
 }
 
 TEST(SuffixIndex, FindsTheLongestMatchAndForgetsWhatIsRewound) {

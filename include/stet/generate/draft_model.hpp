@@ -17,7 +17,8 @@ namespace stet {
 
 // Draws the next tokens from another model, with the request's own settings, seed and positions.
 // At any temperature, drafts are therefore right as often as the two models agree. The drafter has a
-// session of its own, which follows the tokens of the other.
+// session of its own, which follows the tokens of the other. After a failure, for instance by logits
+// that are not finite, the next call continues from the tokens that both have.
 class ModelDrafter : public Drafter {
  public:
   // Throws what the constructor of Session throws.

@@ -21,7 +21,9 @@ namespace stet {
 STET_API double average_seconds(double average, std::chrono::steady_clock::duration took,
                                 size_t count);
 
-// Guesses the tokens that follow those of a session. A drafter must not change the session.
+// Guesses the tokens that follow those of a session. A drafter must not change the session. If it
+// throws anything but Interrupted (interrupt.hpp), the pass runs without a draft. It is then asked
+// again some passes later, perhaps for another session.
 class Drafter {
  public:
   // The guess for one pass.

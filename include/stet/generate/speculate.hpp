@@ -72,9 +72,11 @@ class Speculator {
         costs_(costs != nullptr ? std::move(costs) : std::make_shared<PassCosts>()),
         always_(always) {}
 
-  // Asks the drafter for up to `limit` tokens to follow the session's tokens and `next`.
+  // Asks the drafter for up to `limit` tokens to follow the session's tokens and `next`. If the
+  // drafter fails, it offers nothing, also in the next calls.
   STET_API DraftChoice consider(const Session& session, int32_t next, size_t limit);
-  // Returns the first `count` tokens of the draft, valid until the next call.
+  // Returns the first `count` tokens of the draft, valid until the next call; none if the drafter
+  // fails.
   STET_API std::span<const int32_t> take(const Session& session, int32_t next, size_t count);
   // Reports a token that was drawn.
   STET_API void drawn(int32_t id);
@@ -87,7 +89,11 @@ class Speculator {
     double right = 0.5, all = 1;
   };
   static constexpr double kMemory = 0.96;
-  static constexpr uint64_t kTry = 32;  // calls of consider() between trials of a slow drafter
+  // Calls of consider() between trials of a drafter that is slow or has failed.
+  static constexpr uint64_t kTry = 32;
+
+  template <class Call>
+  bool ask(const Call& call);
 
   std::shared_ptr<Drafter> drafter_;
   std::shared_ptr<PassCosts> costs_;
@@ -97,6 +103,7 @@ class Speculator {
   size_t at_ = 0;                  // tokens of it that were right
   size_t confidence_ = 0;
   uint64_t untried_ = 0;
+  uint64_t resting_ = 0;  // calls of consider() that do not ask the drafter, which has failed
 };
 
 }  // namespace stet
