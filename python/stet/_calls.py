@@ -1,7 +1,6 @@
 """Calls that may take long: their callbacks, exceptions, and signals that arrive meanwhile."""
 from __future__ import annotations
 
-import contextlib
 import ctypes as c
 import signal
 import sys
@@ -9,6 +8,7 @@ import threading
 from typing import Any, Callable, ContextManager, Generator, List, Optional, Sequence, Tuple
 
 from ._library import Error, Handle, call, free_after_use, lib
+from ._turns import NO_TURN
 from ._uses import Using
 
 _Interrupt = c.CFUNCTYPE(c.c_int32, c.c_void_p)
@@ -21,13 +21,12 @@ class _Held(threading.local):
 
 
 _held = _Held()
-_NOTHING: ContextManager[None] = contextlib.nullcontext()
 
 
 def turn_at(lock: Any) -> ContextManager[Any]:
     """Returns the lock, or nothing to wait for if a callback of a call that holds it runs on this
     thread. That may be another thread than the one that made the call."""
-    turn: ContextManager[Any] = _NOTHING if any(held is lock for held in _held.locks) else lock
+    turn: ContextManager[Any] = NO_TURN if any(held is lock for held in _held.locks) else lock
     return turn
 
 
@@ -89,8 +88,8 @@ class Running:
 
         def guarded(*arguments: Any) -> int:
             call, before = self.call or Call(), _held.locks
-            _held.locks = before + call.locks
             try:
+                _held.locks = before + call.locks
                 return 1 if call.caught and call.lost() else function(*arguments) or 0
             except BaseException as error:
                 call.errors.append(error)
@@ -158,38 +157,47 @@ class _Interrupts:
         if not self._set:
             lib.stet_set_interrupt(self._ask, None)
             self._set = True
-        one, outer, hook = of or Call(), self._of, sys.unraisablehook
+        one, outer, depth, hook = of or Call(), self._of, self._depth, sys.unraisablehook
         left = getattr(hook, "__self__", None)
-        if self._depth == 0 and isinstance(left, _Lost):
+        if depth == 0 and isinstance(left, _Lost):
             hook = left.hook  # an exception kept the last call from restoring it
         one.caught.hook = hook
-        ours = self._depth == 0 and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        self._depth += 1
-        self._of = one
-        sys.unraisablehook = one.caught.append
-        try:
-            if ours:
-                self._pressed = False
-                signal.signal(signal.SIGINT, self._note)
-            call(name, *arguments)
-        except Error as error:
-            if error.kind == "canceled" and self._raised:
-                raise self._raised.pop() from None
-            if error.kind == "canceled" and ours and self._pressed:
-                self._pressed = False
-                raise KeyboardInterrupt from None
-            raise
-        finally:
+        ours = depth == 0 and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        ended = False
+
+        def end() -> None:
+            nonlocal ended
+            self._of, self._depth = outer, depth
             if sys.unraisablehook == one.caught.append:
                 sys.unraisablehook = hook
-            self._of = outer
-            self._depth -= 1
             self._raised.clear()
             if ours:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-                if self._pressed:  # too late to end the call
+            ended = True
+
+        try:
+            try:
+                self._of, self._depth = one, depth + 1
+                sys.unraisablehook = one.caught.append
+                if ours:
                     self._pressed = False
-                    signal.raise_signal(signal.SIGINT)
+                    signal.signal(signal.SIGINT, self._note)
+                call(name, *arguments)
+            except Error as error:
+                if error.kind == "canceled" and self._raised:
+                    raise self._raised.pop() from None
+                if error.kind == "canceled" and ours and self._pressed:
+                    self._pressed = False
+                    raise KeyboardInterrupt from None
+                raise
+            finally:
+                end()
+        finally:
+            if not ended:  # an exception of a handler left it
+                end()
+            if ours and self._pressed:  # too late to end the call
+                self._pressed = False
+                signal.raise_signal(signal.SIGINT)
             for other in [x for x in one.caught if _MARK not in "%s %r" % (x.err_msg, x.object)]:
                 hook(other)
 
@@ -278,7 +286,7 @@ def calls_of(callers: Sequence[Caller], function: str, *arguments: Any, of: Opti
         one.raise_first()
         raise
     finally:
-        for state in before:
-            state.free()
         for running, last in outer:
             running.call = last
+        for state in before:
+            state.free()

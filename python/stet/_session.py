@@ -1,7 +1,6 @@
 """The base of sessions: the handle, options, and calls that callbacks and signals can interrupt."""
 from __future__ import annotations
 
-import contextlib
 import ctypes as c
 from typing import (
     TYPE_CHECKING,
@@ -9,10 +8,10 @@ from typing import (
     Callable,
     Dict,
     Generic,
-    Iterator,
     List,
     NamedTuple,
     Optional,
+    Sequence,
     Tuple,
     TypeVar,
     overload,
@@ -21,6 +20,7 @@ from typing import (
 from . import _arguments as arguments
 from ._calls import Call, Caller
 from ._library import F32, I32, Capture, Error, Handle, P, call, copied_ids, sized, taken_ids
+from ._turns import in_turns
 from .message import CMessage, Message
 from .model import CONTRACTS, THREADS, Model
 
@@ -243,13 +243,10 @@ class SessionBase(Caller):
         self._call("stet_session_set_compute", c.byref(options))
 
 
-@contextlib.contextmanager
-def turns_of(*sessions: SessionBase) -> Iterator[None]:
-    """Locks several sessions, always in the same order."""
-    with contextlib.ExitStack() as stack:
-        for session in sorted({id(s): s for s in sessions}.values(), key=id):
-            stack.enter_context(session._turn())
-        yield
+def in_turns_of(sessions: Sequence[SessionBase], work: Callable[[], _Got]) -> _Got:
+    """Returns the result of work(), which runs with the locks of the sessions. Takes them always in the
+    same order."""
+    return in_turns([session._turn() for session in sorted({id(s): s for s in sessions}.values(), key=id)], work)
 
 
 def seen(session: SessionBase, capture: Capture, names: List[str], positions: int) -> Dict[str, F32]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Callable, Dict, Iterable, Iterator, List, Opti
 from . import _arguments as arguments
 from ._calls import Call, calls_of
 from ._library import F32, Capture, Error, P, refuse
-from ._session import seen, turns_of
+from ._session import in_turns_of, seen
+from ._turns import in_turns
 from ._uses import Using
 from .comparison import Comparison
 from .generation import CGenerateOptions, CReply, Recorder, Reply, Sampling, Speculator, settings_of
@@ -144,31 +145,35 @@ def generate_batch(rows: Sequence[Union[Session, Row]], tokenizer: Optional["Tok
         return []
     sessions = [row.session for row in all]
     names = sessions[0].model._matching(points)
-    with turns_of(*sessions):
-        one = Call()
-        recorders = [
-            Recorder(max_tokens if row.max_tokens is None else row.max_tokens,
-                     ignore_eos if row.ignore_eos is None else row.ignore_eos, log_probabilities, None,
-                     one, row.speculator) for row in all
-        ]
+    one = Call()
+    recorders = [
+        Recorder(max_tokens if row.max_tokens is None else row.max_tokens,
+                 ignore_eos if row.ignore_eos is None else row.ignore_eos, log_probabilities, None,
+                 one, row.speculator) for row in all
+    ]
+
+    def draw() -> List[Reply]:
         captures, replies = (c.c_void_p * len(all))(), (P(CReply) * len(all))()
-        with contextlib.ExitStack() as stack, _unchanged_if_nothing_is_drawn(sessions) as begin:
+        with Using([handle for r in recorders for handle in r.handles]), _unchanged_if_nothing_is_drawn(
+                sessions) as begin:
             for i, row in enumerate(all):
                 row._prepare("rows[%d]" % i)
             begin()
             entries = (_CBatchReply * len(all))(
                 *[_CBatchReply(s._at, c.pointer(r.options)) for s, r in zip(sessions, recorders)]
             )
-            for _, recorder in sorted({id(r.speculator): r for r in recorders}.items()):  # rows may share one
-                stack.enter_context(recorder.turn())
-            calls_of(sessions, "stet_batch_generate", entries,
-                     arguments.size(len(all)), of, arguments.words(names),
-                     arguments.size(len(names)), captures, replies, of=one)
+            speculators = sorted({id(r.speculator): r for r in recorders}.items())  # rows may share one
+            in_turns([r.turn() for _, r in speculators],
+                     lambda: calls_of(sessions, "stet_batch_generate", entries, arguments.size(len(all)), of,
+                                      arguments.words(names), arguments.size(len(names)), captures, replies, of=one))
         made = []
         for session, recorder, capture, reply in zip(sessions, recorders, captures, replies):
             whole, kept = recorder.reply(reply), Capture(capture)
             whole.captured = seen(session, kept, names, len(session))
             made.append(whole)
+        return made
+
+    made = in_turns_of(sessions, draw)
     one.raise_first()
     return made
 
@@ -186,7 +191,8 @@ def append_batch(entries: Sequence[Tuple[Session, arguments.Ids]], points: Itera
     arrays = [arguments.ids_of(ids, "entries[%d].ids" % i) for i, (_, ids) in enumerate(entries)]
     sessions = [session for session, _ in entries]
     names = sessions[0].model._matching(points)
-    with turns_of(*sessions):
+
+    def append() -> List[Dict[str, F32]]:
         batch = (_CBatchEntry * len(entries))(
             *[_CBatchEntry(s._at, arguments.pointer(a, c.c_int32), a.size) for s, a in zip(sessions, arrays)])
         if not names:
@@ -196,6 +202,8 @@ def append_batch(entries: Sequence[Tuple[Session, arguments.Ids]], points: Itera
         calls_of(sessions, "stet_batch_capture", batch, arguments.size(len(entries)), arguments.words(names),
                  arguments.size(len(names)), captures)
         return [seen(s, Capture(at), names, len(s)) for s, at in zip(sessions, captures)]
+
+    return in_turns_of(sessions, append)
 
 
 def splice(cuts: Sequence[Tuple[Session, int, int]]) -> Session:
@@ -208,12 +216,15 @@ def splice(cuts: Sequence[Tuple[Session, int, int]]) -> Session:
         if not isinstance(cut, tuple) or len(cut) != 3 or not isinstance(cut[0], Session):
             refuse("cuts[%d]" % i, "(session, begin, end)", repr(cut))
     sessions = [session for session, _, _ in cuts]
-    with turns_of(*sessions):
+
+    def join() -> None:
         all = (_CCut * len(cuts))(*[
             _CCut(s._at, arguments.integer(begin, "cuts[%d].begin" % i), arguments.integer(end, "cuts[%d].end" % i))
             for i, (s, begin, end) in enumerate(cuts)
         ])
         calls_of(sessions, "stet_session_splice", all, arguments.size(len(cuts)), c.byref(at))
+
+    in_turns_of(sessions, join)
     return Session._adopt(sessions[0].model, at)
 
 
@@ -224,5 +235,5 @@ def compare(a: Union[Session, Snapshot], b: Union[Session, Snapshot]) -> Compari
     if not isinstance(a, Session) or not isinstance(b, Session):
         refuse("b" if isinstance(a, (Session, Snapshot)) else "a", "two sessions or two snapshots",
                "%s and %s" % (type(a).__name__, type(b).__name__))
-    with turns_of(a, b):
-        return Comparison._made("stet_session_compare", a._at, b._at)
+    first, second = a, b  # mypy does not know their types in a function
+    return in_turns_of((a, b), lambda: Comparison._made("stet_session_compare", first._at, second._at))

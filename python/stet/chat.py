@@ -175,9 +175,8 @@ class Chat(Caller):
         with self._turn():
             of, at = Call(), P(CReply)()
             recorder = Recorder(max_tokens, ignore_eos, log_probabilities, on_text, of, speculator)
-            with recorder.turn(at):
-                self._long_call("stet_chat_reply", c.byref(recorder.options), c.byref(at), of=of)
-            reply = recorder.reply(at)
+            reply = recorder.run(
+                lambda: self._long_call("stet_chat_reply", c.byref(recorder.options), c.byref(at), of=of), at)
             of.raise_first()
             return reply
 

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes as c
 import dataclasses
 import threading
@@ -27,7 +26,7 @@ import numpy.typing as npt
 from . import _arguments as arguments
 from ._calls import Call
 from ._library import F32, F64, I32, CText, Handle, P, call, copied_ids, lib, refuse, sized
-from ._turns import Turn
+from ._turns import NO_TURN, Turn
 from ._uses import Using
 
 if TYPE_CHECKING:
@@ -200,20 +199,21 @@ class Recorder:
         self.options = sized(CGenerateOptions(flags=flags, max_tokens=most, **more))
         self.speculator, self._kept = speculator, more
 
-    def turn(self, at: Any = None) -> ContextManager[Any]:
-        """Returns the turn at the speculator for the call, with the handles that the call uses. Frees
-        the stet_reply of a call that gave one and raised all the same."""
-        stack = contextlib.ExitStack()
+    def turn(self) -> ContextManager[Any]:
+        """Returns the lock of the speculator, for `with`."""
+        return NO_TURN if self.speculator is None else self.speculator._turn()
 
-        def free(kind: object, error: object, trace: object) -> None:
-            if kind is not None and at:
-                self.reply(at)
-
-        stack.push(free)
-        if self.speculator is not None:
-            stack.enter_context(self.speculator._turn)
-        stack.enter_context(Using(self.handles))
-        return stack
+    def run(self, draw: Callable[[], None], at: Any) -> Reply:
+        """Runs a call that gives a stet_reply at `at`, and returns the reply. Frees that of a call that
+        gave one and raised all the same."""
+        with Using(self.handles), self.turn():
+            try:
+                draw()
+            except BaseException:
+                if at:
+                    self.reply(at)
+                raise
+        return self.reply(at)
 
     def reply(self, at: Any) -> Reply:
         """Copies a stet_reply and frees it."""
@@ -329,7 +329,7 @@ class Sampler(Handle):
     def set_drawn(self, ids: arguments.Ids) -> None:
         """Sets the tokens of the reply so far, which the frequency and presence penalties count."""
         array = arguments.ids_of(ids)
-        with self._turn:
+        with self._turn():
             call("stet_sampler_set_drawn", self._at, arguments.pointer(array, c.c_int32), arguments.size(array.size))
             self._drawn = array
 
@@ -339,7 +339,7 @@ class Sampler(Handle):
         array, before, id = arguments.row(logits, "logits"), arguments.ids_of(previous, "previous"), c.c_int32()
         settings = settings_of(sampling)
         place = c.c_uint64(arguments.integer(position, "position", 0))
-        with self._turn:
+        with self._turn():
             call("stet_sampler_sample", self._at, c.byref(settings), arguments.pointer(array, c.c_float),
                  arguments.size(array.size), arguments.pointer(before, c.c_int32), arguments.size(before.size), place,
                  c.byref(id))
@@ -349,7 +349,7 @@ class Sampler(Handle):
         """Returns the distribution from which a token is drawn, [vocab]."""
         array, before = arguments.row(logits, "logits"), arguments.ids_of(previous, "previous")
         settings, out = settings_of(sampling), np.zeros(array.size, np.float32)
-        with self._turn:
+        with self._turn():
             call("stet_sampler_probabilities", self._at, c.byref(settings), arguments.pointer(array, c.c_float),
                  arguments.size(array.size), arguments.pointer(before, c.c_int32), arguments.size(before.size),
                  arguments.pointer(out, c.c_float))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from . import _arguments as arguments
 from ._library import F32, Error, P, View, refuse, sized
-from ._session import SessionBase, turns_of
+from ._session import SessionBase, in_turns_of
 
 _PLAIN = {1: "<f4", 2: "<u2", 3: "<f2"}  # types that are stored as plain arrays
 
@@ -169,5 +169,5 @@ class KeysAndValues(SessionBase):
         where = _range(layers, heads, begin, end, keys, values)
         at = begin if position is None else arguments.integer(position, "position")
         arguments.handle(source, "Session", "source")
-        with turns_of(self, source):
-            self._long_call("stet_session_copy_kv", c.byref(where), source._at, c.c_int64(at))
+        in_turns_of((self, source),
+                    lambda: self._long_call("stet_session_copy_kv", c.byref(where), source._at, c.c_int64(at)))

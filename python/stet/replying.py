@@ -94,10 +94,9 @@ class Replying(SessionBase):
         with self._turn():
             of, at = Call(), P(CReply)()
             recorder = Recorder(max_tokens, ignore_eos, log_probabilities, on_text, of, speculator)
-            with recorder.turn(at):
-                self._long_call("stet_session_generate", arguments.handle_or_none(tokenizer, "Tokenizer", "tokenizer"),
-                                c.byref(recorder.options), c.byref(at), of=of)
-            reply = recorder.reply(at)
+            by = arguments.handle_or_none(tokenizer, "Tokenizer", "tokenizer")
+            reply = recorder.run(
+                lambda: self._long_call("stet_session_generate", by, c.byref(recorder.options), c.byref(at), of=of), at)
             of.raise_first()  # an exception of the callback that ended the reply
             return reply
 

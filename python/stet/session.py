@@ -10,7 +10,7 @@ import numpy.typing as npt
 from . import _arguments as arguments
 from ._calls import Call
 from ._library import F32, Capture, P, View, call, lib, refuse, sized, taken_text
-from ._session import OnLogits, OnProgress, Turn, progress_callback, seen, session_options, turns_of
+from ._session import OnLogits, OnProgress, Turn, in_turns_of, progress_callback, seen, session_options
 from .attaching import Attaching
 from .comparison import CDifference, Comparison, CVerifyReport, Difference, VerifyReport
 from .digests import CDigests, Digests
@@ -266,9 +266,12 @@ class Session(KeysAndValues, Recurrent, Attaching, Replying):
         times max(1, |expected|)."""
         at, limit = P(CDifference)(), arguments.number(tolerance, "tolerance")
         arguments.handle(other, "Session", "other")
-        with turns_of(self, other):
+
+        def compared() -> Optional[Difference]:
             self._long_call("stet_session_first_difference", other._at, c.c_double(limit), c.byref(at))
             return Difference._of(at)
+
+        return in_turns_of((self, other), compared)
 
     def truth(self) -> Comparison:
         """Compares this state (b) with the one that its tokens give when everything is recomputed

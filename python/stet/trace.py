@@ -113,7 +113,7 @@ class Trace(Handle):
                 function(index, logits.copy())
 
         try:
-            with self._turn:
+            with self._turn():
                 long_call("stet_trace_run", self._at, (CIntervention * len(kept))(*kept), arguments.size(len(kept)),
                           OnLogits(raised.guard(on_logits)), None, of=raised)
             raised.raise_lost()
@@ -158,7 +158,7 @@ class Trace(Handle):
                 found[index] = logits
 
         try:
-            with self._turn:
+            with self._turn():
                 long_call("stet_trace_run_all", self._at, all, arguments.size(len(runs)),
                           _OnTraced(raised.guard(on_logits)), None, of=raised)
             raised.raise_lost()
