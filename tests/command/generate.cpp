@@ -217,6 +217,23 @@ TEST_F(GenerateCommand, OptionsWithoutEffectAreReported) {
             told + "--seed (--temperature T samples)\n");
 }
 
+TEST_F(GenerateCommand, TokensThatEndNothingAreReported) {
+  const std::string told = "no effect under --ignore-eos, which continues past these tokens: ";
+  const Args ids = {"--ids", "1,2,3", "-n", "1"},
+             all = {"--ignore-eos", "--stop-id", "3", "--eos", "4"};
+  for (const Args& command : {Args{"generate"} + ids, Args{"equivalence"} + ids}) {
+    EXPECT_EQ(succeed(command + all).err, told + "--stop-id, --eos\n");
+    EXPECT_EQ(succeed(command + Args{"--ignore-eos", "--stop", "x"}).err, "");
+    EXPECT_EQ(succeed(command + Args{"--stop-id", "3", "--eos", "4"}).err, "");
+  }
+  succeed(Args{"save", "--ids", "1,2,3", "--stop-id", "3", "-o", s});
+  EXPECT_EQ(succeed({"resume", s, "-n", "1", "--ignore-eos", "--json"}).err, "");
+  EXPECT_EQ(succeed({"resume", s, "-n", "1", "--ignore-eos", "--stop-id", "4", "--json"}).err,
+            told + "--stop-id\n");
+  EXPECT_EQ(succeed(Args{"experiment"} + ids + Args{"--ignore-eos", "--eos", "4", "--json"}).err,
+            told + "--eos\n");
+}
+
 TEST_F(GenerateCommand, PenaltiesAndBiasesArePartOfTheState) {
   const auto reply = [this](const Args& args) {
     return Json::parse(succeed(args + Args{"--json", "--ignore-eos"}).out);

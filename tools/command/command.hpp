@@ -201,6 +201,10 @@ struct SamplingOptions {
   mutable std::optional<uint64_t> drawn_seed_;  // for "random"
 };
 
+// Prints a line on stderr that names the given options of tokens that --ignore-eos lets pass.
+void report_passed(const GenerateOptions& options, const CheckpointOption& checkpoint,
+                   const SamplingOptions& sampling = {});
+
 // Returns a random seed below 2^53 - 10^6. JavaScript represents it exactly, and also the seeds
 // counted up from it.
 uint64_t random_seed();

@@ -240,6 +240,7 @@ Exchange begin(Session session, const std::shared_ptr<const Tokenizer>& tokenize
   o.sampling.apply(session.generation(), session.model().config().vocab_size);
   o.interventions.attach_to(session);
   o.sampling.report_idle(session.generation());
+  report_passed(o.generate, o.model.checkpoint, o.sampling);
   check(session, prompts);
   if (!o.save.empty()) o.save_as.check(o.save, session, tokenizer.get());
   const Exchange::Kind kind = kind_of(o.prompt, session, tokenizer);

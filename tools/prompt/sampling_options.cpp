@@ -222,4 +222,15 @@ void SamplingOptions::report_idle(const GenerationState& state) const {
         names);
 }
 
+void report_passed(const GenerateOptions& options, const CheckpointOption& checkpoint,
+                   const SamplingOptions& sampling) {
+  if (!options.ignore_eos) return;
+  std::vector<std::string> names;
+  if (!sampling.stop_ids.empty()) names.emplace_back("--stop-id");
+  if (!checkpoint.overrides.eos_ids.empty()) names.emplace_back("--eos");
+  if (!names.empty())
+    say("no effect under --ignore-eos, which continues past these tokens: {}\n",
+        fmt::join(names, ", "));
+}
+
 }  // namespace stet::tool

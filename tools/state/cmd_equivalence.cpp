@@ -175,6 +175,7 @@ void run_equivalence(EquivalenceCommand& o) {
   session.generation() = default_generation(*model);
   o.sampling.apply(session.generation(), model->config().vocab_size);
   o.sampling.report_idle(session.generation());
+  report_passed(o.generate, o.model.checkpoint, o.sampling);
   o.sampling.report_seed(session.generation());
   const Exchange::Kind kind = kind_of(o.prompt, session, tokenizer);
   Exchange exchange(std::move(session), tokenizer, kind);
