@@ -34,6 +34,19 @@ struct SnapshotCommand : testing::Test {
   TemporaryDirectory scratch;
 };
 
+TEST_F(SnapshotCommand, APruneThatRemovesNothingSaysSo) {
+  const std::string s = saved("s.stet"), p = scratch / "p.stet";
+  const Args prune = {"prune", s, "-m", kGemma, "--recompute", "-o", p, "--keep-last"};
+  const std::string id = sha256_text(Snapshot::open(s).digests().id);
+  EXPECT_EQ(run_stet(prune + Args{"3"}).err,
+            "removed none of 3 positions: the same state, " + id + "\n");
+  EXPECT_FALSE(Json::parse(run_stet(prune + Args{"3", "--json"}).out)["recomputed"]);
+  const std::string less = run_stet(prune + Args{"2"}).err;
+  EXPECT_TRUE(less.starts_with("removed 1 of 3 positions and processed the later ones again"))
+      << less;
+  EXPECT_TRUE(Json::parse(run_stet(prune + Args{"2", "--json"}).out)["recomputed"]);
+}
+
 // A closed or full stderr does not change the result.
 TEST_F(SnapshotCommand, StderrIsNoReasonToFail) {
   const std::string s = saved("s.stet");

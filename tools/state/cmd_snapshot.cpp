@@ -71,8 +71,11 @@ void run_recompute(const Command& app, SnapshotCommand& o, const Snapshot& snaps
   if (o.json) {
     Json j = saved_json(o.output, digests, session.size());
     j["pruned"] = gone;
-    j["recomputed"] = true;
+    j["recomputed"] = gone > 0;
     out(dump(j) + "\n");
+  } else if (gone == 0) {
+    say("removed none of {} positions: the same state, {}\n", snapshot.tokens().size(),
+        sha256_text(digests.id));
   } else {
     say("removed {} of {} positions and processed the later ones again: another state, {}\n", gone,
         snapshot.tokens().size(), sha256_text(digests.id));
