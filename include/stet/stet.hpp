@@ -11,6 +11,7 @@
 #include "stet/generate/batch.hpp"
 #include "stet/generate/generate.hpp"
 #include "stet/generate/score.hpp"
+#include "stet/model/damaged_weights.hpp"
 #include "stet/model/decoder.hpp"
 #include "stet/model/model.hpp"
 #include "stet/model/named_weights.hpp"

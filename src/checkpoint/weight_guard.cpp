@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "stet/base/error.hpp"
+#include "stet/model/damaged_weights.hpp"
 
 namespace stet {
 
@@ -26,7 +27,11 @@ bool WeightGuard::intact_since(uint64_t version) const {
   const std::lock_guard lock(mutex_);
   const FileStamp now = file_->stamp();
   if (now == stamp_) return version == version_;
-  check_();
+  try {
+    check_();
+  } catch (const Error& e) {
+    throw DamagedWeights(e);
+  }
   stamp_ = now;
   ++version_;
   return false;

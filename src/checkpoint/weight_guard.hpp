@@ -31,7 +31,7 @@ class WeightGuard {
   // Returns a number that changes each time the file has changed. Read it before reading weights.
   uint64_t version() const;
   // Returns whether the weights have been intact ever since `version`. If the file was written to
-  // meanwhile, returns false even if the weights are intact now. Throws what `check` throws.
+  // meanwhile, returns false even if the weights are intact now. Throws DamagedWeights if they are not.
   bool intact_since(uint64_t version) const;
 
  private:

@@ -5,6 +5,7 @@
 
 #include "stet/base/error.hpp"
 #include "stet/kv/overflow.hpp"
+#include "stet/model/damaged_weights.hpp"
 #include "tools/serve/service.hpp"
 
 namespace stet::serve {
@@ -31,6 +32,9 @@ RequestError current_error() {
     return e;
   } catch (const KvOverflow& e) {  // the type is that of the server's --kv
     return {500, "kv_overflow", e.what()};
+  } catch (const DamagedWeights&) {
+    return {500, "damaged_weights",
+            "the weights of the server's model are damaged; its log names the file"};
   } catch (const Error& e) {
     const bool theirs = e.kind == ErrorKind::argument || e.kind == ErrorKind::capacity ||
                         e.kind == ErrorKind::unsupported || e.kind == ErrorKind::mismatch ||
@@ -54,6 +58,9 @@ RequestError reported_error() {
     throw;
   } catch (const RequestError& e) {
     return e;
+  } catch (const DamagedWeights& e) {
+    tool::say("error: {}\n", printable(e.what(), 3000));
+    return current_error();
   } catch (const Error& e) {
     if (e.kind != ErrorKind::io) return current_error();
     tool::say("error: {}\n", printable(e.what(), 3000));

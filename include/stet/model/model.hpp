@@ -123,8 +123,8 @@ class STET_API Model {
   }
 
   // Call weights_version() before a pass. After the pass, weights_intact_since() returns true if
-  // the mapped files of the weights were not modified since then. Both throw what check_packed()
-  // throws.
+  // the mapped files of the weights were not modified since then. Otherwise it checks them, and
+  // throws DamagedWeights (damaged_weights.hpp) if they are not intact.
   uint64_t weights_version() const;
   bool weights_intact_since(uint64_t version) const;
 
