@@ -600,6 +600,13 @@ class Serve(unittest.TestCase):
                     pass
         self.assertEqual(self.get("/health"), {"status": "ok"})
 
+    def test_a_length_has_one_name(self):
+        path = "/v1/states/%s/continue" % self.post("/v1/states", {"ids": [1, 2]})["id"]
+        for body in ({"n": 3}, {"max_tokens": 3}, {"n": 3, "max_tokens": None}):
+            self.assertEqual(len(self.post(path, dict(body, ignore_eos=True))["ids"]), 3)
+        status, answer = self.server.call("POST", path, {"n": 2, "max_tokens": 9})
+        self.assertEqual((status, answer["error"]["param"]), (400, "/n"), answer)
+
     def test_token_ids_that_are_none_are_said_by_their_place(self):
         for path, body, where in (("/v1/completions", {"prompt": [1, 10 ** 9]}, "/prompt/1"),
                                   ("/v1/completions", {"prompt": [[1, -1]]}, "/prompt/0/1"),
@@ -790,6 +797,8 @@ class Recurrent(unittest.TestCase):
                             self.assertEqual(answer["error"]["param"], "?layer")
                             self.assertIn("%d, which has no attention" % layer, answer["error"]["message"])
                 self.assertIn(None, norms["keys"])
+                status, answer = server.call("POST", state + "/prune", {"keep_last": 2})
+                self.assertEqual((status, answer["error"]["code"]), (400, "recurrent_model"), answer)
 
 
 class Clients(unittest.TestCase):

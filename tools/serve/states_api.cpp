@@ -202,6 +202,9 @@ BodyFields<PruneOptions> prune_fields() {
 }
 
 Response prune(Service& service, const Request& request, const NodePtr& node, PruneOptions o) {
+  if (service.model->config().recurrence.kind != Recurrence::Kind::none)
+    throw RequestError(400, "recurrent_model",
+                       "recurrent layers cannot forget tokens; make a state of those that stay");
   const Parent parent = service.states.as_parent(node);
   return respond_from(service, request, {node}, [&](std::vector<Session>& sessions) {
     const int64_t pruned = sessions[0].prune(o);

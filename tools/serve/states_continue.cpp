@@ -12,6 +12,7 @@ struct ContinueRequest {
   std::vector<Message> message;
   std::optional<std::string> text;
   std::optional<std::vector<int32_t>> ids;
+  std::optional<int64_t> tokens, max_tokens;  // two names of one number
   bool retry = false, stream = false, continues = true;
 };
 
@@ -25,15 +26,8 @@ BodyFields<ContinueRequest> continue_fields() {
   using C = ContinueRequest;
   return BodyFields<C>()
       .part(&C::draw, draw_fields())
-      .field("n", "integer",
-             [](C& c, const Field& f, const BodyContext&) {
-               c.draw.max_tokens = f.integer(1, kMaxPositions);
-             })
-      .field("max_tokens", "integer",
-             [](C& c, const Field& f, const BodyContext&) {
-               const auto most = f.integer(1, kMaxPositions);
-               if (!c.draw.max_tokens) c.draw.max_tokens = most.value_or(256);
-             })
+      .integer("n", &C::tokens, 1, kMaxPositions)
+      .integer("max_tokens", &C::max_tokens, 1, kMaxPositions)
       .field("choose", "integer",
              [](C& c, const Field& f, const BodyContext& context) {
                const int64_t vocab_size = context.service.model->config().vocab_size;
@@ -123,6 +117,10 @@ Response go_on(Service& service, const Request& request, const NodePtr& node, Co
   c.draw.hold_back = true;
   if ((c.message.empty() ? 0 : 1) + (c.text ? 1 : 0) + (c.ids ? 1 : 0) > 1)
     throw RequestError(400, "invalid_value", "give only one of message, text and ids", "/message");
+  if (c.tokens && c.max_tokens)
+    throw RequestError(400, "invalid_value",
+                       "give only one of max_tokens and n, which is a number of tokens here", "/n");
+  c.draw.max_tokens = c.tokens ? c.tokens : c.max_tokens.value_or(256);
   if (!c.stream)
     return answer_at_once(service, request, [&](const Caller& caller) {
       CheckedContinue begun = begin_continue(service, caller, node, c);
