@@ -328,6 +328,16 @@ TEST_F(ChatCommand, ASystemMessageSaysHowMuchIsProcessedAgain) {
   EXPECT_NE(stats.find(" tokens kept, " + count + " recomputed, "), std::string::npos) << stats;
 }
 
+TEST_F(ChatCommand, StatisticsAreShownOnceAReply) {
+  const std::string script = lines({"/stats on", "Set k = 5.", "/retry", "Hello"});
+  const Outcome o = run_stet({"chat", "--threads", "1", "--script", script});
+  const std::string all = o.out + o.err;
+  size_t count = 0;
+  for (size_t at = all.find(" tokens kept, "); at != std::string::npos; ++count)
+    at = all.find(" tokens kept, ", at + 1);
+  EXPECT_EQ(count, 3u) << all;
+}
+
 TEST_F(ChatCommand, TheConversationIsInTheSnapshot) {
   ASSERT_EQ(run_stet({"chat", "--threads", "1", "--system", "Be terse.", "--script",
                       lines({"Set k = 5."}), "--save", snapshot})

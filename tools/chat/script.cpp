@@ -208,7 +208,7 @@ bool run_chat_script(ChatShell& shell, const ChatOptions& options) {
     } else {
       if (!is_command) out(fmt::format("{:<7}{}\n", "model", printable(reply, 4000)));
       if (!wrong.empty()) out(fmt::format("       NOT AS EXPECTED: {}\n", wrong));
-      if (options.stats) out(fmt::format("       ({})\n", shell.last()->text()));
+      if (options.stats && shell.quiet) out(fmt::format("       ({})\n", shell.last()->text()));
     }
     flush_output();
     if (shell.last()->reply.stop == StopReason::interrupted) break;
