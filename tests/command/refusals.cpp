@@ -241,6 +241,22 @@ TEST_F(Refusals, OptionsThatWouldBeIgnoredAreStatus2) {
             "--checkpoint-every requires --window-only (stet --help)");
   EXPECT_EQ(failure({"generate", "-m", kTiny, "--ids", "1", "--eos", "320"}, 2),
             "--eos: expected token ids in 0..319, found 320 (stet --help)");
+  const std::string requires_state = " requires a state in the store, as store:NAME (stet --help)";
+  EXPECT_EQ(failure({"generate", "-m", kTiny, "--ids", "1", "--store", "dir:x"}, 2),
+            "--store" + requires_state);
+  EXPECT_EQ(failure({"inspect", snapshot, "--store-key", "x"}, 2), "--store-key" + requires_state);
+  EXPECT_EQ(failure({"lab", "capture", "--from", snapshot, "--store-fetch", "always"}, 2),
+            "--store-fetch" + requires_state);
+  EXPECT_EQ(failure({"serve", "-m", kTiny, "--store-compress", "never"}, 2),
+            "--store-compress requires --store or STET_STORE (stet --help)");
+  EXPECT_EQ(failure({"serve", "-m", kTiny, "--states-in-memory", "5"}, 2),
+            "--states-in-memory requires --state-dir (stet --help)");
+  EXPECT_EQ(failure({"generate", "-m", kTiny, "--ids", "1", "--anchors", "5"}),
+            "--anchors: expected a model with recurrent layers, found family gemma3");
+  const Args resume = {"resume", snapshot, "--save", scratch / "r.stet"};
+  EXPECT_EQ(
+      failure(resume + Args{"--form", "delta"}, 2),
+      "--form delta needs --against FILE, the snapshot that it is made against (stet --help)");
   EXPECT_EQ(failure({"store", "tree", "-o", "x"}, 2),
             "--output: expected stet store get, found stet store tree (stet --help)");
   EXPECT_EQ(failure({"measure", "-m", kTiny, "--kl", snapshot}, 2),

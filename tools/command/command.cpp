@@ -244,7 +244,7 @@ void ModelOptions::add_to(Command& app) {
 
 SessionOptions ModelOptions::session_options() const {
   SessionOptions o = session;
-  o.anchor_bytes = anchors << 20;
+  if (anchors) o.anchor_bytes = *anchors << 20;
   if (!compute.empty())
     o.compute.contract = parse_contract(compute).value();
   else if (!follows_snapshot)
@@ -296,9 +296,18 @@ bool has_bf16_products(const std::string& isa) {
   return k != nullptr && k->name == std::string_view("avx512bf16") && k->tile_flushed == nullptr;
 }
 
+// Throws an unsupported Error for an option that is not for this model.
+void check_options(const Model& model, const ModelOptions& o) {
+  const ModelConfig& c = model.config();
+  if (o.anchors && c.recurrence.kind == Recurrence::Kind::none)
+    throw Error(ErrorKind::unsupported, "", "--anchors", "a model with recurrent layers",
+                "family " + c.family);
+}
+
 // Returns the model. Prints a hint on stderr if it is large and another contract would be faster
 // than the default.
 std::shared_ptr<const Model> with_hint(std::shared_ptr<const Model> model, const ModelOptions& o) {
+  check_options(*model, o);
   constexpr uint64_t kLarge = 100'000'000;
   const bool chosen = !o.compute.empty() || !o.gemm.empty() || o.follows_snapshot || o.of_snapshot;
   if (chosen || model->weight_bytes() < kLarge || !has_bf16_products(o.session.compute.isa) ||

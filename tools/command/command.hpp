@@ -90,7 +90,7 @@ struct ModelOptions {
   // The weights of a self-contained snapshot, used instead of the directory; else null.
   std::shared_ptr<const FileSource> weights;
   std::string compute, gemm, kv, cache;
-  int64_t anchors = Anchors::kDefaultBytes >> 20;  // MiB
+  std::optional<int64_t> anchors;  // MiB
   bool in_memory = false, check = false;
   bool of_snapshot = false;       // `check` applies to a snapshot as well
   bool follows_snapshot = false;  // `session` has the snapshot's contract

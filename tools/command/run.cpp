@@ -27,14 +27,15 @@ Exit status: 0 success; 1 an error in the input or the state; 2 an error in the 
 struct Subcommand {
   const char* name;
   void (*add)(stet::tool::Command& app);
-  bool uses_store = false;  // accepts or writes store:NAME in place of a snapshot's file
+  bool uses_store = false;   // accepts or writes store:NAME in place of a snapshot's file
+  bool opens_store = false;  // uses the store also if the command line has no store:NAME
 };
 
 using namespace stet::tool;
 constexpr Subcommand kSubcommands[] = {
     {"generate", add_generate, true},
-    {"chat", add_chat, true},
-    {"serve", add_serve, true},
+    {"chat", add_chat, true, true},
+    {"serve", add_serve, true, true},
     {"save", add_save, true},
     {"resume", add_resume, true},
     {"inspect", add_inspect, true},
@@ -61,7 +62,7 @@ constexpr Subcommand kSubcommands[] = {
     {"prepare", add_prepare},
     {"convert-model", add_convert_model},
     {"bench", add_bench},
-    {"store", add_store, true},
+    {"store", add_store, true, true},
     {"completion", add_completion},
     {"help", add_help},
 };
@@ -74,7 +75,10 @@ const Subcommand* find_subcommand(const std::string& name) {
 void add_store_options_to(Command& app) {
   for (Command* sub : app.subcommands()) {
     const Subcommand* const known = find_subcommand(sub->name());
-    if (known != nullptr && known->uses_store) add_store_options(*sub);
+    if (known != nullptr && known->uses_store) {
+      add_store_options(*sub);
+      refuse_idle_store_options(*sub, known->opens_store);
+    }
     add_store_options_to(*sub);  // those of `stet lab`
   }
 }

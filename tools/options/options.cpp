@@ -194,8 +194,21 @@ void Command::set_version(const std::function<std::string()>& text) {
 }
 void Command::footer(const std::string& text) { app_->footer(text); }
 void Command::allow_one_subcommand() { app_->require_subcommand(0, 1); }
-void Command::after_parsing(const std::function<void()>& f) { app_->parse_complete_callback(f); }
+void Command::after_parsing(const std::function<void()>& f) {
+  after_parsing_.push_back(f);
+  app_->parse_complete_callback([this] {
+    for (const auto& check : after_parsing_) check();
+  });
+}
 void Command::callback(const std::function<void()>& f) { app_->callback(f); }
+
+bool Command::has_argument(const std::string& beginning) const {
+  return std::ranges::any_of(app_->get_options(), [&](const CLI::Option* option) {
+    return std::ranges::any_of(option->results(), [&](const std::string& argument) {
+      return argument.starts_with(beginning);
+    });
+  });
+}
 
 std::string Command::name() const { return app_->get_name(); }
 std::string Command::help() const {

@@ -111,9 +111,12 @@ class Command {
   void set_version(const std::function<std::string()>& text);  // printed by --version
   void footer(const std::string& text);                        // printed after the help
   void allow_one_subcommand();
-  // Sets a function that is called after parsing, before the callback.
+  // Adds a function that is called after parsing, before the callback.
   void after_parsing(const std::function<void()>& f);
   void callback(const std::function<void()>& f);  // sets the function that runs the subcommand
+
+  // Returns true if an argument of an option, or a positional one, begins with this text.
+  bool has_argument(const std::string& beginning) const;
 
   std::string name() const;
   std::string help() const;
@@ -136,6 +139,7 @@ class Command {
   CLI::App* app_;
   std::vector<std::unique_ptr<Option>> options_;
   std::vector<std::unique_ptr<Command>> subcommands_;
+  std::vector<std::function<void()>> after_parsing_;
 };
 
 }  // namespace stet::tool

@@ -188,11 +188,11 @@ void add_serve(Command& app) {
       ->group("Server");
   number("--memory", o->memory_mb, "maximum MB of keys and values of idle states (default: 2048)",
          uint64_t{1} << 30);
-  sub->add_option("--state-dir", o->states.directory,
-                  "directory that keeps the states (default: only in memory)")
-      ->type_name("DIR")
-      ->check(named())
-      ->group("Server");
+  Option* state_dir = sub->add_option("--state-dir", o->states.directory,
+                                      "directory that keeps the states (default: only in memory)")
+                          ->type_name("DIR")
+                          ->check(named())
+                          ->group("Server");
   sub->add_option("--max-states", o->max_states,
                   "maximum states of a client; the least recently used are deleted (default: "
                   "10000, with --state-dir none)")
@@ -204,6 +204,7 @@ void add_serve(Command& app) {
                   "(default: 10000)")
       ->type_name("N")
       ->check(integer(1, uint64_t{1} << 40))
+      ->needs(state_dir)
       ->group("Server");
   number("--ttl", o->states.ttl,
          "delete a state this many seconds after its last use (default: 0, never)",

@@ -100,6 +100,17 @@ void add_store_options(Command& app) {
       ->group("Store");
 }
 
+void refuse_idle_store_options(Command& app, bool always) {
+  app.after_parsing([&app, always] {
+    const bool idle = !always && !app.has_argument(kInStore);
+    for (const char* option : {"--store", "--store-key", "--store-fetch", "--store-compress"}) {
+      if (app.count(option) == 0) continue;
+      if (idle) usage_error(std::string(option) + " requires a state in the store, as store:NAME");
+      if (use().url.empty()) usage_error(std::string(option) + " requires --store or STET_STORE");
+    }
+  });
+}
+
 std::string store_url() { return use().url; }
 
 std::string store_key_path() {

@@ -14,6 +14,9 @@ namespace stet::tool {
 
 // Adds --store, --store-key, --store-fetch and --store-compress, which hold for the whole process.
 void add_store_options(Command& app);
+// Refuses those that a command line gives and cannot use: without a URL, or if it names no state in
+// the store. `always` is for a subcommand that uses the store all the same.
+void refuse_idle_store_options(Command& app, bool always);
 
 // Returns the URL of --store or STET_STORE, or "".
 std::string store_url();
