@@ -8,6 +8,7 @@ import common
 import numpy as np
 import stet
 import stet._calls as library
+import stet._uses as uses
 
 
 class Signal(Exception):
@@ -54,6 +55,7 @@ class Interrupted(common.Case):
             other.start()
             other.join()
             self.assertEqual(taken, [True] * len(locks), "place %d" % at)
+            self.assertEqual((uses._used(), uses._closed), (set(), []), "place %d" % at)
             self.assertEqual(library.long_call.__self__._depth, 0)
             self.assertIs(signal.getsignal(signal.SIGINT), signal.default_int_handler)
             self.assertEqual(sys.unraisablehook, quiet)
