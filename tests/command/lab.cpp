@@ -231,5 +231,54 @@ TEST_F(LabCommand, StatesAreSavedUnderInterventionsAndDifferByName) {
       << two;
 }
 
+// An entry with a field that would be ignored is refused, because it asks for another experiment.
+TEST_F(LabCommand, FieldsOfInterventionsThatWouldBeIgnoredAreRefused) {
+  write_file(scratch / "v.json",
+             R"([{"point": "hook_embed", "op": "zero", "from": 2, "values": null}])");
+  const Args plain = {"logits", "-m", kTiny, "--ids", "1,2,3", "--digest", "--intervene"};
+  const auto run = [&](const std::string& file) {
+    Args args = plain;
+    args.push_back(file);
+    return run_stet(args);
+  };
+  EXPECT_EQ(run(scratch / "v.json").status, 0);
+  const Outcome unnamed = run("");
+  EXPECT_EQ(unnamed.status, 2);
+  EXPECT_NE(unnamed.err.find("--intervene: expected a name"), std::string::npos) << unnamed.err;
+  const std::string resid = R"({"point": "blocks.3.hook_resid_post", )",
+                    pattern = R"({"point": "attn.hook_pattern", )";
+  for (const auto& [entry, error] : std::vector<std::pair<std::string, std::string>>{
+           {resid + R"("op": "zero", "positons": [1, 2]})",
+            "interventions[0].positons: expected one of point, layers, heads, positions, from, "
+            "keys, op, values, amount, encoder, decoder, bias, threshold, found an unknown field"},
+           {resid + R"("op": "scale", "factor": 0.5})", "interventions[0].factor: expected one of"},
+           {resid + R"("op": "set", "values": {"file": "a", "tensor": "b", "row": [0, 1]}})",
+            "interventions[0].values.row: expected one of file, tensor, rows, found an unknown"},
+           {resid + R"("op": "zero", "layers": [0]})",
+            "interventions[0].layers: expected none beside the point of one layer"},
+           {resid + R"("op": "zero", "positions": [0, 1], "from": 7})",
+            "interventions[0].from: expected positions or from, not both"},
+           {resid + R"("op": "zero", "values": [1]})",
+            "interventions[0].values: expected no such field beside op zero"},
+           {resid + R"("op": "scale", "values": [1]})", "[0].values: expected no such field"},
+           {resid + R"("op": "zero", "amount": 2})", "[0].amount: expected no such field"},
+           {resid + R"("op": "set", "amount": 2, "values": [1]})", "[0].amount: expected no such"},
+           {resid + R"("op": "add", "bias": 2, "values": [1]})", "[0].bias: expected no such"},
+           {resid + R"("op": "turn"})", "interventions[0].op: expected set, replace, zero"},
+           {pattern + R"("op": "mean", "values": [1]})",
+            "[0].op: expected set, zero, add, scale or knock_out of scores and patterns"},
+           {pattern + R"("op": "zero", "heads": []})",
+            "[0].heads: expected at least one number; leave the field out for all"},
+           {pattern + R"("op": "zero", "layers": []})", "[0].layers: expected at least one number"},
+           {R"({"point": "hook_conv", "op": "zero"})", "[0].point: expected one of family gemma3"},
+           {R"({"point": "blocks.99.attn.hook_k", "op": "zero"})",
+            "[0].point: expected a layer in 0.."}}) {
+    write_file(scratch / "w.json", "[" + entry + "]");
+    const Outcome o = run(scratch / "w.json");
+    EXPECT_EQ(o.status, 1) << entry;
+    EXPECT_NE(o.err.find(error), std::string::npos) << o.err;
+  }
+}
+
 }  // namespace
 }  // namespace stet::test::lab_tests

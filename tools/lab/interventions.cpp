@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "src/base/json_value.hpp"
 #include "stet/base/error.hpp"
@@ -21,12 +22,60 @@ bool fits(std::string_view pattern, std::string_view text) {
   return !text.empty() && pattern[0] == text[0] && fits(pattern.substr(1), text.substr(1));
 }
 
+// The fields of an entry, and those that only some operations have.
+constexpr const char* kFields[] = {"point", "layers", "heads", "positions", "from", "keys", "op"};
+constexpr const char* kFieldsOfFile[] = {"file", "tensor", "rows"};  // of "values"
+constexpr const char* kFieldsOfOps[] = {"values",  "amount", "encoder",
+                                        "decoder", "bias",   "threshold"};
+
+// Returns the fields that the entry's operation has besides kFields.
+std::vector<std::string> fields_of_op(const JsonReader& json) {
+  const std::string op = json.string("op");
+  if (op == "set" || op == "replace" || op == "mean" || op == "project_out") return {"values"};
+  if (op == "zero" || op == "knock_out") return {};
+  if (op == "add") return {"values", "amount"};
+  if (op == "scale") return {"amount"};
+  if (op == "clamp") return {"encoder", "decoder", "bias", "threshold", "amount"};
+  json.fail("op", "set, replace, zero, mean, add, scale, project_out, clamp or knock_out");
+}
+
+// Throws a format Error for a field that is not in `known`.
+void check_fields(const JsonReader& json, std::span<const char* const> known) {
+  for (const std::string& name : json.keys()) {
+    if (std::ranges::find(known, name) == known.end())
+      throw Error(ErrorKind::format, json.file(), json.path_of(printable(name, 60)),
+                  fmt::format("one of {}", fmt::join(known, ", ")), "an unknown field");
+  }
+}
+
+// Throws a format Error for an unknown field and for one that does not fit the others.
+void check_entry(const JsonReader& json) {
+  std::vector<const char*> known(std::begin(kFields), std::end(kFields));
+  known.insert(known.end(), std::begin(kFieldsOfOps), std::end(kFieldsOfOps));
+  check_fields(json, known);
+  const std::vector<std::string> some = fields_of_op(json);
+  for (const char* name : kFieldsOfOps) {
+    if (json.has(name) && std::ranges::find(some, name) == some.end())
+      json.fail(name, "no such field beside op " + json.string("op"));
+  }
+  if (json.has("positions") && json.has("from")) json.fail("from", "positions or from, not both");
+}
+
+// Reads a list of layers or heads. An empty list would stand for all.
+std::vector<int64_t> read_some(const JsonReader& json, const char* name, int64_t count) {
+  std::vector<int64_t> some = json.integers(name, 0, count - 1);
+  if (json.has(name) && some.empty())
+    json.fail(name, "at least one number; leave the field out for all");
+  return some;
+}
+
 // Reads "values": numbers, or {"file", "tensor"} with optional "rows": [begin, end]. A relative
 // path starts at the directory of the interventions' file.
 std::vector<float> read_values(const JsonReader& json, const std::string& name,
                                const std::string& path) {
   if (json.has_object(name)) {
     const auto from = json.object(name);
+    check_fields(*from, kFieldsOfFile);
     const std::filesystem::path file = from->string("file");
     const TensorSource source(file.is_absolute()
                                   ? file.string()
@@ -77,6 +126,8 @@ void read_operation(const JsonReader& json, const std::string& path, const Model
     w.op = Op::set;
     w.values = values();
   } else if (op == "zero" || op == "mean") {
+    if (op == "mean" && is_attention(w.point))
+      json.fail("op", "set, zero, add, scale or knock_out of scores and patterns");
     w.op = Op::set;
     w.values = std::make_shared<const std::vector<float>>(
         op == "zero" ? std::vector<float>(width)
@@ -89,7 +140,7 @@ void read_operation(const JsonReader& json, const std::string& path, const Model
   } else if (op == "project_out") {
     w.op = Op::project_out;
     w.values = values();
-  } else if (op == "clamp") {
+  } else {  // clamp
     w.op = Op::clamp;
     std::vector<float> both = read_values(json, "encoder", path);
     const std::vector<float> decoder = read_values(json, "decoder", path);
@@ -97,25 +148,33 @@ void read_operation(const JsonReader& json, const std::string& path, const Model
     w.values = std::make_shared<const std::vector<float>>(std::move(both));
     w.bias = static_cast<float>(json.number_or("bias", 0, -1e30, 1e30));
     w.threshold = static_cast<float>(json.number_or("threshold", 0, -1e30, 1e30));
-  } else {
-    json.fail("op", "set, replace, zero, mean, add, scale, project_out, clamp or knock_out");
   }
 }
 
-Intervention read_one(const JsonReader& json, const std::string& path, const ModelConfig& config) {
-  Intervention w;
+// Reads the point and its layer.
+void read_point(const JsonReader& json, const ModelConfig& config, Intervention& w) {
   const std::string name = json.string("point");
   if (const auto at = parse_point_at(name)) {
     w.point = at->point;
-    if (point_info(at->point).of_layer) w.layers = {at->layer};
+    if (point_info(w.point).of_layer) w.layers = {at->layer};
   } else if (const auto point = parse_point(name)) {
     w.point = *point;
   } else {
     json.fail("point", "the name of a point");
   }
-  if (json.has("layers")) w.layers = json.integers("layers", 0, config.layers - 1);
-  if (json.has("heads"))
-    w.heads = json.integers("heads", 0, std::max(config.heads, config.recurrence.heads) - 1);
+  if (!has_point(config, w.point)) json.fail("point", "one of family " + config.family);
+  if (w.layers.empty()) return;
+  if (w.layers[0] >= config.layers)
+    json.fail("point", fmt::format("a layer in 0..{}", config.layers - 1));
+  if (json.has("layers")) json.fail("layers", "none beside the point of one layer, " + name);
+}
+
+Intervention read_one(const JsonReader& json, const std::string& path, const ModelConfig& config) {
+  check_entry(json);
+  Intervention w;
+  read_point(json, config, w);
+  if (json.has("layers")) w.layers = read_some(json, "layers", config.layers);
+  w.heads = read_some(json, "heads", std::max(config.heads, config.recurrence.heads));
   if (json.has("positions")) {
     const auto positions = json.integers("positions", 0, kMaxPositions);
     if (positions.size() != 2) json.fail("positions", "[begin, end]");
@@ -184,6 +243,7 @@ std::vector<PointAt> match_points(const std::string& patterns, const ModelConfig
 void InterventionOption::add_to(Command& app) {
   app.add_option("--intervene", file, "changes of activations, as JSON (docs/lab.md)")
       ->type_name("FILE")
+      ->check(named())
       ->group("Interventions");
 }
 
