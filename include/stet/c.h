@@ -446,7 +446,7 @@ enum {
 /* A change of activations, part of the state. Applies to tokens processed after it was attached. */
 typedef struct stet_intervention {
   size_t struct_size;
-  const char* point;     /* "hook_resid_post", for `layers`; or with its layer, "blocks.3...." */
+  const char* point;     /* "hook_resid_post", for `layers`; or "blocks.3....", without `layers` */
   const int64_t* layers; /* [layer_count]; none: all */
   size_t layer_count;
   const int64_t* heads; /* [head_count]; none: all columns */

@@ -31,6 +31,9 @@ Intervention intervention_of(const stet_intervention& i) {
   w.point = *point;
   if (at && point_info(*point).of_layer) w.layers = {at->layer};
   if (i.layer_count > 0) {
+    if (!w.layers.empty())
+      fail("layers", "none beside the point of one layer, " + name,
+           std::to_string(i.layer_count) + " of them");
     const auto layers = items(i.layers, i.layer_count, "layers");
     w.layers.assign(layers.begin(), layers.end());
   }

@@ -75,6 +75,18 @@ static void interventions_are_listed_and_detached(void) {
                               .value_count = kHidden};
   char expected[72];
   stet_session* session = session_of(0, 40);
+  stet_intervention wrong = change;
+  wrong.point = "blocks.3.hook_resid_mid";
+  FAILS(stet_session_attach(session, &wrong, &error), STET_ERROR_ARGUMENT,
+        "layers: expected none beside the point of one layer, blocks.3.hook_resid_mid, found 2 of "
+        "them");
+  wrong = change;
+  wrong.amount = 1e38f;
+  values[0] = -10;
+  FAILS(stet_session_attach(session, &wrong, &error), STET_ERROR_ARGUMENT,
+        "intervention: values: expected numbers whose products with the amount are finite in "
+        "float32, found a product that is not");
+  values[0] = 0;
   OK(stet_session_attach(session, &change, &error));
   OK(stet_session_append(session, ids + 40, 30, &error));
 

@@ -614,6 +614,14 @@ TEST_P(Points, InvalidInterventionsAreRefused) {
     w.values =
         std::make_shared<const std::vector<float>>(static_cast<size_t>(c.hidden_size), INFINITY);
   });
+  using Op = Intervention::Op;
+  for (const Op op : {Op::add, Op::project_out, Op::clamp}) {  // products that overflow
+    refused([&](Intervention& w) {
+      w.op = op, w.amount = op == Op::project_out ? 1.0f : -1e20f;
+      w.values = std::make_shared<const std::vector<float>>(
+          static_cast<size_t>(c.hidden_size) * (op == Op::clamp ? 2 : 1), 1e20f);
+    });
+  }
   if (c.family == "gpt2") refused([&](Intervention& w) { w.point = Point::rot_q; });
   const Watch watch{{{Point::resid_pre, c.layers}}, [](const PointAt&, int64_t, Rows) {}};
   EXPECT_NE(error_of([&] {

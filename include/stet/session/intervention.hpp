@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <string>
 
@@ -140,6 +141,23 @@ inline void check_keys(const Intervention& w) {
                         intervention_op_name(w.op));
 }
 
+// Throws if a product of the values alone overflows: with the amount or, for project_out, with
+// themselves. Such a change would write NaN or infinity, whatever the activations are.
+inline void check_products(const Intervention& w, std::span<const float> values) {
+  using Op = Intervention::Op;
+  if (w.op == Op::clamp) values = values.subspan(values.size() / 2);  // the decoder
+  float sum = 0;
+  for (const float x : values) {
+    if (w.op == Op::project_out) sum += x * x;
+    if ((w.op == Op::add || w.op == Op::clamp) && !std::isfinite(x * w.amount))
+      refuse_intervention("values", "numbers whose products with the amount are finite in float32",
+                          "a product that is not");
+  }
+  if (!std::isfinite(sum))
+    refuse_intervention("values", "numbers whose squares have a finite sum in float32",
+                        "an infinite sum");
+}
+
 }  // namespace detail
 
 inline void check_intervention(const ModelConfig& config, const Intervention& w) {
@@ -174,6 +192,7 @@ inline void check_intervention(const ModelConfig& config, const Intervention& w)
               : find_not_finite(values).has_value()) ||
       find_not_finite(scalars))
     refuse_intervention("values", "finite numbers", "NaN or infinity");
+  detail::check_products(w, values);
 }
 
 inline void attach(State& state, const ModelConfig& config, Intervention w) {

@@ -124,7 +124,8 @@ class Session {
   // Attaches an intervention (hooks.hpp). It applies to tokens processed from now on, in this
   // session, its forks and sessions restored from it. Rewinding to before this point removes it.
   // Throws an argument Error, and does nothing, for a point, layer or head that does not exist. The
-  // same holds for positions already processed, and for values of a wrong number or not finite.
+  // same holds for positions already processed, and for values of a wrong number or not finite. Nor
+  // may products of the values overflow: with the amount, or for project_out with themselves.
   void attach(Intervention intervention);
   // Ends intervention `index` of interventions() at position `from`, which must be at least size().
   // The session is then the same as if it had been attached with that end. A later rewind does not
