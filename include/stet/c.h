@@ -518,7 +518,7 @@ typedef struct stet_point_info {
    * change */
   int32_t can_be_changed;
 } stet_point_info;
-/* Describes a point, named with its layer or, if all layers are alike, without. */
+/* Describes a point, named with its layer, or without for the first layer that has it. */
 STET_API stet_status stet_model_point(const stet_model* model, const char* point,
                                       stet_point_info* info, stet_error** error);
 

@@ -136,7 +136,8 @@ def floats(x: Any, name: str) -> F32:
         refuse(name, "an array of numbers", "rows of different lengths")
     if array.dtype.kind not in "fiu" and array.size:
         refuse(name, "an array of numbers", "an array of %s" % array.dtype)
-    return np.ascontiguousarray(array, np.float32)
+    with np.errstate(over="ignore"):  # the library refuses infinity where it cannot use it
+        return np.ascontiguousarray(array, np.float32)
 
 
 def row(x: Any, name: str) -> F32:

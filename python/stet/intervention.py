@@ -183,7 +183,7 @@ def c_intervention(point: str, op: str, values: F32, change: Intervention, heads
 def c_interventions(model: "Model", change: Intervention) -> List[Any]:
     """Returns the C structs of an intervention: one, or one for each head that has its own row."""
     change._check()
-    point = model.point(change.point)
+    point = _shape(model, change)
     for head in change.heads:
         if point.heads == 0:
             refuse("heads", "none: %s has no heads" % change.point, list(change.heads))
@@ -219,6 +219,14 @@ def c_interventions(model: "Model", change: Intervention) -> List[Any]:
         c_intervention(change.point, op, _per_position(by_head[:, i], op, count), change, [head])
         for i, head in enumerate(heads)
     ]
+
+
+def _shape(model: "Model", change: Intervention) -> "Point":
+    """Returns the point's shape in the first of the change's layers."""
+    first = change.layers[0] if change.layers else -1
+    if 0 <= first < model.layers and not model.points(change.point):  # the point belongs to layers
+        return model.point("blocks.%d.%s" % (first, change.point))
+    return model.point(change.point)
 
 
 def _of_attention(change: Intervention, heads: List[int]) -> Any:

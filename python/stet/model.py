@@ -205,8 +205,8 @@ class Model(Shared):
         return [name for name in names if fnmatch.fnmatchcase(name, wanted)]
 
     def point(self, name: str) -> Point:
-        """Returns the shape of a row at a point. The name includes the layer or, if all layers
-        are alike, may omit it."""
+        """Returns the shape of a row at a point. A name without a layer stands for the first
+        layer that has the point."""
         asked = arguments.word(name, "point")
         found = self._shapes.get(name)
         if found is None:

@@ -28,9 +28,13 @@ stet_intervention intervention_value(const Intervention& w) {
   return value;
 }
 
+// Returns the point with this name. A name without its layer stands for the first that has it.
 PointAt point_called(const ModelConfig& config, const std::string& name) {
   std::optional<PointAt> found;
-  if (const std::optional<Point> point = parse_point(name)) found = PointAt{*point, 0};
+  if (const std::optional<Point> point = parse_point(name)) {
+    found = PointAt{*point, 0};
+    while (found->layer + 1 < config.layers && !has_point(config, *found)) ++found->layer;
+  }
   if (const auto place = parse_point_at(name)) {
     const int64_t layers = point_info(place->point).of_layer ? config.layers : 1;
     if (place->layer >= 0 && place->layer < layers) found = *place;

@@ -2,6 +2,7 @@
 import json
 import subprocess
 import tempfile
+import warnings
 
 import common
 import numpy as np
@@ -71,6 +72,29 @@ class Interventions(common.Case):
             s.attach(Intervention("hook_resid_post", "zero"),
                      Intervention("blocks.2.hook_resid_post", "set", np.full(256, np.nan)))
         self.assertEqual(s.attached(), [])
+
+    def test_shapes_are_those_of_the_layers_of_the_change(self):
+        for name, layer, width, heads in (("gemma4-small-tiny", 2, 128, 4), ("qwen35-tiny", 3, 128, 4)):
+            model = stet.Model(common.tiny(name))
+            self.assertEqual(model.point("blocks.%d.attn.hook_z" % layer)[:2], (heads, width))
+            a, b = model.session(), model.session()
+            a.attach(Intervention("blocks.%d.attn.hook_z" % layer, "zero"),
+                     Intervention("attn.hook_z", "zero", layers=[layer], heads=[1]),
+                     Intervention("attn.hook_z", "set", np.ones(width // heads), layers=[layer], heads=[1]),
+                     Intervention("attn.hook_z", "set", np.ones((2, width)), layers=[layer], end=2))
+            b.attach(*[each.intervention for each in a.attached()])
+            self.assertEqual([each.intervention for each in b.attached()], [each.intervention for each in a.attached()])
+            self.refused(lambda: b.attach(Intervention("attn.hook_z", "set", np.ones((4, width // 2)), layers=[layer],
+                                                       end=2)), "values", "%d numbers" % width)
+        self.assertEqual(model.point("attn.hook_z"), model.point("blocks.3.attn.hook_z"))  # layer 0 is recurrent
+        self.refused(lambda: b.attach(Intervention("attn.hook_z", "zero", layers=[99])), "intervention: layers")
+        self.refused(lambda: b.attach(Intervention("hook_embed", "zero", layers=[0])), "intervention: layers")
+
+    def test_numbers_too_large_for_float32_are_refused_without_a_warning(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            self.refused(lambda: self.session(4).attach(Intervention("hook_resid_post", "add", [1e300] * 256)),
+                         "intervention: values")
 
     def test_layers_and_heads_may_be_any_sequence(self):
         for given in ((1, 2), np.array([1, 2]), iter([1, 2]), map(int, "12"), (i for i in (1, 2))):
