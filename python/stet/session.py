@@ -107,16 +107,16 @@ class Session(KeysAndValues, Recurrent, Attaching, Replying):
                state_positions: arguments.Ids = ()) -> Dict[str, F32]:
         """Processes tokens. Returns the activations at these points (names or patterns),
         [positions, ...], with an axis for heads where there are any, and "logits" if requested,
-        [positions, vocab]. hook_state is captured at `state_positions` only, and refused without
-        them; a pattern selects it only if it ends with that name.
+        [positions, vocab]. hook_state is captured at `state_positions` only, in ascending order,
+        and refused without them; a pattern selects it only if it ends with that name.
 
         The arrays are read-only views of the library's memory, which they keep alive. `progress`
         receives the number of processed tokens after each chunk. An exception from it, or a
         KeyboardInterrupt at any time, leaves the session unchanged."""
         array, names = arguments.ids_of(ids), self.model._matching(points)
-        states = arguments.integers(state_positions, "state_positions")
         logits = arguments.flag(logits, "logits")
         with self._turn():
+            states = self._state_positions(state_positions, names, array.size)
             of = Call()
             told = progress_callback(progress, of)
             if not names and not logits:
@@ -141,6 +141,18 @@ class Session(KeysAndValues, Recurrent, Attaching, Replying):
                 self._long_call("stet_session_capture_with", arguments.pointer(array, c.c_int32),
                                 arguments.size(array.size), c.byref(options), c.byref(capture._at), of=of)
             return seen(self, capture, names + (["logits"] if logits else []), len(self))
+
+    def _state_positions(self, positions: arguments.Ids, names: List[str], count: int) -> Any:
+        """Returns the positions of states among the next `count`, each once."""
+        states = arguments.integers(positions, "state_positions")
+        if states.size and not any(name.endswith("hook_state") for name in names):
+            refuse("state_positions", "none without a point hook_state", states.tolist())
+        before = len(self)
+        for i, position in enumerate(states.tolist()):
+            arguments.integer(position, "state_positions[%d]" % i, before, before + count - 1)
+            if position in states[:i]:
+                refuse("state_positions[%d]" % i, "each position once", position)
+        return states
 
     def logits(self, copy: bool = False) -> F32:
         """Returns the logits for the token after the last one, [vocab], or [0] without tokens.

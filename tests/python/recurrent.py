@@ -96,6 +96,12 @@ class Recurrent(unittest.TestCase):
         self.refused(lambda: stet.append_batch([(s, [5])], points=["blocks.0.hook_state"]), "points[0]",
                      "state_positions")
         self.refused(lambda: s.append([5], points=["*.hook_state"], state_positions=[0.5]), "state_positions[0]")
+        for positions, field in (([150, 151], "[1]"), ([149], "[0]"), ([-1], "[0]"), ([150, 150], "[1]")):
+            self.refused(lambda: s.append([5], points=["*.hook_state"], state_positions=positions),
+                         "state_positions" + field)
+        self.refused(lambda: s.append([5], points=["hook_embed"], state_positions=[150]), "state_positions",
+                     "hook_state")
+        self.assertEqual(len(s), 150)
 
     def test_states_can_be_changed(self):
         s, plain = (stet.Model(common.tiny("granite-odd-tiny")).session() for _ in range(2))
