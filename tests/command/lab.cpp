@@ -6,6 +6,7 @@
 
 #include "stet/sampling/sampler.hpp"
 #include "stet/session/trace.hpp"
+#include "stet/snapshot/snapshot.hpp"
 #include "tests/command/json_lines.hpp"
 #include "tests/support/models.hpp"
 #include "tests/support/run_command.hpp"
@@ -277,6 +278,26 @@ TEST_F(LabCommand, FieldsOfInterventionsThatWouldBeIgnoredAreRefused) {
     const Outcome o = run(scratch / "w.json");
     EXPECT_EQ(o.status, 1) << entry;
     EXPECT_NE(o.err.find(error), std::string::npos) << o.err;
+  }
+}
+
+// The logits of an edited state are those that its last token gives over the changed keys, also if
+// other layers are recurrent.
+TEST_F(LabCommand, EditsOfRecurrentModelsGiveTheLogitsOfTheChange) {
+  for (const char* name : {"models/qwen35-tiny", "models/lfm2-tiny", "models/gemma3-tiny"}) {
+    const std::string path = data_path(name);
+    const auto first = std::span(ids).first(ids.size() - 1);
+    Session by_hand(model(path));
+    by_hand.append(first);
+    by_hand.scale_kv({{}, {}, 0, -1, true, true}, 2.0f);
+    by_hand.append({&ids.back(), 1});
+    succeed({"save", "-m", path, "--ids", text_of(ids), "-o", scratch / "s.stet"});
+    const Json said = Json::parse(succeed({"edit", scratch / "s.stet", "-m", path, "--scale", "2",
+                                           "-o", scratch / "t.stet", "--json"})
+                                      .out);
+    EXPECT_GT(said["kl"].get<double>(), 1e-4) << name;
+    const State edited = Snapshot::open(scratch / "t.stet").state();
+    EXPECT_TRUE(same_bytes(*edited.logits, by_hand.logits())) << name;
   }
 }
 

@@ -1,4 +1,5 @@
 """Arrays of recurrent layers, and anchors, in Python."""
+import json
 import os
 import subprocess
 import tempfile
@@ -102,6 +103,22 @@ class Recurrent(unittest.TestCase):
         self.refused(lambda: s.append([5], points=["hook_embed"], state_positions=[150]), "state_positions",
                      "hook_state")
         self.assertEqual(len(s), 150)
+
+    def test_an_edit_whose_logits_cannot_be_had_says_so(self):
+        s = self.session(count=5)
+        with s.changing(["hook_embed"], lambda point, first, rows: None):
+            s.append(IDS[5:9])
+        with tempfile.TemporaryDirectory() as d:
+            a, b = os.path.join(d, "a.stet"), os.path.join(d, "b.stet")
+            s.save(a)
+            edit = [common.STET, "edit", a, "-m", common.tiny("qwen35-tiny"), "--scale", "2", "-o", b]
+            said = subprocess.run(edit, check=True, capture_output=True, text=True).stdout
+            self.assertIn("next token: unknown", said)
+            self.assertNotIn("KL", said)
+            said = json.loads(subprocess.run(edit + ["--json"], check=True, capture_output=True).stdout)
+            self.assertEqual((said["kl"], said["best"]), (None, None))
+            with stet.Snapshot(b) as snapshot:
+                self.assertEqual(snapshot.digests().logits, s.digests().logits)
 
     def test_states_can_be_changed(self):
         s, plain = (stet.Model(common.tiny("granite-odd-tiny")).session() for _ in range(2))

@@ -94,17 +94,54 @@ State changed(const EditCommand& o, State state, const ModelConfig& config) {
   return state;
 }
 
-// Returns the state with the logits that its last token gives over the changed keys and values.
-// They replace the logits from before the change. A state whose log has no edit is assumed to have
+// The logits that the last token gives over the changed keys and values.
+using Logits = std::shared_ptr<std::vector<float>>;
+
+// Computes them from the state without its marks of edits.
+Logits attention_logits(State unmarked, const std::shared_ptr<const Model>& model,
+                        const SessionOptions& options) {
+  unmarked.logits.reset();
+  return Session(model, std::move(unmarked), options).state().logits;
+}
+
+// Computes them where there are recurrent layers. An edit leaves the recurrent arrays as they are,
+// so those before the last token come from the state before the edit. Returns null if tokens do not
+// give them.
+Logits recurrent_logits(const State& before, State unmarked,
+                        const std::shared_ptr<const Model>& model, SessionOptions options) {
+  options.anchor_bytes = Anchors::kDefaultBytes;
+  const int32_t last = unmarked.tokens.back();
+  Session arrays(model, before, options);
+  try {
+    arrays.rewind(arrays.size() - 1);
+  } catch (const Error& e) {
+    if (e.kind != ErrorKind::argument) throw;
+    return nullptr;
+  }
+  arrays.keep_anchor();
+  unmarked.anchors = arrays.anchors();
+  Session session(model, std::move(unmarked), options);
+  session.rewind(session.size() - 1);
+  session.append({&last, 1});
+  return session.state().logits;
+}
+
+// Returns them; null if they cannot be computed. A state whose log has no edit is assumed to have
 // consistent logits, so they must be computed here, even below a prune.
-State with_logits_of_change(State state, const std::shared_ptr<const Model>& model,
-                            const SessionOptions& options) {
-  if (state.tokens.empty()) return state;
-  State unmarked = state;
+Logits logits_of_change(const State& before, const State& changed,
+                        const std::shared_ptr<const Model>& model, const SessionOptions& options) {
+  if (changed.tokens.empty()) return changed.logits;
+  State unmarked = changed;
   unmarked.edits.clear();
   unmarked.kept.clear();
-  unmarked.logits.reset();
-  state.logits = Session(model, std::move(unmarked), options).state().logits;
+  return unmarked.recurrent.empty() ? attention_logits(std::move(unmarked), model, options)
+                                    : recurrent_logits(before, std::move(unmarked), model, options);
+}
+
+// Replaces the logits from before the change, which are kept if there are no others.
+State with_logits(State state, Logits logits) {
+  if (logits == nullptr || state.tokens.empty()) return state;
+  state.logits = std::move(logits);
   state.kept.truncate(state.size() - 1);
   return state;
 }
@@ -120,7 +157,18 @@ int32_t likeliest(std::span<const float> logits) {
   return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
-void report(const EditCommand& o, const StateDigests& digests, Session& session, Session& truth) {
+// Returns the sentence about the next token. `known` is false if the change's logits are not.
+std::string next_text(double kl, int32_t said, int32_t true_one, bool known) {
+  if (!known)
+    return "next token: unknown, as the tokens do not give the recurrent arrays before the last "
+           "one; the logits stay those from before the change";
+  return fmt::format(
+      "next token: KL {:.4g} nats, likeliest {}{}", kl, said,
+      said == true_one ? ", as it would be" : fmt::format(" instead of {}", true_one));
+}
+
+void report(const EditCommand& o, const StateDigests& digests, Session& session, Session& truth,
+            bool known) {
   const Comparison c = compare(truth.state(), session.state());
   const double kl = c.a_from_b.value_or(0);
   const int32_t said = likeliest(session.logits()), true_one = likeliest(truth.logits());
@@ -132,8 +180,8 @@ void report(const EditCommand& o, const StateDigests& digests, Session& session,
               {"equal_positions", c.equal_positions},
               {"key_difference", worst(c, true)},
               {"value_difference", worst(c, false)},
-              {"kl", kl},
-              {"best", said},
+              {"kl", known ? Json(kl) : Json(nullptr)},
+              {"best", known ? Json(said) : Json(nullptr)},
               {"true_best", true_one}};
     out(dump(j) + "\n");
     return;
@@ -142,10 +190,8 @@ void report(const EditCommand& o, const StateDigests& digests, Session& session,
       session.edits().size(), sha256_text(digests.id));
   out(fmt::format(
       "beside the same tokens computed again: the first {} positions are equal; keys "
-      "differ by {:.4g} at most, values by {:.4g};\nnext token: KL {:.4g} nats, likeliest "
-      "{}{}\n",
-      c.equal_positions, worst(c, true), worst(c, false), kl, said,
-      said == true_one ? ", as it would be" : fmt::format(" instead of {}", true_one)));
+      "differ by {:.4g} at most, values by {:.4g};\n{}\n",
+      c.equal_positions, worst(c, true), worst(c, false), next_text(kl, said, true_one, known)));
 }
 
 void run(EditCommand& o) {
@@ -158,15 +204,17 @@ void run(EditCommand& o) {
   const SessionOptions options = o.model.session_options();
   const auto model = o.model.load_model();
   snapshot.check_compatible(*model, options.compute.contract);
-  State state = changed(o, snapshot.state(), model->config());
+  const State before = snapshot.state();
+  State state = changed(o, before, model->config());
   SessionOptions as = options;
   as.kv_type = state.kv.shape().type;
   as.capacity = std::min(state.kv.capacity(), model->config().max_positions);
-  Session session(model, with_logits_of_change(std::move(state), model, as), as);
+  const Logits logits = logits_of_change(before, state, model, as);
+  Session session(model, with_logits(std::move(state), logits), as);
   Session truth = truth_of(model, session.state(), as, prefill_progress(session.size()));
   const StateDigests digests =
       o.save.write(session.state(), snapshot, o.output, o.model.checkpoint);
-  report(o, digests, session, truth);
+  report(o, digests, session, truth, logits != nullptr || session.size() == 0);
 }
 
 }  // namespace
