@@ -301,5 +301,41 @@ TEST_F(LabCommand, EditsOfRecurrentModelsGiveTheLogitsOfTheChange) {
   }
 }
 
+TEST_F(LabCommand, PartsOfALogitSumToIt) {
+  const std::string some = text_of({ids.begin(), ids.begin() + 9});
+  const auto attribution = [&](const std::string& name, const Args& more) {
+    Args args = {"measure", "-m", data_path("models/" + name), "--ids", some, "--attribution"};
+    args.insert(args.end(), more.begin(), more.end());
+    return run_stet(args);
+  };
+  for (const char* name : {"gpt2-tiny", "pythia-tiny", "gemma2-tiny", "gemma4-dense-tiny",
+                           "gemma4-moe-tiny", "gemma4-small-tiny", "llama31-tiny", "qwen35-tiny"}) {
+    const Json j = Json::parse(attribution(name, {"--json", "--target", "100"}).out);
+    const double logit = j["logit"], sum = j[j.contains("capped_sum") ? "capped_sum" : "sum"];
+    EXPECT_NEAR(sum, logit, 1e-4) << name;
+    double parts = 0;
+    for (const Json& part : j["parts"]) parts += part["logit"].get<double>();
+    EXPECT_NEAR(parts, j["sum"], 1e-9) << name;
+  }
+  const std::string gpt2 = attribution("gpt2-tiny", {}).out,
+                    gemma2 = attribution("gemma2-tiny", {}).out,
+                    small = attribution("gemma4-small-tiny", {}).out;
+  EXPECT_NE(gpt2.find("  bias\n"), std::string::npos) << gpt2;
+  EXPECT_NE(gemma2.find(" under the soft cap; the logit of the target"), std::string::npos);
+  EXPECT_NE(small.find("  blocks.0.layer_input\n"), std::string::npos) << small;
+}
+
+// The head of Gemma 3n joins its streams, of which points show one.
+TEST_F(LabCommand, MeasuresOfOneStreamAreRefusedForSeveral) {
+  for (const char* measure : {"--lens", "--attribution"}) {
+    const Outcome o =
+        run_stet({"measure", "-m", data_path("models/gemma3n-tiny"), "--ids", "1,2", measure});
+    EXPECT_EQ(o.status, 1);
+    EXPECT_EQ(o.err, std::string("stet: ") + measure +
+                         ": expected a model with one residual stream, found 3 streams, of which "
+                         "points show one\n");
+  }
+}
+
 }  // namespace
 }  // namespace stet::test::lab_tests

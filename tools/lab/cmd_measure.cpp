@@ -126,8 +126,11 @@ void print_attribution(const Json& j, const Tokenizer* tokenizer) {
     out(fmt::format("{:9.4f}  {}\n", part["logit"].get<double>(),
                     part["point"].get<std::string>()));
   const auto target = j["target"].get<int32_t>();
-  out(fmt::format("{:9.4f}  sum of the parts; the logit of the target, {} ({}; {}), is {:.4f}\n",
-                  j["sum"].get<double>(), token_text(tokenizer, target), target,
+  const std::string capped = j.contains("capped_sum") ? fmt::format(", {:.4f} under the soft cap",
+                                                                    j["capped_sum"].get<double>())
+                                                      : "";
+  out(fmt::format("{:9.4f}  sum of the parts{}; the logit of the target, {} ({}; {}), is {:.4f}\n",
+                  j["sum"].get<double>(), capped, token_text(tokenizer, target), target,
                   j["likeliest"].get<bool>() ? "the likeliest next token" : "of --target",
                   j["logit"].get<double>()));
 }

@@ -7,9 +7,16 @@
 
 namespace stet::tool {
 
+void require_one_stream(const ModelConfig& config, const char* option) {
+  if (config.streams == 0) return;
+  throw Error(ErrorKind::argument, "", option, "a model with one residual stream",
+              fmt::format("{} streams, of which points show one", config.streams));
+}
+
 HeatMap measure_lens(LabWork& work, const std::string& tuned_path, Json& rows) {
   const Model& model = work.session.model();
   const ModelConfig& c = model.config();
+  require_one_stream(c, tuned_path.empty() ? "--lens" : "--tuned-lens");
   std::optional<TensorSource> tuned;
   if (!tuned_path.empty()) tuned.emplace(tuned_path);
   Watch watch;

@@ -28,9 +28,14 @@ Json measure_tokens(LabWork& work);
 // each layer and position.
 HeatMap measure_lens(LabWork& work, const std::string& tuned, Json& rows);
 
+// Throws an argument Error, for this option, if the model has several residual streams (Gemma 3n).
+// Points show one of them, and the head reads all.
+void require_one_stream(const ModelConfig& config, const char* option);
+
 // Computes the part of each layer's attention and MLP in the logit of one token at the last
 // position. The token is `target` or else the likeliest. The final norm's scale is fixed, so the
-// parts add up to the logit. Only a final norm's bias and a softcap of the logits are left out.
+// parts add up to the logit before its soft cap. The final norm's bias is a part, and so are the
+// layers' own inputs of Gemma 4.
 HeatMap measure_attribution(LabWork& work, std::optional<int32_t> target, Json& parts);
 
 // Draws the attention pattern of each head of one layer, or of all layers (-1).
