@@ -337,5 +337,54 @@ TEST_F(LabCommand, MeasuresOfOneStreamAreRefusedForSeveral) {
   }
 }
 
+// Measures and sweeps of attention leave out recurrent layers, whose entries are null.
+TEST_F(LabCommand, LayersWithoutThePointAreLeftOut) {
+  const Args prompt = {"-m", data_path("models/qwen35-tiny"), "--ids", "1,2,3", "--json"};
+  const auto json = [&](Args args) {
+    args.insert(args.end(), prompt.begin(), prompt.end());
+    return Json::parse(succeed(args).out);
+  };
+  const Json maps = json({"measure", "--attention"});
+  ASSERT_EQ(maps.size(), 4u);  // heads of layer 3
+  EXPECT_EQ(maps[0]["title"], "Layer 3, head 0: who looks where");
+  const Json norms = json({"measure", "--norms"})[0]["values"];
+  for (size_t l = 0; l < 3; ++l) EXPECT_EQ(norms[l], Json());
+  EXPECT_EQ(norms[3].size(), 3u);
+  EXPECT_NE(run_stet({"measure", "--attention", "--layer", "0", "-m", prompt[1], "--ids", "1"})
+                .err.find("--layer: expected a layer with attention, found 0"),
+            std::string::npos);
+}
+
+TEST_F(LabCommand, LayersThatDifferArePatched) {
+  const auto patch = [&](const std::string& name, const Args& more) {
+    Args args = {"patch",       "-m",       data_path("models/" + name),
+                 "--clean-ids", "1,2,3",    "--corrupt-ids",
+                 "1,5,6",       "--answer", "3",
+                 "--wrong",     "4"};
+    args.insert(args.end(), more.begin(), more.end());
+    return succeed(args).out;
+  };
+  const Json z = Json::parse(patch("qwen35-tiny", {"--heads", "--json"}));
+  for (size_t l = 0; l < 3; ++l) EXPECT_EQ(z["scores"][l], Json());
+  EXPECT_EQ(z["scores"][3].size(), 4u);
+  const Json conv = Json::parse(patch("qwen35-tiny", {"--point", "hook_conv", "--json"}));
+  EXPECT_EQ(conv["scores"][0].size(), 3u);
+  EXPECT_EQ(conv["restored"][3], Json());
+  // The numbers of kv heads are those of each layer.
+  const std::string name = "gemma4-dense-tiny";
+  const Json k = Json::parse(patch(name, {"--heads", "--point", "attn.hook_k", "--json"}));
+  const auto m = model(data_path("models/" + name));
+  int64_t most = 0, least = 99;
+  for (int64_t l = 0; l < m->config().layers; ++l) {
+    const int64_t heads = m->config().layer(l).kv_heads;
+    EXPECT_EQ(k["scores"][static_cast<size_t>(l)].size(), static_cast<size_t>(heads));
+    most = std::max(most, heads), least = std::min(least, heads);
+  }
+  EXPECT_LT(least, most);
+  EXPECT_EQ(k["heads"], most);
+  const std::string table = patch("qwen35-tiny", {"--heads"});
+  EXPECT_EQ(table.find("layer  0"), std::string::npos) << table;
+}
+
 }  // namespace
 }  // namespace stet::test::lab_tests

@@ -55,6 +55,7 @@ void print_map(const HeatMap& m) {
   for (size_t c = from; c < m.columns.size(); ++c) out(fmt::format(" {:>9.9}", m.columns[c]));
   out("\n");
   for (size_t r = m.rows.size(); r-- > 0;) {
+    if (m.values[r].empty()) continue;
     out(fmt::format("{:>{}} ", m.rows[r], width));
     for (size_t c = from; c < m.columns.size(); ++c) {
       out(m.labels.empty() ? fmt::format(" {:9.3f}", m.values[r][c])
@@ -138,15 +139,17 @@ void print_attribution(const Json& j, const Tokenizer* tokenizer) {
 Json json_of(Measured m) {
   if (m.numbers.is_null()) {
     for (const HeatMap& map : m.maps)
-      m.numbers.push_back({{"title", map.title}, {"values", map.values}});
+      m.numbers.push_back({{"title", map.title}, {"values", rows_json(map.values)}});
   }
   return std::move(m.numbers);
 }
 
 void check_layer(const MeasureCommand& o, const LabWork& work) {
-  const int64_t layers = work.session.model().config().layers;
-  if (o.layer >= layers)
-    usage_error("--layer", fmt::format("0..{}", layers - 1), std::to_string(o.layer));
+  const ModelConfig& c = work.session.model().config();
+  if (o.layer >= c.layers)
+    usage_error("--layer", fmt::format("0..{}", c.layers - 1), std::to_string(o.layer));
+  if (o.attention && o.layer >= 0 && !has_point(c, PointAt{Point::pattern, o.layer}))
+    usage_error("--layer", "a layer with attention", std::to_string(o.layer));
 }
 
 void run_lines(MeasureCommand& o) {

@@ -39,7 +39,14 @@ struct Sweep {
   int32_t answer = 0, wrong = 0;
   Point point = Point::resid_pre;
   std::vector<int64_t> positions;
-  size_t heads = 0;  // 0: a run for each position; else one for each head, at all positions
+  bool by_head = false;  // a run for each head, at all positions; else one for each position
+
+  // Returns the runs of a layer: 0 if it has no such point.
+  size_t runs(const ModelConfig& c, int64_t layer) const {
+    const PointAt at{point, layer};
+    if (!has_point(c, at)) return 0;
+    return by_head ? static_cast<size_t>(point_heads(c, at)) : positions.size();
+  }
 };
 
 Question question_of(const PatchCommand& o) {
@@ -95,14 +102,17 @@ double score(std::span<const float> logits, const Sweep& s) {
   return double{logits[static_cast<size_t>(s.answer)]} - logits[static_cast<size_t>(s.wrong)];
 }
 
-// Captures the rows of the clean run at the point: [layers][tokens][width].
+// Captures the rows of the clean run at the point: [layers][tokens][width]. A layer without the
+// point has none.
 using Captured = std::vector<std::vector<float>>;
 Captured capture_clean(Session& session, const Sweep& s) {
   const ModelConfig& c = session.model().config();
   const int64_t layers = point_info(s.point).of_layer ? c.layers : 1;
   Captured rows(static_cast<size_t>(layers));
   Watch watch;
-  for (int64_t l = 0; l < layers; ++l) watch.points.push_back({s.point, l});
+  for (int64_t l = 0; l < layers; ++l) {
+    if (s.runs(c, l) > 0) watch.points.push_back({s.point, l});
+  }
   watch.sink = [&](const PointAt& at, int64_t, Rows r) {
     for (size_t i = 0; i < r.count; ++i) {
       std::vector<float>& to = rows[static_cast<size_t>(at.layer)];
@@ -119,7 +129,7 @@ Intervention patch_of(const Sweep& s, const ModelConfig& c, int64_t layer,
                       const std::vector<float>& clean, int64_t begin, int64_t end, int64_t head,
                       int64_t first) {
   const auto width = static_cast<size_t>(point_width(c, {s.point, layer}, 0));
-  const size_t each = head < 0 ? width : width / s.heads;
+  const size_t each = head < 0 ? width : width / s.runs(c, layer);
   Intervention w;
   w.point = s.point;
   if (point_info(s.point).of_layer) w.layers = {layer};
@@ -142,7 +152,7 @@ std::vector<TraceRun> runs_of(const Sweep& s, const ModelConfig& c, const Captur
   std::vector<TraceRun> runs;
   for (size_t l = 0; l < clean.size(); ++l) {
     const auto layer = static_cast<int64_t>(l);
-    for (size_t h = 0; h < s.heads; ++h) {
+    for (size_t h = 0; s.by_head && h < s.runs(c, layer); ++h) {
       runs.emplace_back();
       for (size_t i = 0, next = 0; i < s.positions.size(); i = next) {
         for (next = i + 1;
@@ -153,8 +163,9 @@ std::vector<TraceRun> runs_of(const Sweep& s, const ModelConfig& c, const Captur
                                                first));
       }
     }
-    for (const int64_t p : s.heads == 0 ? s.positions : std::vector<int64_t>())
-      runs.push_back({{patch_of(s, c, layer, clean[l], p, p + 1, -1, first)}});
+    for (size_t i = 0; !s.by_head && i < s.runs(c, layer); ++i)
+      runs.push_back(
+          {{patch_of(s, c, layer, clean[l], s.positions[i], s.positions[i] + 1, -1, first)}});
   }
   return runs;
 }
@@ -163,12 +174,16 @@ std::vector<TraceRun> runs_of(const Sweep& s, const ModelConfig& c, const Captur
 // and position of its patch.
 std::vector<std::vector<double>> sweep(Trace& corrupt, const Sweep& s, const Captured& clean,
                                        int64_t first) {
-  const size_t columns = s.heads > 0 ? s.heads : s.positions.size();
-  std::vector<std::vector<double>> scores(clean.size(), std::vector<double>(columns));
-  corrupt.run(runs_of(s, corrupt.session().model().config(), clean, first),
-              [&](size_t i, int64_t, std::span<const float> logits) {
-                scores[i / columns][i % columns] = score(logits, s);
-              });
+  const ModelConfig& c = corrupt.session().model().config();
+  std::vector<std::vector<double>> scores(clean.size());
+  std::vector<double*> cells;  // of each run
+  for (size_t l = 0; l < clean.size(); ++l) {
+    scores[l].resize(s.runs(c, static_cast<int64_t>(l)));
+    for (double& cell : scores[l]) cells.push_back(&cell);
+  }
+  corrupt.run(runs_of(s, c, clean, first), [&](size_t i, int64_t, std::span<const float> logits) {
+    *cells[i] = score(logits, s);
+  });
   return scores;
 }
 
@@ -198,7 +213,9 @@ Sweep sweep_of(const PatchCommand& o, const Question& q, const LabWork& work) {
   s.wrong = token_of(q, q.wrong, "wrong", tokenizer, config.vocab_size);
   s.positions =
       parse_positions(o.positions, "--positions", 0, static_cast<int64_t>(s.clean.size()));
-  if (o.heads) s.heads = static_cast<size_t>(point_heads(config, {s.point, 0}));
+  s.by_head = o.heads;
+  if (o.chat && (!q.clean_ids.empty() || !q.corrupt_ids.empty()))
+    q.refuse("chat", "texts, which become messages", "token ids");
   return s;
 }
 
@@ -210,13 +227,18 @@ struct Scores {
   double restored(double x) const {
     return clean == corrupt ? 0 : (x - corrupt) / (clean - corrupt);
   }
+  size_t columns() const {
+    size_t most = 0;
+    for (const std::vector<double>& row : patched) most = std::max(most, row.size());
+    return most;
+  }
 };
 
 HeatMap picture_of(const Scores& scores, const Sweep& s, const Tokenizer* tokenizer) {
   HeatMap map{fmt::format("How much of the difference between \"{}\" and \"{}\" comes back",
                           token_text(tokenizer, s.answer), token_text(tokenizer, s.wrong)),
               "layer",
-              s.heads > 0 ? "head" : "position",
+              s.by_head ? "head" : "position",
               {},
               {},
               {},
@@ -224,9 +246,10 @@ HeatMap picture_of(const Scores& scores, const Sweep& s, const Tokenizer* tokeni
               -1,
               1,
               "restored"};
-  for (size_t h = 0; h < s.heads; ++h) map.columns.push_back(std::to_string(h));
-  for (size_t i = 0; s.heads == 0 && i < s.positions.size(); ++i)
-    map.columns.push_back(token_text(tokenizer, s.corrupt[static_cast<size_t>(s.positions[i])]));
+  for (size_t i = 0; i < scores.columns(); ++i)
+    map.columns.push_back(
+        s.by_head ? std::to_string(i)
+                  : token_text(tokenizer, s.corrupt[static_cast<size_t>(s.positions[i])]));
   for (size_t l = 0; l < scores.patched.size(); ++l) {
     map.rows.push_back(std::to_string(l));
     map.values.emplace_back();
@@ -242,15 +265,16 @@ void print(const HeatMap& map, const Scores& scores, const Sweep& s, const Token
   out(fmt::format(
       "logit of {} less that of {}: {:.3f} clean, {:.3f} corrupt; how much comes back:\n",
       token(s.answer), token(s.wrong), scores.clean, scores.corrupt));
-  if (s.heads == 0) {
+  if (!s.by_head) {
     out("position");
     for (const int64_t p : s.positions) out(fmt::format(" {:>6}", p));
     out("\n");
   }
-  out(s.heads > 0 ? "    head" : "        ");
+  out(s.by_head ? "    head" : "        ");
   for (const std::string& token : map.columns) out(fmt::format(" {:>6.6}", token));
   out("\n");
   for (size_t l = map.rows.size(); l-- > 0;) {
+    if (map.values[l].empty()) continue;
     out(fmt::format("layer {:>2}", map.rows[l]));
     for (const double x : map.values[l]) out(fmt::format(" {:6.2f}", x));
     out("\n");
@@ -270,12 +294,12 @@ Json json_of(const HeatMap& map, const Scores& scores, const Sweep& s, const Que
                 {"clean", scores.clean},
                 {"corrupt", scores.corrupt},
                 {"positions", s.positions}});
-  if (s.heads > 0)
-    j["heads"] = s.heads;
+  if (s.by_head)
+    j["heads"] = map.columns.size();
   else
     j["tokens"] = map.columns;
-  j["scores"] = scores.patched;
-  j["restored"] = map.values;
+  j["scores"] = rows_json(scores.patched);  // null for a layer without the point
+  j["restored"] = rows_json(map.values);
   return j;
 }
 
@@ -292,7 +316,9 @@ void answer(const PatchCommand& o, const Question& q, const LabWork& work) {
   const HeatMap map = picture_of(scores, s, tokenizer);
   if (o.jsonl || o.json) out(dump(json_of(map, scores, s, q, tokenizer)) + "\n");
   if (o.jsonl) return flush_output();
-  say("{} runs in {:.2f} s\n", scores.patched.size() * map.columns.size(), seconds() - start);
+  size_t runs = 0;
+  for (const std::vector<double>& row : scores.patched) runs += row.size();
+  say("{} runs in {:.2f} s\n", runs, seconds() - start);
   o.pictures.write(fmt::format("stet patch: {}", point_info(s.point).name), {map});
   if (!o.json) print(map, scores, s, tokenizer);
 }

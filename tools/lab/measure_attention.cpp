@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "stet/base/error.hpp"
 #include "stet/session/edit.hpp"
 #include "tools/lab/measures.hpp"
 
@@ -12,8 +13,11 @@ std::vector<HeatMap> measure_attention(LabWork& work, int64_t layer) {
   const ModelConfig& c = work.session.model().config();
   Watch watch;
   for (int64_t l = 0; l < c.layers; ++l) {
-    if (layer < 0 || l == layer) watch.points.push_back({Point::pattern, l});
+    const PointAt at{Point::pattern, l};
+    if (layer < 0 ? has_point(c, at) : l == layer) watch.points.push_back(at);
   }
+  if (watch.points.empty())
+    throw Error(ErrorKind::argument, "", "--attention", "a layer with attention", "none");
   std::vector<HeatMap> maps;
   const auto heads = static_cast<size_t>(c.heads);
   const size_t before = static_cast<size_t>(work.session.size());
@@ -55,6 +59,25 @@ std::vector<HeatMap> measure_attention(LabWork& work, int64_t layer) {
   return maps;
 }
 
+namespace {
+
+// Returns the norm of a layer's keys or values at each position, over all heads.
+std::vector<double> norms_of(const State& state, int64_t layer, bool key) {
+  const int64_t heads = state.kv.shape().layer(layer).kv_heads;
+  std::vector<double> norms;
+  for (int64_t p = 0; p < state.size(); ++p) {
+    double sum = 0;
+    for (int64_t h = 0; h < heads; ++h) {
+      for (const float x : key ? read_key(state, layer, h, p) : read_value(state, layer, h, p))
+        sum += double{x} * x;
+    }
+    norms.push_back(std::sqrt(sum));
+  }
+  return norms;
+}
+
+}  // namespace
+
 std::vector<HeatMap> measure_norms(const State& state, const Tokenizer* tokenizer) {
   const KvShape& shape = state.kv.shape();
   std::vector<HeatMap> maps;
@@ -72,18 +95,10 @@ std::vector<HeatMap> measure_norms(const State& state, const Tokenizer* tokenize
     for (const int32_t id : state.tokens) m.columns.push_back(token_text(tokenizer, id));
     for (int64_t l = 0; l < shape.layers; ++l) {
       const int64_t owner = shape.owner(l);  // the layer whose keys and values this one reads
-      m.rows.push_back(owner == l ? std::to_string(l) : fmt::format("{} ({})", l, owner));
-      std::vector<double> row;
-      for (int64_t p = 0; p < state.size(); ++p) {
-        double sum = 0;
-        for (int64_t h = 0; h < shape.layer(owner).kv_heads; ++h) {
-          for (const float x : key ? read_key(state, owner, h, p) : read_value(state, owner, h, p))
-            sum += double{x} * x;
-        }
-        row.push_back(std::sqrt(sum));
-        m.high = std::max(m.high, row.back());
-      }
-      m.values.push_back(std::move(row));
+      m.rows.push_back(owner == l || owner < 0 ? std::to_string(l)
+                                               : fmt::format("{} ({})", l, owner));
+      m.values.push_back(owner < 0 ? std::vector<double>() : norms_of(state, owner, key));
+      for (const double norm : m.values.back()) m.high = std::max(m.high, norm);
     }
     maps.push_back(std::move(m));
   }

@@ -38,14 +38,15 @@ void require_one_stream(const ModelConfig& config, const char* option);
 // layers' own inputs of Gemma 4.
 HeatMap measure_attribution(LabWork& work, std::optional<int32_t> target, Json& parts);
 
-// Draws the attention pattern of each head of one layer, or of all layers (-1).
+// Draws the attention pattern of each head of one layer, or of all layers that have attention (-1).
 std::vector<HeatMap> measure_attention(LabWork& work, int64_t layer);
 
 // Draws which expert takes which token, and with which weight: a picture for each layer that has
 // experts, or for one layer. `rows` gets an entry for each layer and position.
 std::vector<HeatMap> measure_experts(LabWork& work, int64_t layer, Json& rows);
 
-// Draws the norms of a state's keys and values, by layer and position, over all heads.
+// Draws the norms of a state's keys and values, by layer and position, over all heads. The row of a
+// recurrent layer, which has none, is empty.
 std::vector<HeatMap> measure_norms(const State& state, const Tokenizer* tokenizer);
 
 // Returns the divergences between the next token's distributions of two rows of logits.

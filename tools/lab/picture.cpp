@@ -74,6 +74,13 @@ std::string escaped(std::string text) {
 
 }  // namespace
 
+Json rows_json(const std::vector<std::vector<double>>& rows) {
+  Json all = Json::array();
+  for (const std::vector<double>& row : rows)
+    all.push_back(row.empty() ? Json(nullptr) : Json(row));
+  return all;
+}
+
 std::string html_of(const std::string& title, const std::vector<HeatMap>& maps) {
   Json data = {{"title", title}, {"maps", Json::array()}};
   for (const HeatMap& m : maps) {

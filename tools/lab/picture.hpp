@@ -12,11 +12,14 @@ namespace stet::tool {
 struct HeatMap {
   std::string title, rows_name, columns_name;
   std::vector<std::string> rows, columns;
-  std::vector<std::vector<double>> values;       // [rows][columns]
+  std::vector<std::vector<double>> values;  // [rows][columns]; a row may end earlier, or be empty
   std::vector<std::vector<std::string>> labels;  // shown in the cells; empty for none
   double low = 0, high = 1;
   std::string unit = {};  // unit of the values, shown at the colour scale
 };
+
+// Returns rows of values, with null for an empty one.
+Json rows_json(const std::vector<std::vector<double>>& rows);
 
 // Return all maps below one another, as one page or one drawing. Text stays text.
 std::string html_of(const std::string& title, const std::vector<HeatMap>& maps);
