@@ -386,5 +386,14 @@ TEST_F(LabCommand, LayersThatDifferArePatched) {
   EXPECT_EQ(table.find("layer  0"), std::string::npos) << table;
 }
 
+TEST_F(LabCommand, APatchThatCanBringNothingBackSaysSo) {
+  const Outcome o = succeed({"patch", "-m", kTiny, "--clean-ids", "1,2", "--corrupt-ids", "1,3",
+                             "--answer", "3", "--wrong", "3"});
+  EXPECT_NE(o.err.find("nothing can come back: both prompts give the same difference between "
+                       "answer and wrong, 0.000\n"),
+            std::string::npos)
+      << o.err;
+}
+
 }  // namespace
 }  // namespace stet::test::lab_tests

@@ -303,6 +303,14 @@ Json json_of(const HeatMap& map, const Scores& scores, const Sweep& s, const Que
   return j;
 }
 
+// Says why the table has only zeros, if nothing can come back.
+void explain_zeros(const Scores& scores, const Question& q) {
+  if (scores.clean != scores.corrupt) return;
+  say("{}nothing can come back: both prompts give the same difference between answer and wrong, "
+      "{:.3f}\n",
+      q.where.empty() ? "" : q.where + ": ", scores.clean);
+}
+
 // Runs one question and prints the result, as JSON or as a table.
 void answer(const PatchCommand& o, const Question& q, const LabWork& work) {
   const Sweep s = sweep_of(o, q, work);
@@ -314,6 +322,7 @@ void answer(const PatchCommand& o, const Question& q, const LabWork& work) {
                       sweep(corrupt, s, rows, work.session.size())};
   const Tokenizer* const tokenizer = work.tokenizer.get();
   const HeatMap map = picture_of(scores, s, tokenizer);
+  explain_zeros(scores, q);
   if (o.jsonl || o.json) out(dump(json_of(map, scores, s, q, tokenizer)) + "\n");
   if (o.jsonl) return flush_output();
   size_t runs = 0;
