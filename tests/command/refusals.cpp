@@ -257,10 +257,24 @@ TEST_F(Refusals, OptionsThatWouldBeIgnoredAreStatus2) {
   EXPECT_EQ(
       failure(resume + Args{"--form", "delta"}, 2),
       "--form delta needs --against FILE, the snapshot that it is made against (stet --help)");
+  for (const Args& measure : {Args{"--norms"}, Args{"--kl", snapshot}})
+    EXPECT_EQ(
+        failure(Args{"measure", "-m", kTiny, "--from", snapshot, "--intervene", "x.json"} + measure,
+                2),
+        "--intervene changes tokens that are processed; give a prompt or leave it out "
+        "(stet --help)");
   EXPECT_EQ(failure({"store", "tree", "-o", "x"}, 2),
             "--output: expected stet store get, found stet store tree (stet --help)");
   EXPECT_EQ(failure({"measure", "-m", kTiny, "--kl", snapshot}, 2),
             "--kl compares with a prompt, or with the snapshot of --from (stet --help)");
+  const Args patch = {"patch", "-m",       kTiny, "--clean-ids", "1,2", "--corrupt-ids",
+                      "1,3",   "--answer", "3",   "--wrong",     "4"};
+  EXPECT_EQ(failure(patch + Args{"--clean", "a"}, 2),
+            "--clean cannot be used with --clean-ids (stet --help)");
+  EXPECT_EQ(failure(patch + Args{"--corrupt", "a"}, 2),
+            "--corrupt cannot be used with --corrupt-ids (stet --help)");
+  EXPECT_EQ(failure(patch + Args{"--chat"}, 2),
+            "--chat: expected texts, which become messages, found token ids (stet --help)");
   EXPECT_EQ(scratch.names(), std::vector<std::string>{"s.stet"});
 }
 

@@ -165,6 +165,8 @@ void run_lines(MeasureCommand& o) {
 void run(MeasureCommand& o) {
   check(o);
   if (o.jsonl) return run_lines(o);
+  if (!o.lab.prompt.given() && !o.lab.prompt.conversation() && !o.lab.interventions.file.empty())
+    usage_error("--intervene changes tokens that are processed; give a prompt or leave it out");
   LabWork work = begin(o.lab);
   if (work.ids.empty() && o.kl.empty() && !o.norms) usage_error("measure needs a prompt");
   if (!o.kl.empty() && work.session.size() == 0 && work.ids.empty())

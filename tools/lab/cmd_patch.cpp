@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "stet/base/error.hpp"
 #include "stet/session/trace.hpp"
@@ -342,6 +343,11 @@ void check(const PatchCommand& o) {
   if ((o.clean.empty() && o.clean_ids.empty()) || (o.corrupt.empty() && o.corrupt_ids.empty()))
     required_error("--clean and --corrupt, or --jsonl");
   if (o.answer.empty() || o.wrong.empty()) required_error("--answer and --wrong");
+  for (const auto& [name, text, ids] : {std::tuple("clean", &o.clean, &o.clean_ids),
+                                        std::tuple("corrupt", &o.corrupt, &o.corrupt_ids)}) {
+    if (!text->empty() && !ids->empty())
+      usage_error(fmt::format("--{0} cannot be used with --{0}-ids", name));
+  }
 }
 
 void run(PatchCommand& o) {
