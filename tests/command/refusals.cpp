@@ -233,6 +233,11 @@ TEST_F(Refusals, OptionsThatWouldBeIgnoredAreStatus2) {
     EXPECT_EQ(failure(command + Args{"--parent", "nobody"}, 2), no_delta);
   EXPECT_EQ(failure({"resume", snapshot, "--heal", "--replay"}, 2),
             "--heal excludes --replay, which computes every block again (stet --help)");
+  EXPECT_EQ(failure({"experiment", snapshot, "--heal", "--replay"}, 2),
+            "--heal excludes --replay, which computes every block again (stet --help)");
+  EXPECT_EQ(failure({"experiment", snapshot, "--save-dir", scratch / "d", "--form", "delta"}, 2),
+            "--form delta needs --against FILE, the snapshot that it is made against "
+            "(stet --help)");
   EXPECT_EQ(failure({"capture", "-m", kTiny, "--list", "--heads", "1"}, 2),
             "--list excludes --heads (stet --help)");
   EXPECT_EQ(failure({"inspect", kTiny, "--kv-memory", "5", "--check"}, 2),
