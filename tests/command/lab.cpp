@@ -395,5 +395,30 @@ TEST_F(LabCommand, APatchThatCanBringNothingBackSaysSo) {
       << o.err;
 }
 
+TEST_F(LabCommand, InspectShowsAllOfAnIntervention) {
+  write_file(scratch / "i.json", R"([
+    {"point": "attn.hook_attn_scores", "keys": [3, 9], "op": "knock_out"},
+    {"point": "hook_embed", "op": "clamp", "bias": 0.5, "threshold": 0.25, "amount": 2,
+     "encoder": )" + Json(std::vector<float>(64, 0.125f)).dump() +
+                                     R"(, "decoder": )" +
+                                     Json(std::vector<float>(64, 0.5f)).dump() + "}]");
+  succeed({"save", "-m", kTiny, "--ids", "1,2,3", "--intervene", scratch / "i.json", "-o",
+           scratch / "s.stet"});
+  const Json all =
+      Json::parse(succeed({"inspect", scratch / "s.stet", "--json"}).out)["interventions"];
+  EXPECT_EQ(all[0]["keys"], Json({3, 9}));
+  EXPECT_EQ(all[0]["numbers"], Json::array({"-inf"}));
+  EXPECT_EQ(all[1]["bias"], 0.5);
+  EXPECT_EQ(all[1]["threshold"], 0.25);
+  EXPECT_EQ(all[1]["values"], 128);
+  EXPECT_EQ(all[1]["numbers"][64], 0.5);
+  const std::string table = succeed({"inspect", scratch / "s.stet"}).out;
+  EXPECT_NE(table.find("keys [3,9]  numbers [\"-inf\"]"), std::string::npos) << table;
+  EXPECT_NE(table.find("numbers [0.125,0.125,0.125,0.125,\"…\"]  values_sha256 " +
+                       all[1]["values_sha256"].get<std::string>()),
+            std::string::npos)
+      << table;
+}
+
 }  // namespace
 }  // namespace stet::test::lab_tests

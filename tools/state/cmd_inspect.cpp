@@ -1,6 +1,7 @@
 // stet inspect: shows the contents of a snapshot or a checkpoint.
 #include <fmt/format.h>
 
+#include <cmath>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -9,6 +10,7 @@
 
 #include "src/checkpoint/checkpoint_source.hpp"
 #include "stet/base/error.hpp"
+#include "stet/base/sha256.hpp"
 #include "stet/checkpoint/checkpoint.hpp"
 #include "stet/checkpoint/packed.hpp"
 #include "stet/model/weight_loader.hpp"
@@ -109,20 +111,49 @@ Json edits_json(const std::vector<KvEdit>& edits) {
   return list;
 }
 
+// Returns numbers for JSON, which has no infinity: the score of a position that is hidden.
+Json numbers_json(std::span<const float> numbers) {
+  Json list = Json::array();
+  for (const float x : numbers) list.push_back(std::isfinite(x) ? Json(x) : Json("-inf"));
+  return list;
+}
+
 Json interventions_json(const std::vector<Intervention>& all) {
+  const auto end = [](int64_t position) { return position < 0 ? Json(nullptr) : Json(position); };
   Json list = Json::array();
   for (const Intervention& w : all) {
+    const std::span<const float> values =
+        w.values ? std::span<const float>(*w.values) : std::span<const float>();
     list.push_back({{"point", point_info(w.point).name},
                     {"layers", w.layers},
                     {"heads", w.heads},
                     {"at", w.at},
                     {"begin", w.begin},
-                    {"end", w.end < 0 ? Json(nullptr) : Json(w.end)},
+                    {"end", end(w.end)},
                     {"op", intervention_op_name(w.op)},
                     {"amount", w.amount},
-                    {"values", w.values ? w.values->size() : 0}});
+                    {"values", values.size()}});
+    Json& entry = list.back();
+    if (is_attention(w.point)) entry["keys"] = {w.key_begin, end(w.key_end)};
+    if (w.op == Intervention::Op::clamp)
+      entry.update(Json{{"bias", w.bias}, {"threshold", w.threshold}});
+    if (values.empty()) continue;
+    entry["numbers"] = numbers_json(values);
+    entry["values_sha256"] = sha256_text(sha256_of(std::as_bytes(values)));
   }
   return list;
+}
+
+// Keeps the first numbers of interventions, for a table. Their digest stands for all.
+void shorten_numbers(Json& j) {
+  constexpr size_t kShown = 4;
+  if (!j.contains("interventions")) return;
+  for (Json& entry : j["interventions"]) {
+    if (!entry.contains("numbers") || entry["numbers"].size() <= kShown) continue;
+    const Json first(entry["numbers"].begin(), entry["numbers"].begin() + kShown);
+    entry["numbers"] = first;
+    entry["numbers"].push_back("…");
+  }
 }
 
 // Prints the object. The long lists of a snapshot come last and are streamed, which takes no
@@ -541,10 +572,9 @@ void run(InspectCommand& o) {
     }
     j = describe(*snapshot, present);
   }
-  if (o.json)
-    print_json(j, snapshot ? &*snapshot : nullptr);
-  else
-    print_table(j);
+  if (o.json) return print_json(j, snapshot ? &*snapshot : nullptr);
+  shorten_numbers(j);
+  print_table(j);
 }
 
 }  // namespace
