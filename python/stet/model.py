@@ -283,12 +283,15 @@ class Model(Shared):
         in shape."""
         found = self._stacks.get(name)
         if found is None:
-            each = [self.weight("blocks.%d.%s" % (layer, name)) for layer in range(self.layers)]
-            of: Dict[Tuple[int, ...], List[int]] = {}
-            for layer, array in enumerate(each):
-                of.setdefault(array.shape, []).append(layer)
+            names = ["blocks.%d.%s" % (layer, name) for layer in range(self.layers)]
+            have = set(self.weights("blocks.*." + name))
+            each = [self.weight(full) for full in names if full in have]
+            arrays = iter(each)
+            of: Dict[str, List[int]] = {}
+            for layer, full in enumerate(names):
+                of.setdefault(str(list(next(arrays).shape)) if full in have else "none", []).append(layer)
             if len(of) > 1:
-                shapes = "; ".join("%s in layers %s" % (list(shape), ", ".join(map(str, layers)))
+                shapes = "; ".join("%s in layers %s" % (shape, ", ".join(map(str, layers)))
                                    for shape, layers in of.items())
                 raise Error("unsupported", "%s: expected layers of one shape, found %s; weight() returns that of one "
                             "layer" % (name, shapes), "", name, "layers of one shape", shapes)
@@ -302,7 +305,7 @@ class Model(Shared):
         # W_in, W_gate, W_out; and W_E, W_pos, W_U.
         if name.startswith(("W_", "b_")) and not self.closed:
             for front, names in (("attn.", ("Q", "K", "V", "O")), ("mlp.", ("in", "gate", "out"))):
-                if name[2:] in names and self.weights("blocks.0.%s%s" % (front, name)):
+                if name[2:] in names and self.weights("blocks.*.%s%s" % (front, name)):
                     return self._stack(front + name)
             for whole in ("embed.W_E", "pos_embed.W_pos", "unembed.W_U"):
                 if whole.endswith("." + name) and self.weights(whole):

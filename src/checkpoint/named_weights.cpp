@@ -90,7 +90,8 @@ class WeightNames {
 
   static std::optional<std::string> end_name(std::string_view name) {
     if (name == "wpe.weight") return "pos_embed.W_pos";
-    if (name == "norm.weight" || name == "ln_f.weight" || name == "final_layer_norm.weight")
+    if (name == "norm.weight" || name == "ln_f.weight" || name == "final_layer_norm.weight" ||
+        name == "embedding_norm.weight")
       return "ln_final.w";
     if (name == "ln_f.bias" || name == "final_layer_norm.bias") return "ln_final.b";
     return {};
@@ -122,12 +123,12 @@ class WeightNames {
   }
 
   std::optional<std::string> norm_name(std::string_view name) const {
-    if (name == "input_layernorm" || name == "ln_1") return "ln1";
-    if (name == "ln_2" || name == "pre_feedforward_layernorm") return "ln2";
+    if (name == "input_layernorm" || name == "ln_1" || name == "operator_norm") return "ln1";
+    if (name == "ln_2" || name == "pre_feedforward_layernorm" || name == "ffn_norm") return "ln2";
     if (name == "post_attention_layernorm") return norms_behind_ ? "ln1_post" : "ln2";
     if (name == "post_feedforward_layernorm") return "ln2_post";
-    if (name == "self_attn.q_norm") return "attn.q_norm";
-    if (name == "self_attn.k_norm") return "attn.k_norm";
+    if (name == "self_attn.q_norm" || name == "self_attn.q_layernorm") return "attn.q_norm";
+    if (name == "self_attn.k_norm" || name == "self_attn.k_layernorm") return "attn.k_norm";
     return {};
   }
 
@@ -146,12 +147,16 @@ class WeightNames {
     if (name == "self_attn.qkv_proj" || name == "attn.c_attn" ||
         name == "attention.query_key_value")
       return {q, k, v};
-    if (name == "self_attn.o_proj" || name == "attn.c_proj" || name == "attention.dense")
+    if (name == "self_attn.o_proj" || name == "self_attn.out_proj" || name == "attn.c_proj" ||
+        name == "attention.dense")
       return {o};
-    if (name == "mlp.gate_proj") return {gate};
-    if (name == "mlp.up_proj" || name == "mlp.c_fc" || name == "mlp.dense_h_to_4h") return {in};
+    if (name == "mlp.gate_proj" || name == "feed_forward.w1") return {gate};
+    if (name == "mlp.up_proj" || name == "mlp.c_fc" || name == "mlp.dense_h_to_4h" ||
+        name == "feed_forward.w3")
+      return {in};
     if (name == "mlp.gate_up_proj") return {{gate.name, gate.layout, layer.intermediate}, in};
-    if (name == "mlp.down_proj" || name == "mlp.c_proj" || name == "mlp.dense_4h_to_h")
+    if (name == "mlp.down_proj" || name == "mlp.c_proj" || name == "mlp.dense_4h_to_h" ||
+        name == "feed_forward.w2")
       return {out};
     return {};
   }

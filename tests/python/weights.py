@@ -102,6 +102,23 @@ class Weights(common.Case):
             m.W_K
         self.assertEqual(m.W_in.shape, (m.layers, m.hidden_size, m.intermediate_size))
 
+    def test_layers_without_attention_have_no_weights_of_it(self):
+        for name in ("lfm2-tiny", "qwen35-tiny"):
+            m = stet.Model(common.tiny(name))
+            attention = [layer for layer in range(m.layers) if "blocks.%d.attn.hook_z" % layer in m.points()]
+            recurrent = ", ".join(str(layer) for layer in range(m.layers) if layer not in attention)
+            with self.assertRaisesRegex(stet.Error, "none in layers " + recurrent):
+                m.W_O
+        lfm2 = stet.Model(common.tiny("lfm2-tiny"))
+        layer = 2
+        points = ["blocks.%d.%s" % (layer, hook) for hook in ("attn.hook_z", "attn.hook_result", "mlp.hook_pre",
+                                                              "ln2.hook_normalized")]
+        z, result, pre, x = (rows.astype(np.float64) for rows in lfm2.session().append([5, 9, 17], points).values())
+        self.assertTrue(near(np.einsum("phd,hdo->pho", z, lfm2.weight("blocks.%d.attn.W_O" % layer)), result))
+        self.assertTrue(near(x @ lfm2.weight("blocks.%d.mlp.W_gate" % layer), pre))
+        self.assertEqual(lfm2.weights("layers.%d.*" % layer), [])
+        self.assertIn("ln_final.w", lfm2.weights())
+
     def test_they_cannot_be_written_and_outlive_the_model(self):
         m = stet.Model(common.tiny("llama31-tiny"))
         arrays = [m.W_E, m.W_Q, m.W_K, m.weight("blocks.0.attn.W_K"), m.weight("ln_final.w")]
