@@ -90,6 +90,28 @@ TEST_F(StoreCommand, MissingBlocksAreRecomputedAndReported) {
             std::string::npos);
 }
 
+TEST_F(StoreCommand, EditsAndPrunesFetchTheBlocks) {
+  std::string ids = "2";
+  for (int i = 1; i < 70; ++i) ids += "," + std::to_string(3 + i % 200);
+  run({"save", "--ids", ids, "--save", "store:a"});
+  const std::string file = scratch_ / "a.stet";
+  run({"convert", "store:a", "-o", file});
+  const auto same = [&](const Args& stored, const Args& of_file) {
+    EXPECT_NE(run(stored + Args{"-o", scratch_ / "x.stet"}).err.find("store:a: "),
+              std::string::npos);
+    run(of_file + Args{"-o", scratch_ / "y.stet"});
+    run({"diff", scratch_ / "x.stet", scratch_ / "y.stet"});
+  };
+  const Args zero = {"--zero", "--layers", "2", "--positions", "3..9"};
+  same(Args{"edit", "store:a"} + zero, Args{"edit", file} + zero);
+  same({"edit", file, "--splice", "store:a"}, {"edit", file, "--splice", file});
+  same({"prune", "store:a", "--keep-last", "9", "--threads", "1"},
+       {"prune", file, "--keep-last", "9"});
+  EXPECT_EQ(run({"export", "store:a", "-o", scratch_ / "e.safetensors"}, 2).err,
+            "stet: snapshot: expected a file (stet convert store:a -o FILE writes one), found "
+            "store:a (stet --help)\n");
+}
+
 TEST_F(StoreCommand, NamesMoveOnlyFromWhereTheyWere) {
   talk();
   const std::string before = run({"store", "names", "talk"}).out.substr(0, 12);

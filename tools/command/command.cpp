@@ -634,6 +634,16 @@ Session restore_session(const Snapshot& snapshot, const std::shared_ptr<const Mo
   }
 }
 
+bool is_stored_recipe(const Snapshot& snapshot) {
+  return is_in_store(snapshot.path()) && snapshot.meta().form == SnapshotForm::recipe;
+}
+
+State state_of_recipe(const Snapshot& snapshot, const std::shared_ptr<const Model>& loaded,
+                      ModelOptions model) {
+  model.kv = "";  // use the recipe's type
+  return restore_session(snapshot, loaded, model, {}, nullptr).state();
+}
+
 Json report_healed(Session& session) {
   Json all = Json::array();
   for (const HealedBlocks& healed : session.take_healed()) {

@@ -276,6 +276,12 @@ Session restore_session(const Snapshot& snapshot, const std::shared_ptr<const Mo
 Session restore_session(const Snapshot& snapshot, ModelOptions& model, const RestoreOptions& how,
                         const Tokenizer* tokenizer, RestoreReport* report = nullptr);
 
+// Returns true for a recipe in a store.
+bool is_stored_recipe(const Snapshot& snapshot);
+// Returns the state of a recipe. Its blocks are fetched from the store, or computed.
+State state_of_recipe(const Snapshot& snapshot, const std::shared_ptr<const Model>& loaded,
+                      ModelOptions model);
+
 // While an object of this class lives, the first SIGINT, SIGTERM or SIGHUP is only recorded, so
 // that work can end cleanly. An ignored SIGHUP stays ignored. The second signal has its usual
 // effect, unless `patient` is set.

@@ -58,11 +58,19 @@ KvRange range_of(const EditCommand& o, int64_t size) {
           both || o.values};
 }
 
-// Opens the other state, of --copy or --splice.
-State open_other(const std::string& path) { return open_state_with_parents(path, {}).state(); }
+State opened_state(const EditCommand& o, const Snapshot& snapshot,
+                   const std::shared_ptr<const Model>& model) {
+  return is_stored_recipe(snapshot) ? state_of_recipe(snapshot, model, o.model) : snapshot.state();
+}
 
-State spliced(const EditCommand& o, const State& state, const ModelConfig& config) {
-  const State other = open_other(o.splice);
+// Opens the other state, of --copy or --splice.
+State open_other(const EditCommand& o, const std::string& path,
+                 const std::shared_ptr<const Model>& model) {
+  return opened_state(o, open_state_with_parents(path, {}), model);
+}
+
+State spliced(const EditCommand& o, const State& state, const std::shared_ptr<const Model>& model) {
+  const State other = open_other(o, o.splice, model);
   const Stretch take = stretch_of(o.take, "--take", other.size());
   const int64_t at = o.at.value_or(0), resume = o.resume.value_or(at);
   if (at > state.size())
@@ -73,15 +81,15 @@ State spliced(const EditCommand& o, const State& state, const ModelConfig& confi
   if (at > 0) cuts.push_back({&state, 0, at});
   cuts.push_back({&other, take.begin, take.end});
   if (resume < state.size()) cuts.push_back({&state, resume, state.size()});
-  State joined = splice(config, cuts);
+  State joined = splice(model->config(), cuts);
   joined.generation.sampling = state.generation.sampling;
   joined.generation.stop_ids = state.generation.stop_ids;
   joined.generation.stop_strings = state.generation.stop_strings;
   return joined;
 }
 
-State changed(const EditCommand& o, State state, const ModelConfig& config) {
-  if (!o.splice.empty()) return spliced(o, state, config);
+State changed(const EditCommand& o, State state, const std::shared_ptr<const Model>& model) {
+  if (!o.splice.empty()) return spliced(o, state, model);
   const KvRange range = range_of(o, state.size());
   if (o.zero) zero_kv(state, range);
   if (o.scale) scale_kv(state, range, static_cast<float>(*o.scale));
@@ -90,7 +98,8 @@ State changed(const EditCommand& o, State state, const ModelConfig& config) {
     set_kv(state, range, source.load(o.tensor).values);
   }
   if (!o.copy.empty())
-    copy_kv(state, config, range, open_other(o.copy), o.from_position.value_or(range.begin));
+    copy_kv(state, model->config(), range, open_other(o, o.copy, model),
+            o.from_position.value_or(range.begin));
   return state;
 }
 
@@ -204,8 +213,8 @@ void run(EditCommand& o) {
   const SessionOptions options = o.model.session_options();
   const auto model = o.model.load_model();
   snapshot.check_compatible(*model, options.compute.contract);
-  const State before = snapshot.state();
-  State state = changed(o, before, model->config());
+  const State before = opened_state(o, snapshot, model);
+  State state = changed(o, before, model);
   SessionOptions as = options;
   as.kv_type = state.kv.shape().type;
   as.capacity = std::min(state.kv.capacity(), model->config().max_positions);

@@ -22,6 +22,10 @@ struct ExportCommand {
 };
 
 Snapshot open_snapshot(const ExportCommand& o) {
+  if (is_in_store(o.snapshot))
+    usage_error("snapshot",
+                "a file (stet convert " + printable(o.snapshot) + " -o FILE writes one)",
+                printable(o.snapshot));
   const Snapshot snapshot = open_state(o.snapshot);
   require_delta(snapshot, o.parent);
   return snapshot.meta().form == SnapshotForm::delta ? open_state_with_parents(o.snapshot, o.parent)

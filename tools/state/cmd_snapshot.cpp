@@ -57,6 +57,12 @@ const std::vector<std::string> kComputing = {
     "--anchors", "--cache-dir"};
 const std::vector<std::string> kOfCheckpoint = {"--model", "--eos", "--pre", "--chat-template"};
 
+// Returns the state of a recipe.
+State computed_state(ModelOptions& model, const Snapshot& snapshot) {
+  choose_contract(model, snapshot);
+  return state_of_recipe(snapshot, model.load_model(), model);
+}
+
 // Removes positions by processing those that stay again. The result is another state, without an
 // entry in the log of prunes.
 void run_recompute(const Command& app, SnapshotCommand& o, const Snapshot& snapshot) {
@@ -86,11 +92,12 @@ void run_prune(const Command& app, SnapshotCommand& o) {
   check_writable(o.output);
   const Snapshot snapshot = open_snapshot(o);
   if (o.prune.recompute) return run_recompute(app, o, snapshot);
-  refuse(app, kComputing, "this option needs --recompute");
-  if (!o.save.with_weights && !o.save.with_tokenizer)
+  const bool computed = is_stored_recipe(snapshot);
+  if (!computed) refuse(app, kComputing, "this option needs --recompute");
+  if (!computed && !o.save.with_weights && !o.save.with_tokenizer)
     refuse(app, kOfCheckpoint, "this option needs --with-weights, --with-tokenizer or --recompute");
   choose_checkpoint(o.model, snapshot);
-  State state = snapshot.state();
+  State state = computed ? computed_state(o.model, snapshot) : snapshot.state();
   PruneOptions options = o.prune;
   options.shift = o.positions == "shift";
   const int64_t gone =
@@ -129,11 +136,7 @@ State state_of(SnapshotCommand& o, const Snapshot& snapshot) {
       checked_capacity(ModelConfig::from_canonical(snapshot.meta().config, o.snapshot), capacity);
     return snapshot.state({.session = {.capacity = capacity}, .check = true});
   }
-  choose_contract(o.model, snapshot);
-  ModelOptions model = o.model;
-  model.kv = "";  // use the recipe's type; the state is converted afterwards
-  Session session = restore_session(snapshot, model, {}, nullptr);
-  return session.state();
+  return computed_state(o.model, snapshot);
 }
 
 void run_convert(const Command& app, SnapshotCommand& o) {
