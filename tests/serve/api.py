@@ -771,6 +771,16 @@ class WithoutTokenizer(unittest.TestCase):
         server.stop()
 
 
+class SeveralStreams(unittest.TestCase):
+    def test_a_head_that_joins_streams_has_no_lens(self):
+        server = Server(model=os.path.join(ROOT, "tests/data/models/gemma3n-tiny"))
+        self.addCleanup(server.kill)
+        state = "/v1/states/" + server.post("/v1/states", {"ids": [2, 3, 4]})["id"]
+        status, answer = server.call("GET", state + "/lens")
+        self.assertEqual((status, answer["error"]["code"]), (400, "several_streams"))
+        self.assertEqual(server.call("GET", state + "/attention")[0], 200)
+
+
 class Recurrent(unittest.TestCase):
     def test_layers_without_attention_have_no_norms_and_no_patterns(self):
         for name, period in (("qwen35-tiny", "linear_attention"), ("lfm2-tiny", "conv"), ("granite-h-tiny", "mamba")):

@@ -159,6 +159,10 @@ Response state_attention(Service& service, const Request& request, const Parts& 
 Response state_lens(Service& service, const Request& request, const Parts& parts) {
   const NodePtr node = node_of(service, request, parts);
   const ModelConfig& c = service.model->config();
+  if (c.streams > 0)
+    throw RequestError(400, "several_streams",
+                       "this model's head joins several residual streams, of which points show "
+                       "one: it has no logit lens");
   const int64_t last = query_integer(request, "last", 16, 1, kMaxPositions);
   check_cells("?last", std::min(last, node->positions), c.layers * c.hidden_size);
   return answer_at_once(service, request, [&](const Caller& caller) {
