@@ -9,6 +9,7 @@
 #include "stet/session/splice.hpp"
 #include "stet/snapshot/compare.hpp"
 #include "tools/command/command.hpp"
+#include "tools/lab/lab.hpp"
 #include "tools/lab/tensor_file.hpp"
 #include "tools/store/store.hpp"
 
