@@ -1,6 +1,7 @@
 // Arithmetic of interventions (steer.hpp).
 #include "stet/kernels/steer.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 namespace stet {
@@ -36,5 +37,11 @@ void steer_clamp(float* x, const float* encoder, const float* decoder, float bia
   const float sum = dot(x, encoder, n) + bias;
   steer_add(x, decoder, value - (sum > threshold ? sum : 0), n);
 }
+
+bool steer_products_finite(const float* v, float a, size_t n) {
+  return std::all_of(v, v + n, [a](float x) { return std::isfinite(a * x); });
+}
+
+bool steer_length_finite(const float* u, size_t n) { return std::isfinite(dot(u, u, n)); }
 
 }  // namespace stet

@@ -104,10 +104,11 @@ class SharedStates(unittest.TestCase):
         self.alone = self.server(env={k: v for k, v in os.environ.items() if not k.startswith("STET_STORE")})
 
     def server(self, *options, env=None):
+        env = env or self.env
         # Stored blocks are fetched however fast this machine computes.
-        if "--store-fetch" not in options:
+        if "STET_STORE" in env and "--store-fetch" not in options:
             options = ("--store-fetch", "always", *options)
-        server = Server(*options, env=env or self.env)
+        server = Server(*options, env=env)
         self.addCleanup(server.end)
         return server
 

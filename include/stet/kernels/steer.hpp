@@ -19,4 +19,9 @@ STET_API void steer_project_out(float* x, const float* u, size_t n);
 STET_API void steer_clamp(float* x, const float* encoder, const float* decoder, float bias,
                           float threshold, float value, size_t n);
 
+// Returns whether every a v is finite.
+STET_API bool steer_products_finite(const float* v, float a, size_t n);
+// Returns whether u . u is finite.
+STET_API bool steer_length_finite(const float* u, size_t n);
+
 }  // namespace stet

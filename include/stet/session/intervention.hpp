@@ -2,12 +2,12 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <string>
 
 #include "stet/base/error.hpp"
 #include "stet/kernels/numbers.hpp"
+#include "stet/kernels/steer.hpp"
 #include "stet/session/state.hpp"
 
 namespace stet {
@@ -146,14 +146,11 @@ inline void check_keys(const Intervention& w) {
 inline void check_products(const Intervention& w, std::span<const float> values) {
   using Op = Intervention::Op;
   if (w.op == Op::clamp) values = values.subspan(values.size() / 2);  // the decoder
-  float sum = 0;
-  for (const float x : values) {
-    if (w.op == Op::project_out) sum += x * x;
-    if ((w.op == Op::add || w.op == Op::clamp) && !std::isfinite(x * w.amount))
-      refuse_intervention("values", "numbers whose products with the amount are finite in float32",
-                          "a product that is not");
-  }
-  if (!std::isfinite(sum))
+  if ((w.op == Op::add || w.op == Op::clamp) &&
+      !steer_products_finite(values.data(), w.amount, values.size()))
+    refuse_intervention("values", "numbers whose products with the amount are finite in float32",
+                        "a product that is not");
+  if (w.op == Op::project_out && !steer_length_finite(values.data(), values.size()))
     refuse_intervention("values", "numbers whose squares have a finite sum in float32",
                         "an infinite sum");
 }
