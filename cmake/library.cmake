@@ -1,20 +1,20 @@
 # Builds the library: compiled once, linked as an archive (stet) and as a shared object
 # (stet_shared). Programs link stet::static, stet::shared, or stet::stet, which follows
 # BUILD_SHARED_LIBS.
-file(GLOB text_sources CONFIGURE_DEPENDS src/text/*.cpp src/text/jinja/*.cpp)
+file(GLOB token_sources CONFIGURE_DEPENDS src/session/*.cpp src/text/*.cpp src/text/jinja/*.cpp) # for every token
 file(GLOB sources CONFIGURE_DEPENDS src/*/*.cpp models/*.cpp)
-list(REMOVE_ITEM sources ${text_sources})
-add_library(stet_text OBJECT ${text_sources})
+list(REMOVE_ITEM sources ${token_sources})
+add_library(stet_tokens OBJECT ${token_sources})
 add_library(stet_runtime OBJECT ${sources})
-foreach(target stet_text stet_runtime)
+foreach(target stet_tokens stet_runtime)
   stet_library_objects(${target})
   target_link_libraries(${target} PRIVATE ${STET_LIBRARIES})
   target_compile_definitions(${target} PRIVATE ${STET_DEFINITIONS})
 endforeach()
-stet_compile_together(stet_text text src/text src/text/jinja)
+stet_compile_together(stet_tokens text src/text src/text/jinja)
 stet_compile_together(stet_runtime checkpoint src/base src/blas src/files src/threads src/checkpoint src/gguf models)
-stet_compile_together(stet_runtime states src/session src/snapshot src/store src/generate src/c)
-target_compile_options(stet_text PRIVATE ${STET_TEXT_OPTIMIZATION})
+stet_compile_together(stet_runtime states src/snapshot src/store src/generate src/c)
+target_compile_options(stet_tokens PRIVATE ${STET_TOKEN_OPTIMIZATION})
 target_compile_options(stet_runtime PRIVATE ${STET_LIBRARY_OPTIMIZATION})
 if(have_openmp)
   set_source_files_properties(src/threads/openmp.cpp PROPERTIES COMPILE_OPTIONS -fopenmp) # contains all OpenMP code
@@ -22,7 +22,7 @@ endif()
 
 find_package(Threads REQUIRED)
 # A linker takes an inline function from the first object that has it, so the best optimized ones come first.
-set(stet_objects $<TARGET_OBJECTS:stet_text> $<TARGET_OBJECTS:stet_runtime> $<TARGET_OBJECTS:stet_kernels>)
+set(stet_objects $<TARGET_OBJECTS:stet_tokens> $<TARGET_OBJECTS:stet_runtime> $<TARGET_OBJECTS:stet_kernels>)
 add_library(stet STATIC ${stet_objects})
 set(libraries stet)
 if(NOT STET_STATIC AND NOT STET_SANITIZE)

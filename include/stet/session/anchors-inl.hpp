@@ -16,9 +16,6 @@ namespace detail {
 std::shared_ptr<std::vector<float>> logits_of(const Model& model, const ComputeOptions& compute,
                                               const std::vector<float>& hidden);  // batch-inl.hpp
 
-// Returns true if processing positions from .. to-1 again, with the keys and values of earlier
-// positions, yields the same arrays as the first time. A rewind to `to` discards the edits of later
-// positions.
 STET_INL bool gives_arrays_again(const State& state, int64_t from, int64_t to) {
   if (from == to) return true;
   if (!is_replayable(state.origin.contract)) return false;

@@ -47,6 +47,10 @@ KvShape kv_shape(const ModelConfig& c, KvType type);
 void check_ids(std::span<const int32_t> ids, int64_t vocab);
 // Returns the name and version of the contract, for messages.
 std::string contract_text(const StateOrigin& origin);
+// Returns true if processing positions from .. to-1 again, with the keys and values of earlier
+// positions, yields the same recurrent arrays as the first time. A rewind to `to` discards the edits
+// of later positions.
+bool gives_arrays_again(const State& state, int64_t from, int64_t to);
 }  // namespace detail
 
 // Receives consecutive rows: `logits` of positions first .. first + logits.count - 1.
