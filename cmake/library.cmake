@@ -1,7 +1,8 @@
 # Builds the library: compiled once, linked as an archive (stet) and as a shared object
 # (stet_shared). Programs link stet::static, stet::shared, or stet::stet, which follows
 # BUILD_SHARED_LIBS.
-file(GLOB token_sources CONFIGURE_DEPENDS src/session/*.cpp src/text/*.cpp src/text/jinja/*.cpp) # for every token
+# Passes and text have an optimization of their own (options.cmake).
+file(GLOB token_sources CONFIGURE_DEPENDS src/session/*.cpp src/text/*.cpp src/text/jinja/*.cpp)
 file(GLOB sources CONFIGURE_DEPENDS src/*/*.cpp models/*.cpp)
 list(REMOVE_ITEM sources ${token_sources})
 add_library(stet_tokens OBJECT ${token_sources})
