@@ -7,6 +7,7 @@ heading. Every path of this repository in `backticks` or in a drawing must exist
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -18,9 +19,9 @@ PATH = re.compile(rf"(?:(?:{'|'.join(TOP)})(?:/[\w.+*-]+)*/?|README\.md|LICENSE|
 
 
 def documents(root):
-    listed = subprocess.run(["git", "-C", root, "ls-files", "-co", "--exclude-standard", "*.md", "*.svg"],
-                            capture_output=True, text=True, check=False)
-    if listed.returncode == 0:
+    command = ["git", "-C", root, "ls-files", "-co", "--exclude-standard", "*.md", "*.svg"]
+    if shutil.which("git") and os.path.exists(os.path.join(root, ".git")):
+        listed = subprocess.run(command, capture_output=True, text=True, check=True)
         return [name for name in listed.stdout.splitlines() if os.path.exists(os.path.join(root, name))]
     found = []
     for folder, folders, names in os.walk(root):
