@@ -8,7 +8,7 @@ import threading
 from typing import Any, Callable, ContextManager, Generator, List, Optional, Sequence, Tuple
 
 from ._library import Error, Handle, call, free_after_use, lib
-from ._turns import NO_TURN
+from ._locks import NO_LOCK
 from ._uses import Using
 
 _Interrupt = c.CFUNCTYPE(c.c_int32, c.c_void_p)
@@ -23,11 +23,11 @@ class _Held(threading.local):
 _held = _Held()
 
 
-def turn_at(lock: Any) -> ContextManager[Any]:
+def lock_unless_held(lock: Any) -> ContextManager[Any]:
     """Returns the lock, or nothing to wait for if a callback of a call that holds it runs on this
     thread. That may be another thread than the one that made the call."""
-    turn: ContextManager[Any] = NO_TURN if any(held is lock for held in _held.locks) else lock
-    return turn
+    free: ContextManager[Any] = NO_LOCK if any(held is lock for held in _held.locks) else lock
+    return free
 
 
 class _Lost(List[Any]):
@@ -225,14 +225,14 @@ class Before:
 class Caller(Handle):
     """A handle whose calls run callbacks. Threads take turns at it."""
 
-    def _begin_turns(self) -> None:
+    def _make_lock(self) -> None:
         self._callbacks: List[Any] = []  # functions that are attached
         self._running = Running()
-        self._turn_of_threads: Any = threading.RLock()
+        self._lock_of_threads: Any = threading.RLock()
 
-    def _turn(self) -> ContextManager[Any]:
+    def _lock(self) -> ContextManager[Any]:
         """Returns the lock between threads."""
-        return turn_at(self._turn_of_threads)
+        return lock_unless_held(self._lock_of_threads)
 
     def _handles(self) -> List[c.c_void_p]:
         """Returns the handles that a call uses."""
@@ -243,20 +243,20 @@ class Caller(Handle):
         return Before("session", self._at)
 
     def _call(self, function: str, *arguments: Any) -> None:
-        with self._turn():
+        with self._lock():
             call(function, self._at, *arguments)
 
     def _long_call(self, function: str, *arguments: Any, of: Optional[Call] = None) -> None:
         """Calls a function that callbacks and signals can interrupt. Raises their exception here."""
-        with self._turn():
+        with self._lock():
             calls_of([self], function, self._at, *arguments, of=of)
 
     def close(self) -> None:
         """Frees the object, after the calls that use it now. Any later use raises an Error."""
-        if not hasattr(self, "_turn_of_threads"):
+        if not hasattr(self, "_lock_of_threads"):
             super().close()
             return
-        with self._turn():
+        with self._lock():
             super().close()
             if self._running.call is None:  # otherwise, one of them may be running
                 self._callbacks.clear()
@@ -267,7 +267,7 @@ def calls_of(callers: Sequence[Caller], function: str, *arguments: Any, of: Opti
     their exception here. If an exception was lost, a function may not have changed what it should
     have. The handles then have the state from before the call."""
     one, before = of or Call(), []
-    one.locks = tuple(caller._turn_of_threads for caller in callers)
+    one.locks = tuple(caller._lock_of_threads for caller in callers)
     outer = [(caller._running, caller._running.call) for caller in callers]
     try:
         for caller in callers:

@@ -20,7 +20,7 @@ from typing import (
 from . import _arguments as arguments
 from ._calls import Call, Caller
 from ._library import F32, I32, Capture, Error, Handle, P, call, copied_ids, sized, taken_ids
-from ._turns import in_turns
+from ._locks import with_locks
 from .message import CMessage, Message
 from .model import CONTRACTS, THREADS, Model
 
@@ -128,7 +128,7 @@ class SessionBase(Caller):
     def _begin(self, model: Model) -> None:
         self.model = model
         self.restored: Optional["RestoreReport"] = None
-        self._begin_turns()
+        self._make_lock()
 
     # ---- properties
 
@@ -204,7 +204,7 @@ class SessionBase(Caller):
     @property
     def messages(self) -> List[Message]:
         """Messages of the chat that the session holds."""
-        with self._turn():
+        with self._lock():
             return [self._message(index) for index in range(self._info().messages)]
 
     def _message(self, index: int) -> Message:
@@ -216,7 +216,7 @@ class SessionBase(Caller):
     def turns(self) -> List[Turn]:
         """Prompts and the replies to them."""
         found = []
-        with self._turn():
+        with self._lock():
             for index in range(self._info().turns):
                 t = _CTurn()
                 self._call("stet_session_turn", arguments.size(index), c.byref(t))
@@ -225,7 +225,7 @@ class SessionBase(Caller):
 
     def tokens(self) -> I32:
         """Returns the ids of all positions, [positions]."""
-        with self._turn():
+        with self._lock():
             ids, count = P(c.c_int32)(), c.c_size_t()
             self._call("stet_session_tokens", c.byref(ids), c.byref(count))
             return copied_ids(ids, count.value)
@@ -243,10 +243,10 @@ class SessionBase(Caller):
         self._call("stet_session_set_compute", c.byref(options))
 
 
-def in_turns_of(sessions: Sequence[SessionBase], work: Callable[[], _Got]) -> _Got:
+def with_sessions(sessions: Sequence[SessionBase], work: Callable[[], _Got]) -> _Got:
     """Returns the result of work(), which runs with the locks of the sessions. Takes them always in the
     same order."""
-    return in_turns([session._turn() for session in sorted({id(s): s for s in sessions}.values(), key=id)], work)
+    return with_locks([session._lock() for session in sorted({id(s): s for s in sessions}.values(), key=id)], work)
 
 
 def seen(session: SessionBase, capture: Capture, names: List[str], positions: int) -> Dict[str, F32]:

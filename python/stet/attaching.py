@@ -44,7 +44,7 @@ class Attaching(SessionBase):
             refuse("changes", "one Intervention or more", ", ".join(type(change).__name__ for change in changes)
                    or "none")
         all_of_c = [w for change in changes for w in c_interventions(self.model, change)]
-        with self._turn():
+        with self._lock():
             before = self.interventions
             try:
                 for w in all_of_c:
@@ -60,7 +60,7 @@ class Attaching(SessionBase):
         """Returns the attached interventions in order. One with a row for each head is listed
         once for each head."""
         found = []
-        with self._turn():
+        with self._lock():
             for index in range(self.interventions):
                 w, at = sized(CIntervention()), c.c_int64()
                 self._call("stet_session_intervention", arguments.size(index), c.byref(w), c.byref(at))
@@ -72,7 +72,7 @@ class Attaching(SessionBase):
         size). The position must not precede the session's size. The state equals that of an
         intervention attached with this end, and a later rewind keeps the end. An intervention
         that has not changed anything is removed, and those after it move up."""
-        with self._turn():
+        with self._lock():
             end = len(self) if position is None else arguments.integer(position, "position")
             count = self.interventions
             one = which.place if isinstance(which, Attached) else which
@@ -125,7 +125,7 @@ class Attaching(SessionBase):
             rows[...] = copy if returned is None else returned
 
         kept = _Function(names, function, _OnChange(self._running.guard(change, " that changes activations")))
-        with self._turn():
+        with self._lock():
             self._callbacks.append(kept)  # before the call, which a signal's exception may follow
             try:
                 self._attach_to_library(kept)
@@ -141,7 +141,7 @@ class Attaching(SessionBase):
 
     def _detach_function(self, one: _Function) -> None:
         """Detaches one function. The library detaches all, so the others are attached again."""
-        with self._turn():
+        with self._lock():
             if not any(other is one for other in self._callbacks):
                 return  # detach_callbacks() has detached it
             others = [other for other in self._callbacks if other is not one]
@@ -161,6 +161,6 @@ class Attaching(SessionBase):
 
     def detach_callbacks(self) -> None:
         """Detaches the functions of attach_callback() from this session."""
-        with self._turn():
+        with self._lock():
             self._long_call("stet_session_detach_callbacks")
             self._callbacks.clear()  # in place, because a chat and its sessions share the list

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Callable, Dict, Iterable, Iterator, List, Opti
 from . import _arguments as arguments
 from ._calls import Call, calls_of
 from ._library import F32, Capture, Error, P, refuse
-from ._session import in_turns_of, seen
-from ._turns import in_turns
+from ._session import seen, with_sessions
+from ._locks import with_locks
 from ._uses import Using
 from .comparison import Comparison
 from .generation import CGenerateOptions, CReply, Recorder, Reply, Sampling, Speculator, settings_of
@@ -163,7 +163,7 @@ def generate_batch(rows: Sequence[Union[Session, Row]], tokenizer: Optional["Tok
                 *[_CBatchReply(s._at, c.pointer(r.options)) for s, r in zip(sessions, recorders)]
             )
             speculators = sorted({id(r.speculator): r for r in recorders}.items())  # rows may share one
-            in_turns([r.turn() for _, r in speculators],
+            with_locks([r.lock() for _, r in speculators],
                      lambda: calls_of(sessions, "stet_batch_generate", entries, arguments.size(len(all)), of,
                                       arguments.words(names), arguments.size(len(names)), captures, replies, of=one))
         made = []
@@ -173,7 +173,7 @@ def generate_batch(rows: Sequence[Union[Session, Row]], tokenizer: Optional["Tok
             made.append(whole)
         return made
 
-    made = in_turns_of(sessions, draw)
+    made = with_sessions(sessions, draw)
     one.raise_first()
     return made
 
@@ -203,7 +203,7 @@ def append_batch(entries: Sequence[Tuple[Session, arguments.Ids]], points: Itera
                  arguments.size(len(names)), captures)
         return [seen(s, Capture(at), names, len(s)) for s, at in zip(sessions, captures)]
 
-    return in_turns_of(sessions, append)
+    return with_sessions(sessions, append)
 
 
 def splice(cuts: Sequence[Tuple[Session, int, int]]) -> Session:
@@ -224,7 +224,7 @@ def splice(cuts: Sequence[Tuple[Session, int, int]]) -> Session:
         ])
         calls_of(sessions, "stet_session_splice", all, arguments.size(len(cuts)), c.byref(at))
 
-    in_turns_of(sessions, join)
+    with_sessions(sessions, join)
     return Session._adopt(sessions[0].model, at)
 
 
@@ -236,4 +236,4 @@ def compare(a: Union[Session, Snapshot], b: Union[Session, Snapshot]) -> Compari
         refuse("b" if isinstance(a, (Session, Snapshot)) else "a", "two sessions or two snapshots",
                "%s and %s" % (type(a).__name__, type(b).__name__))
     first, second = a, b  # mypy does not know their types in a function
-    return in_turns_of((a, b), lambda: Comparison._made("stet_session_compare", first._at, second._at))
+    return with_sessions((a, b), lambda: Comparison._made("stet_session_compare", first._at, second._at))

@@ -82,13 +82,13 @@ class Chat(Caller):
         options = sized(
             _CChatOptions(flags=1 if special else 0, variables=c_text(more), chat_template=c_text(template),
                           now=arguments.integer(now, "now")))
-        with session._turn():
+        with session._lock():
             call("stet_chat_new", of, by, c.byref(options), c.byref(self._at))
             self._begin(session, tokenizer)
 
     def _begin(self, session: Session, tokenizer: Tokenizer) -> None:
         self.model, self.tokenizer = session.model, tokenizer
-        self._begin_turns()
+        self._make_lock()
         self.session._attach_those_of(session)
 
     def _before(self) -> Before:
@@ -110,14 +110,14 @@ class Chat(Caller):
         session = _ChatSession._adopt(self.model, at)
         assert isinstance(session, _ChatSession)
         session._owner, session._callbacks = self, self._callbacks
-        session._running, session._turn_of_threads = self._running, self._turn_of_threads
+        session._running, session._lock_of_threads = self._running, self._lock_of_threads
         return session
 
     def fork(self) -> "Chat":
         """Returns a second conversation with the same state. Both share every full block."""
         fork = Chat.__new__(Chat)
         Caller.__init__(fork)
-        with self._turn():
+        with self._lock():
             self._long_call("stet_chat_fork", c.byref(fork._at))
             fork._begin(self.session, self.tokenizer)
         return fork
@@ -128,7 +128,7 @@ class Chat(Caller):
     def messages(self) -> List[Message]:
         """Messages of the conversation, in order."""
         count, found = c.c_size_t(), []
-        with self._turn():
+        with self._lock():
             call("stet_chat_message_count", self._at, c.byref(count))
             for index in range(count.value):
                 m = CMessage()
@@ -172,7 +172,7 @@ class Chat(Caller):
               on_text: Optional[Callable[[str], Optional[bool]]] = None, log_probabilities: bool = False,
               speculator: Optional[Speculator] = None) -> Reply:
         """Draws a reply, or continues one that was cut. See Session.generate()."""
-        with self._turn():
+        with self._lock():
             of, at = Call(), P(CReply)()
             recorder = Recorder(max_tokens, ignore_eos, log_probabilities, on_text, of, speculator)
             reply = recorder.run(
@@ -187,7 +187,7 @@ class Chat(Caller):
 
     def ask(self, text: str, max_tokens: int = 256) -> str:
         """Says a text and returns the text of the reply."""
-        with self._turn():
+        with self._lock():
             self.say(text)
             return self.reply(max_tokens).text
 

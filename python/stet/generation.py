@@ -26,7 +26,7 @@ import numpy.typing as npt
 from . import _arguments as arguments
 from ._calls import Call
 from ._library import F32, F64, I32, CText, Handle, P, call, copied_ids, lib, refuse, sized
-from ._turns import NO_TURN, Turn
+from ._locks import NO_LOCK, HandleLock
 from ._uses import Using
 
 if TYPE_CHECKING:
@@ -199,14 +199,14 @@ class Recorder:
         self.options = sized(CGenerateOptions(flags=flags, max_tokens=most, **more))
         self.speculator, self._kept = speculator, more
 
-    def turn(self) -> ContextManager[Any]:
+    def lock(self) -> ContextManager[Any]:
         """Returns the lock of the speculator, for `with`."""
-        return NO_TURN if self.speculator is None else self.speculator._turn()
+        return NO_LOCK if self.speculator is None else self.speculator._lock()
 
     def run(self, draw: Callable[[], None], at: Any) -> Reply:
         """Runs a call that gives a stet_reply at `at`, and returns the reply. Frees that of a call that
         gave one and raised all the same."""
-        with Using(self.handles), self.turn():
+        with Using(self.handles), self.lock():
             try:
                 draw()
             except BaseException:
@@ -235,7 +235,7 @@ class Stream(Iterator[Token], AsyncIterator[Token]):
 
     def __init__(self, step: Callable[[], Reply], max_tokens: int) -> None:
         self._step, self._left = step, arguments.integer(max_tokens, "max_tokens", 1)
-        self._ended, self._turn = False, threading.Lock()
+        self._ended, self._lock = False, threading.Lock()
         self.reply = Reply(np.zeros(0, np.int32), "", "length", np.zeros(0))
 
     def __iter__(self) -> "Stream":
@@ -257,7 +257,7 @@ class Stream(Iterator[Token], AsyncIterator[Token]):
         raise TypeError("a Stream cannot be pickled: save its session")
 
     def _next(self) -> Optional[Token]:
-        with self._turn:
+        with self._lock:
             return self._draw()
 
     def _draw(self) -> Optional[Token]:
@@ -307,7 +307,7 @@ class Speculator(Handle):
         options = sized(
             CSessionOptions(capacity=arguments.integer(capacity, "capacity", 0),
                             threads=arguments.integer(threads, "threads", 0, 1 << 31)))
-        self._turn = Turn("speculator")
+        self._lock = HandleLock("speculator")
         call("stet_speculator_new", arguments.handle_or_none(draft, "Model", "draft"), c.byref(options),
              c.byref(self._at))
 
@@ -323,13 +323,13 @@ class Sampler(Handle):
         super().__init__()
         self._vocab_size = arguments.integer(vocab_size, "vocab_size", 1, (1 << 31) - 1)
         self._drawn: I32 = np.zeros(0, np.int32)
-        self._turn = Turn("sampler")
+        self._lock = HandleLock("sampler")
         call("stet_sampler_new", c.c_int32(self._vocab_size), c.byref(self._at))
 
     def set_drawn(self, ids: arguments.Ids) -> None:
         """Sets the tokens of the reply so far, which the frequency and presence penalties count."""
         array = arguments.ids_of(ids)
-        with self._turn():
+        with self._lock():
             call("stet_sampler_set_drawn", self._at, arguments.pointer(array, c.c_int32), arguments.size(array.size))
             self._drawn = array
 
@@ -339,7 +339,7 @@ class Sampler(Handle):
         array, before, id = arguments.row(logits, "logits"), arguments.ids_of(previous, "previous"), c.c_int32()
         settings = settings_of(sampling)
         place = c.c_uint64(arguments.integer(position, "position", 0))
-        with self._turn():
+        with self._lock():
             call("stet_sampler_sample", self._at, c.byref(settings), arguments.pointer(array, c.c_float),
                  arguments.size(array.size), arguments.pointer(before, c.c_int32), arguments.size(before.size), place,
                  c.byref(id))
@@ -349,7 +349,7 @@ class Sampler(Handle):
         """Returns the distribution from which a token is drawn, [vocab]."""
         array, before = arguments.row(logits, "logits"), arguments.ids_of(previous, "previous")
         settings, out = settings_of(sampling), np.zeros(array.size, np.float32)
-        with self._turn():
+        with self._lock():
             call("stet_sampler_probabilities", self._at, c.byref(settings), arguments.pointer(array, c.c_float),
                  arguments.size(array.size), arguments.pointer(before, c.c_int32), arguments.size(before.size),
                  arguments.pointer(out, c.c_float))

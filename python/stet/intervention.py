@@ -142,7 +142,7 @@ class Attachment:
     def detach(self, position: Optional[int] = None) -> None:
         """Ends the interventions at a position not before the session's size (None: at that
         size). Those that a rewind has removed, or that are already detached, stay as they are."""
-        with self._session._turn():
+        with self._session._lock():
             while self._left:
                 entry, earlier = self._left[-1]
                 alike = [now for now in self._session.attached() if _alike(entry, now)]

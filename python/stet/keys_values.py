@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from . import _arguments as arguments
 from ._library import F32, Error, P, View, refuse, sized
-from ._session import SessionBase, in_turns_of
+from ._session import SessionBase, with_sessions
 
 _PLAIN = {1: "<f4", 2: "<u2", 3: "<f2"}  # types that are stored as plain arrays
 
@@ -64,7 +64,7 @@ class KeysAndValues(SessionBase):
         in memory order. Raises Error for a kv type without plain arrays, and for models whose layers
         differ in shape."""
         m, view, data, size = self.model, View(), c.c_void_p(), c.c_size_t()
-        with self._turn():
+        with self._lock():
             self._long_call("stet_session_view_block", c.c_int64(arguments.integer(index, "index")),
                             c.byref(view._at), c.byref(data), c.byref(size))
             kind = _PLAIN.get(self._info().kv_type)
@@ -84,7 +84,7 @@ class KeysAndValues(SessionBase):
         layer = arguments.integer(layer, "layer", 0, m.layers - 1)
         row = m.point("blocks.%d.attn.hook_%s" % (layer, "k" if keys else "v"))  # refuses layers without keys
         dim = row.width // row.heads
-        with self._turn():
+        with self._lock():
             count = len(self)
             all = np.empty((count, row.heads, dim), np.float32)
             if self._info().kv_type not in _PLAIN or not m._has_plain_blocks():
@@ -142,7 +142,7 @@ class KeysAndValues(SessionBase):
         """Sets keys or values of a range: one vector [head_dim] for all, or [positions, heads,
         head_dim] for each layer. An edit."""
         rows, where = arguments.floats(x, "x"), _range(layers, heads, begin, end, keys, values)
-        with self._turn():
+        with self._lock():
             positions = (end or len(self)) - begin
             shape = self._shape_of(where)
             if shape is not None and positions > 0 and rows.shape not in (shape[1:], (positions, *shape)):
@@ -169,5 +169,5 @@ class KeysAndValues(SessionBase):
         where = _range(layers, heads, begin, end, keys, values)
         at = begin if position is None else arguments.integer(position, "position")
         arguments.handle(source, "Session", "source")
-        in_turns_of((self, source),
+        with_sessions((self, source),
                     lambda: self._long_call("stet_session_copy_kv", c.byref(where), source._at, c.c_int64(at)))

@@ -48,7 +48,7 @@ class RecurrentArrays(Mapping[int, Dict[str, F32]]):
 
     def __getitem__(self, layer: int) -> Dict[str, F32]:
         found: Dict[str, F32] = {}
-        with self._session._turn():
+        with self._session._lock():
             for name, (index, shape) in self._places[layer].items():
                 x = np.empty(shape, np.float32)
                 self._session._call("stet_session_get_recurrent", arguments.size(index),
@@ -88,7 +88,7 @@ class Recurrent(SessionBase):
     def set_recurrent(self, layer: int, name: str, x: npt.ArrayLike) -> None:
         """Replaces an array after the last token. An edit, which also keeps an anchor."""
         array: Any = arguments.floats(x, "x")
-        with self._turn():
+        with self._lock():
             index, shape = self.recurrent._place(layer, name)
             if array.shape != shape:
                 refuse("x", "shape %s" % (shape,), "shape %s" % (array.shape,))
@@ -99,7 +99,7 @@ class Recurrent(SessionBase):
     def anchors(self) -> List[Anchor]:
         """Anchors, in ascending order of position. rewind_cost() says what they save."""
         found = []
-        with self._turn():
+        with self._lock():
             for index in range(self._info().anchors):
                 a = sized(_CAnchor())
                 self._call("stet_session_anchor", arguments.size(index), c.byref(a))

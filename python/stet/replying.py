@@ -32,7 +32,7 @@ class Replying(SessionBase):
     @property
     def sampling(self) -> Sampling:
         """Sampling settings. Assign another Sampling to change them."""
-        with self._turn():
+        with self._lock():
             s = sized(CSampling())
             self._call("stet_session_get_sampling", c.byref(s))
             return Sampling._of(s)
@@ -49,7 +49,7 @@ class Replying(SessionBase):
 
     def _stop_ids(self) -> List[int]:
         """Tokens that end a reply. Assign others to change them."""
-        with self._turn():
+        with self._lock():
             ids, count = P(c.c_int32)(), c.c_size_t()
             self._call("stet_session_stop_ids", c.byref(ids), c.byref(count))
             return [int(id) for id in copied_ids(ids, count.value)]
@@ -64,7 +64,7 @@ class Replying(SessionBase):
         """Texts that end a reply and are not part of it. Assign others to change them. They need
         a tokenizer."""
         found = []
-        with self._turn():
+        with self._lock():
             for index in range(self._info().stop_strings):
                 text = CText()
                 self._call("stet_session_stop_string", arguments.size(index), c.byref(text))
@@ -91,7 +91,7 @@ class Replying(SessionBase):
         "callback". After a KeyboardInterrupt the session keeps the tokens drawn before it.
 
         A `speculator` can make the reply come sooner. It is the same reply."""
-        with self._turn():
+        with self._lock():
             of, at = Call(), P(CReply)()
             recorder = Recorder(max_tokens, ignore_eos, log_probabilities, on_text, of, speculator)
             by = arguments.handle_or_none(tokenizer, "Tokenizer", "tokenizer")

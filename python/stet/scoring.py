@@ -88,7 +88,7 @@ def score(before: Union[Model, SessionBase], requests: Sequence[Scored], tokeniz
     if not isinstance(before, SessionBase):
         refuse("before", "a Model or a Session", type(before).__name__)
     arguments.handle_or_none(tokenizer, "Tokenizer", "tokenizer")
-    with before._turn():
+    with before._lock():
         first = 0 if len(before) else 1
         if not first and bos is None:
             bos = False

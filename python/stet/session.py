@@ -10,7 +10,7 @@ import numpy.typing as npt
 from . import _arguments as arguments
 from ._calls import Call
 from ._library import F32, Capture, P, View, call, lib, refuse, sized, taken_text
-from ._session import OnLogits, OnProgress, Turn, in_turns_of, progress_callback, seen, session_options
+from ._session import OnLogits, OnProgress, Turn, progress_callback, seen, session_options, with_sessions
 from .attaching import Attaching
 from .comparison import CDifference, Comparison, CVerifyReport, Difference, VerifyReport
 from .digests import CDigests, Digests
@@ -115,7 +115,7 @@ class Session(KeysAndValues, Recurrent, Attaching, Replying):
         KeyboardInterrupt at any time, leaves the session unchanged."""
         array, names = arguments.ids_of(ids), self.model._matching(points)
         logits = arguments.flag(logits, "logits")
-        with self._turn():
+        with self._lock():
             states = self._state_positions(state_positions, names, array.size)
             of = Call()
             told = progress_callback(progress, of)
@@ -158,7 +158,7 @@ class Session(KeysAndValues, Recurrent, Attaching, Replying):
         """Returns the logits for the token after the last one, [vocab], or [0] without tokens.
         The array is a read-only view, which later calls do not change, or a copy."""
         copy = arguments.flag(copy, "copy")
-        with self._turn():
+        with self._lock():
             data, count = P(c.c_float)(), c.c_size_t()
             if copy:
                 self._long_call("stet_session_logits", c.byref(data), c.byref(count))
@@ -191,7 +191,7 @@ class Session(KeysAndValues, Recurrent, Attaching, Replying):
 
     def fork(self) -> "Session":
         """Returns a second session with the same state. Both share every full block."""
-        with self._turn():
+        with self._lock():
             at = c.c_void_p()
             self._call("stet_session_fork", c.byref(at))
             fork = Session._adopt(self.model, at)
@@ -283,10 +283,10 @@ class Session(KeysAndValues, Recurrent, Attaching, Replying):
             self._long_call("stet_session_first_difference", other._at, c.c_double(limit), c.byref(at))
             return Difference._of(at)
 
-        return in_turns_of((self, other), compared)
+        return with_sessions((self, other), compared)
 
     def truth(self) -> Comparison:
         """Compares this state (b) with the one that its tokens give when everything is recomputed
         (a). Shows the effect of edits."""
-        with self._turn():
+        with self._lock():
             return Comparison._made("stet_session_compare_truth", self._at)

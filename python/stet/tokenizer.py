@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tup
 
 from . import _arguments as arguments
 from ._library import I32, CText, Handle, P, Shared, call, lib, refuse, sized, taken_ids, taken_text
-from ._turns import Turn
+from ._locks import HandleLock
 from .message import Messages, json_of_messages
 from .model import c_files
 
@@ -243,27 +243,27 @@ class TextStream(Handle):
         super().__init__()
         of = arguments.handle(tokenizer, "Tokenizer", "tokenizer")
         self._tokenizer, self._skip = tokenizer, arguments.flag(skip_special, "skip_special")
-        self._turn = Turn("stream")
+        self._lock = HandleLock("stream")
         call("stet_text_stream_new", of, c.c_int32(self._skip), c.byref(self._at))
 
     def push(self, id: int) -> str:
         """Adds a token. Returns the text that it completes, often ""."""
         text, one = CText(), c.c_int32(arguments.integer(id, "id", -1 << 31, (1 << 31) - 1))
-        with self._turn():
+        with self._lock():
             call("stet_text_stream_push", self._at, one, c.byref(text))
             return str(text)
 
     def finish(self) -> str:
         """Returns the remaining text and resets the stream."""
         text = CText()
-        with self._turn():
+        with self._lock():
             call("stet_text_stream_finish", self._at, c.byref(text))
             return str(text)
 
     def state(self) -> bytes:
         """Returns the stream's whole state."""
         data, size = c.c_void_p(), c.c_size_t()
-        with self._turn():
+        with self._lock():
             call("stet_text_stream_save", self._at, c.byref(data), c.byref(size))
         kept = c.string_at(data, size.value)
         lib.stet_free(data)
@@ -273,7 +273,7 @@ class TextStream(Handle):
         """Restores a state that state() returned."""
         if not isinstance(state, bytes):
             refuse("state", "bytes", "a %s" % type(state).__name__)
-        with self._turn():
+        with self._lock():
             call("stet_text_stream_restore", self._at, state, arguments.size(len(state)))
 
     def __copy__(self) -> "TextStream":

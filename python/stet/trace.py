@@ -10,7 +10,7 @@ import numpy as np
 from . import _arguments as arguments
 from ._calls import Call, long_call
 from ._library import F32, ArgumentError, Error, Handle, P, refuse
-from ._turns import Turn
+from ._locks import HandleLock
 from ._session import OnLogits, SessionBase
 from .intervention import CIntervention, Intervention, c_interventions
 
@@ -50,9 +50,9 @@ class Trace(Handle):
         several = isinstance(ids, (list, tuple)) and len(ids) > 0 and not isinstance(ids[0], (int, np.integer, str))
         arrays = ([arguments.ids_of(one, "ids[%d]" % i) for i, one in enumerate(ids)] if several
                   else [arguments.ids_of(ids)])  # type: ignore[arg-type]
-        self._turn = Turn("trace")
+        self._lock = HandleLock("trace")
         self._count, self._prompts = sum(a.size for a in arrays), len(arrays)
-        with before._turn():
+        with before._lock():
             if several:
                 prompts = (_CIds * len(arrays))(*[_CIds(arguments.pointer(a, c.c_int32), a.size) for a in arrays])
                 long_call("stet_trace_new_prompts", before._at, prompts, arguments.size(len(arrays)), c.byref(self._at))
@@ -113,7 +113,7 @@ class Trace(Handle):
                 function(index, logits.copy())
 
         try:
-            with self._turn():
+            with self._lock():
                 long_call("stet_trace_run", self._at, (CIntervention * len(kept))(*kept), arguments.size(len(kept)),
                           OnLogits(raised.guard(on_logits)), None, of=raised)
             raised.raise_lost()
@@ -158,7 +158,7 @@ class Trace(Handle):
                 found[index] = logits
 
         try:
-            with self._turn():
+            with self._lock():
                 long_call("stet_trace_run_all", self._at, all, arguments.size(len(runs)),
                           _OnTraced(raised.guard(on_logits)), None, of=raised)
             raised.raise_lost()

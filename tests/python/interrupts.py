@@ -42,7 +42,7 @@ class Interrupted(common.Case):
     def everywhere(self, call, *handles, before=lambda: None):
         """Interrupts the call, which follows before(), at each place in turn. Another thread can use the
         handles afterwards."""
-        locks = [h._turn_of_threads if hasattr(h, "_turn_of_threads") else h._turn._lock for h in handles]
+        locks = [h._lock_of_threads if hasattr(h, "_lock_of_threads") else h._lock._lock for h in handles]
         hook, unraisable = sys.unraisablehook, []
         sys.unraisablehook = quiet = unraisable.append  # a finalizer drops the exception
         self.addCleanup(setattr, sys, "unraisablehook", hook)
@@ -124,7 +124,7 @@ class Interrupted(common.Case):
     def test_many_locks(self):
         count, held = 3000, []
         lock = threading.RLock()
-        self.assertEqual(stet._turns.in_turns([lock] * count, lambda: held.append(lock._is_owned()) or 7), 7)
+        self.assertEqual(stet._locks.with_locks([lock] * count, lambda: held.append(lock._is_owned()) or 7), 7)
         self.assertEqual((held, lock._is_owned()), ([True], False))
 
 

@@ -1,4 +1,4 @@
-"""Turns of threads at handles that the library allows one thread at a time.
+"""Locks of handles that the library allows one thread at a time.
 
 A signal's handler can raise an exception at the begin of every function and after every call. The
 `with` statement takes and releases these locks in one step. Python code around a lock, such as a
@@ -12,10 +12,10 @@ from typing import Any, Callable, ContextManager, List, TypeVar
 from ._library import refuse
 
 _Result = TypeVar("_Result")
-NO_TURN: ContextManager[None] = nullcontext()
+NO_LOCK: ContextManager[None] = nullcontext()
 
 
-class Turn:
+class HandleLock:
     """Makes the lock of a handle. Other threads wait for it. A callback of the call that holds it is
     refused, because the library cannot run both."""
 
@@ -31,10 +31,10 @@ class Turn:
         return lock
 
 
-def in_turns(locks: List[ContextManager[Any]], work: Callable[[], _Result]) -> _Result:
+def with_locks(locks: List[ContextManager[Any]], work: Callable[[], _Result]) -> _Result:
     """Returns the result of work(), which runs with the locks, taken in this order."""
     if not locks:
         return work()
-    a, b, c, d, e, f, g, h = (locks + [NO_TURN] * 7)[:8]  # eight a call, because Python limits their depth
+    a, b, c, d, e, f, g, h = (locks + [NO_LOCK] * 7)[:8]  # eight a call, because Python limits their depth
     with a, b, c, d, e, f, g, h:
-        return in_turns(locks[8:], work)
+        return with_locks(locks[8:], work)
