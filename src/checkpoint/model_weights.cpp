@@ -199,6 +199,8 @@ void ModelWeights::finish(Model& model) {
     model.matrices_.push_back(all.first(all.size() / static_cast<size_t>(experts.count) *
                                         static_cast<size_t>(experts.chosen)));
   }
+  for (const std::span<const std::byte> matrix : model.matrices_)
+    model.bytes_per_token_ += matrix.size();
   const bool of_weights =
       contract_ == Contract::q8 || contract_ == Contract::q4 || contract_ == Contract::ggml;
   model.contract_ = of_weights ? contract_ : Contract::f32;

@@ -135,7 +135,7 @@ class Scorer {
     for (int tries = 0;; ++tries) {
       if (tries > detail::kMaxRestarts) detail::throw_file_keeps_changing();
       const uint64_t weights = model_.weights_version();
-      run_interruptible(detail::team_of(compute_), std::ref(work));
+      run_interruptible(detail::pass_team(compute_, model_, rows_.size()), std::ref(work));
       if (model_.weights_intact_since(weights)) break;
     }
     for (const Row& row : rows_) keep(row);

@@ -258,14 +258,16 @@ std::optional<Time> first_edit(const State& recipe) {
   return first;
 }
 
-// Returns which of these full blocks tokens do not determine: blocks edited, or changed after an
-// edit.
-std::vector<bool> by_content(const State& recipe, const std::vector<Chain::Block>& blocks) {
+// Returns which of these blocks tokens do not determine: blocks edited, or changed after an edit.
+// Setting recurrent arrays edits no block, but identities count the block before it as edited.
+std::vector<bool> by_content(const State& recipe, const std::vector<Chain::Block>& blocks,
+                             bool before_arrays) {
   std::vector<bool> found(blocks.size(), !is_replayable(recipe.origin.contract));
   const std::optional<Time> edited = first_edit(recipe);
   for (size_t b = 0; edited && b < blocks.size(); ++b)
     found[b] = found[b] || blocks[b].changed > *edited;
   for (const KvEdit& e : recipe.edits) {
+    if (e.what == KvEdit::What::arrays && !before_arrays) continue;
     if (e.position < 0) found.assign(blocks.size(), true);
     const auto end = std::min(found.size(), static_cast<size_t>(blocks_of(e.reach())));
     for (auto b = static_cast<size_t>(e.position / kBlockPositions); b < end; ++b) found[b] = true;
@@ -281,7 +283,7 @@ std::vector<bool> replayable_blocks(const State& state) {
   std::vector<Chain::Block> blocks = Chain({state, state.kv.shape()}).blocks(state.prunes);
   if (blocks.size() < given.size())
     blocks.push_back({{}, {static_cast<int64_t>(state.prunes.size()), state.size()}});
-  given = by_content(state, blocks);
+  given = by_content(state, blocks, false);
   given.flip();
   return given;
 }
@@ -289,7 +291,7 @@ std::vector<bool> replayable_blocks(const State& state) {
 std::vector<int64_t> Lineage::blocks_by_content() const {
   std::vector<int64_t> found;
   if (replayable()) return found;
-  const std::vector<bool> full = by_content(recipe, Chain(*this).blocks(recipe.prunes));
+  const std::vector<bool> full = by_content(recipe, Chain(*this).blocks(recipe.prunes), true);
   for (size_t b = 0; b < full.size(); ++b) {
     if (full[b]) found.push_back(static_cast<int64_t>(b));
   }

@@ -119,13 +119,6 @@ double prefill_operations(const Model& model, double tokens) {
   return 2 * (tokens * all + h * static_cast<double>(c.vocab_size));
 }
 
-double bytes_per_token(const Model& model) {
-  double bytes = 0;
-  for (const std::span<const std::byte> matrix : model.matrices())
-    bytes += static_cast<double>(matrix.size());
-  return bytes;
-}
-
 double as_double(int64_t x) { return static_cast<double>(x); }
 
 // Medians of a kind of run. The share is computed for each run from the limits right before and
@@ -176,7 +169,8 @@ Speed measure_speed(Session& session, const BenchCommand& o, const Probes& probe
   const double first = time_of([&] { session.append(next); });  // first use of the scratch memory
   Runs prefill(o, prefill_operations(model, as_double(o.prompt)) / 1e9,
                [&] { return probes.peak(); });
-  Runs decode(o, bytes_per_token(model) / 1e9, [&] { return probes.read(model.matrices()); });
+  Runs decode(o, static_cast<double>(model.bytes_per_token()) / 1e9,
+              [&] { return probes.read(model.matrices()); });
   for (int i = 0; i < o.repeat; ++i) {
     session.rewind(0);
     prefill.run(1, [&] { session.append(ids); });
@@ -249,10 +243,11 @@ void measure_model(Json& j, const std::shared_ptr<const Model>& model, const Ben
       {"s", s.prefill.seconds},
       {"tokens_per_s", as_double(o.prompt) / s.prefill.seconds},
       {"gflop_per_s", prefill_operations(*model, as_double(o.prompt)) / s.prefill.seconds / 1e9}};
-  j["decode"] = {{"tokens", o.decode},
-                 {"s_per_token", s.decode.seconds},
-                 {"tokens_per_s", 1 / s.decode.seconds},
-                 {"weights_gb_per_s", bytes_per_token(*model) / s.decode.seconds / 1e9}};
+  j["decode"] = {
+      {"tokens", o.decode},
+      {"s_per_token", s.decode.seconds},
+      {"tokens_per_s", 1 / s.decode.seconds},
+      {"weights_gb_per_s", static_cast<double>(model->bytes_per_token()) / s.decode.seconds / 1e9}};
   if (!o.without_probes) {
     note_machine(j, {s.decode.yardstick, s.prefill.yardstick});
     j["prefill"]["share_of_peak"] = s.prefill.share;

@@ -311,8 +311,10 @@ Progress prefill_progress(int64_t total);
 // Adds --threads, and --team, which chooses the thread pool.
 void add_threads(Command& app, int& threads, const std::string& group = "Options");
 
-// Parses "1,2,3" or a JSON array of token ids. `where` names the source in errors.
-std::vector<int32_t> parse_ids(const std::string& text, const std::string& where);
+// Parses "1,2,3" or a JSON array of token ids, or of other numbers from 0 on: `what` names one in
+// errors, and `where` the source.
+std::vector<int32_t> parse_ids(const std::string& text, const std::string& where,
+                               const std::string& what = "token id");
 std::string read_prompt(const std::string& path);  // - for standard input
 double seconds();                                  // time of a monotonic clock
 bool watched();                                    // stderr is a terminal

@@ -167,23 +167,8 @@ std::vector<int64_t> parse_positions(const std::string& text, const char* option
 }
 
 std::vector<int64_t> parse_list(const std::string& text, const char* option) {
-  std::string_view rest = text;
-  if (rest.starts_with('[') && rest.ends_with(']')) rest = rest.substr(1, rest.size() - 2);
-  std::vector<int64_t> all;
-  while (!rest.empty()) {
-    const size_t comma = std::min(rest.find(','), rest.size());
-    std::string_view part = rest.substr(0, comma);
-    while (part.starts_with(' ')) part.remove_prefix(1);
-    while (part.ends_with(' ')) part.remove_suffix(1);
-    const char* const last = part.data() + part.size();
-    int64_t number = -1;
-    const auto [next, error] = std::from_chars(part.data(), last, number);
-    if (error != std::errc() || next != last || number < 0 || comma + 1 == rest.size())
-      usage_error(option, "numbers from 0 on, as 1,2,3", printable(text, 60));
-    all.push_back(number);
-    rest.remove_prefix(std::min(comma + 1, rest.size()));
-  }
-  return all;
+  const std::vector<int32_t> numbers = parse_ids(text, option, "number");
+  return {numbers.begin(), numbers.end()};
 }
 
 std::string token_text(const Tokenizer* tokenizer, int32_t id) {

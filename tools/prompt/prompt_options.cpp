@@ -47,10 +47,11 @@ std::string read_prompt(const std::string& path) {
   return as_text(read_text_input(path == "-" ? "/dev/stdin" : path, kPromptLimit), path);
 }
 
-std::vector<int32_t> parse_ids(const std::string& text, const std::string& where) {
+std::vector<int32_t> parse_ids(const std::string& text, const std::string& where,
+                               const std::string& what) {
   const size_t first = text.find_first_not_of(" \t\r\n");
   const bool array = first != std::string::npos && text[first] == '[';
-  const char* const expected = "token ids: 1,2,3 or [1,2,3]";
+  const std::string expected = what + "s: 1,2,3 or [1,2,3]";
   nlohmann::json parsed;
   try {
     parsed = parse_json_value(array ? text : "[" + text + "]", where);
@@ -66,7 +67,7 @@ std::vector<int32_t> parse_ids(const std::string& text, const std::string& where
     if (!fits) {
       // Such a value may nest too deeply to be printed.
       refuse_ids(
-          where, "[" + std::to_string(ids.size()) + "]", "a token id",
+          where, "[" + std::to_string(ids.size()) + "]", "a " + what,
           value.is_structured()
               ? std::string(value.type_name())
               : printable(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace),

@@ -93,30 +93,40 @@ void few_hidden(const LayerPass& at, const VectorKernels<Input>& v, const Expert
   });
 }
 
+// Adds biases to some of an expert's outputs and gates them. It is a struct, because compilers
+// number lambdas of different signatures in different ways.
+struct GateSteps {
+  const Kernels& k;
+  const Experts& e;
+  Gate f;
+
+  void bias(const ActiveExpert& expert, size_t output, size_t n, float* gate) const {
+    add_bias(k, e.gate_bias, expert.id * e.width + output, gate, n);
+  }
+  // `gate` has its bias already.
+  void apply(const ActiveExpert& expert, size_t output, size_t n, float* gate, float* up,
+             float* to) const {
+    add_bias(k, e.up_bias, expert.id * e.width + output, up, n);
+    gate_kernel(k, f)(gate, up, to, n);
+  }
+};
+
 // Computes the inputs of the experts' down projections: the gated products of gate and up, with
 // biases.
 inline void few_gates(const LayerPass& at, const Experts& e, Gate f, const ExpertRows& rows,
                       Rows x) {
   const Pass& p = at.p;
-  const Kernels& k = *p.kernels;
   const Rows hidden = p.scratch->experts.hidden;
-  const auto gated = [&](const ActiveExpert& expert, size_t output, size_t n, float* gate,
-                         float* up, float* to) {
-    add_bias(k, e.up_bias, expert.id * e.width + output, up, n);
-    gate_kernel(k, f)(gate, up, to, n);
-  };
-  const auto gate_bias = [&](const ActiveExpert& expert, size_t output, float* gate, size_t n) {
-    add_bias(k, e.gate_bias, expert.id * e.width + output, gate, n);
-  };
+  const GateSteps steps{*p.kernels, e, f};
   if (e.gate.type() == e.up.type()) {
     with_vectors(p, e.gate, [&](const auto& v) {
       few_hidden(at, v, e, e.gate, &e.up, rows, x,
                  [&](const ActiveExpert& expert, size_t output, size_t n, const ExpertRoom& room) {
                    for (size_t r = 0; r < expert.rows; ++r) {
                      float* const gate = room.outputs(0) + r * kExpertOutputs;
-                     gate_bias(expert, output, gate, n);
-                     gated(expert, output, n, gate, room.outputs(1) + r * kExpertOutputs,
-                           hidden.row(expert.first + r) + output);
+                     steps.bias(expert, output, n, gate);
+                     steps.apply(expert, output, n, gate, room.outputs(1) + r * kExpertOutputs,
+                                 hidden.row(expert.first + r) + output);
                    }
                  });
     });
@@ -128,7 +138,7 @@ inline void few_gates(const LayerPass& at, const Experts& e, Gate f, const Exper
                  for (size_t r = 0; r < expert.rows; ++r) {
                    float* const gate = hidden.row(expert.first + r) + output;
                    std::memcpy(gate, room.outputs(0) + r * kExpertOutputs, n * sizeof(float));
-                   gate_bias(expert, output, gate, n);
+                   steps.bias(expert, output, n, gate);
                  }
                });
   });
@@ -137,7 +147,7 @@ inline void few_gates(const LayerPass& at, const Experts& e, Gate f, const Exper
                [&](const ActiveExpert& expert, size_t output, size_t n, const ExpertRoom& room) {
                  for (size_t r = 0; r < expert.rows; ++r) {
                    float* const gate = hidden.row(expert.first + r) + output;
-                   gated(expert, output, n, gate, room.outputs(0) + r * kExpertOutputs, gate);
+                   steps.apply(expert, output, n, gate, room.outputs(0) + r * kExpertOutputs, gate);
                  }
                });
   });

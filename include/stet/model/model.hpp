@@ -95,6 +95,7 @@ class STET_API Model {
   // out unless they are also the head. Of a layer's experts, the list has as many as a token uses,
   // and always the first ones. The bytes live as long as the model.
   const std::vector<std::span<const std::byte>>& matrices() const { return matrices_; }
+  size_t bytes_per_token() const { return bytes_per_token_; }  // the size of all of matrices()
   // Returns the tensors of the model in loading order (matrix.hpp). They are views that live as
   // long as the model.
   const std::vector<LoadedWeight>& loaded() const { return loaded_; }
@@ -150,7 +151,7 @@ class STET_API Model {
   Fingerprints fingerprints_;
   std::shared_ptr<const FileSource> source_;
   std::shared_ptr<const WeightGuard> guard_;  // for packed weights in a mapped file
-  size_t weight_bytes_ = 0;
+  size_t weight_bytes_ = 0, bytes_per_token_ = 0;
   std::vector<std::span<const std::byte>> matrices_;
   std::vector<LoadedWeight> loaded_;
   Contract contract_ = Contract::f32;

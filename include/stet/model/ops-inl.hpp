@@ -259,15 +259,25 @@ STET_INL void norm_point(Team t, const Pass& p, Point which, size_t index, const
   point(t, p, which, index, y);
 }
 
+namespace detail {
+
+template <class F>
+size_t widest_of(const ModelConfig& config, F of) {
+  return static_cast<size_t>(config.widest(of));
+}
+
+}  // namespace detail
+
 STET_INL Scratch make_scratch(const ModelConfig& config, size_t max_rows, int threads,
                               int64_t capacity) {
+  using detail::widest_of;
   Scratch s;
-  const auto most = [&](auto of) { return static_cast<size_t>(config.widest(of)); };
-  const size_t key_dim = most([](const LayerShape&l) { return l.key_dim; }),
-               value_dim = most([](const LayerShape&l) { return l.value_dim; });
+  const size_t key_dim = widest_of(config, [](const LayerShape&l) { return l.key_dim; }),
+               value_dim = widest_of(config, [](const LayerShape&l) { return l.value_dim; });
   const size_t widest = std::max(
       {static_cast<size_t>(config.hidden_size), static_cast<size_t>(config.recurrence.output()),
-       most([](const LayerShape& l) { return std::max(l.intermediate, l.output()); })});
+       widest_of(config,
+                 [](const LayerShape& l) { return std::max(l.intermediate, l.output()); })});
   const size_t rows = detail::round_up(std::min(max_rows, size_t{kGemmRows}), kTileRows),
                depth = detail::round_up(widest, kQuantStrip);
   s.packed = Memory(rows * depth * sizeof(float));
@@ -282,7 +292,7 @@ STET_INL Scratch make_scratch(const ModelConfig& config, size_t max_rows, int th
         sizeof(float));
   }
   const size_t blocks = static_cast<size_t>((capacity + kBlockPositions - 1) / kBlockPositions);
-  const size_t partial = most([](const LayerShape& l) {
+  const size_t partial = widest_of(config, [](const LayerShape& l) {
     return attention_partial_floats(static_cast<size_t>(l.heads), static_cast<size_t>(l.kv_heads),
                                     static_cast<size_t>(l.value_dim));
   });

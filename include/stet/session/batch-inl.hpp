@@ -109,7 +109,7 @@ STET_INL std::shared_ptr<std::vector<float>> logits_of(const Model& model,
   std::ranges::copy(hidden, from.row(0));
   for (int tries = 0; tries <= kMaxRestarts; ++tries) {
     const uint64_t weights = model.weights_version();
-    run_operations(team_of(compute), std::ref(head));
+    run_operations(pass_team(compute, model, 1), std::ref(head));
     if (model.weights_intact_since(weights))
       return std::make_shared<std::vector<float>>(to.row(0), to.row(0) + to.width);
   }
@@ -265,10 +265,12 @@ STET_INL void BatchAppend::begin_entry(size_t index) {
 STET_INL void BatchAppend::run_until_valid(size_t first_entry, const Pass& pass,
                                            const Workspace& w) {
   const auto forward = [&](Team t) { model().forward(t, pass); };
+  size_t seen = 0;
+  for (const Span& span : w.spans) seen += span.count * static_cast<size_t>(span.first);
   for (int tries = 0; tries <= detail::kMaxRestarts; ++tries) {
     const uint64_t weights = model().weights_version();
     forget_routers(pass);
-    run_interruptible(detail::team_of(first_.compute_),
+    run_interruptible(detail::pass_team(first_.compute_, model(), pass.x.count, seen),
                       // std::ref avoids allocating a copy of the closure
                       std::ref(forward));
     if (pass.hooks != nullptr) pass.hooks->rethrow();
@@ -422,7 +424,7 @@ STET_INL void BatchAppend::hand_out(const Pass& pass, const Workspace& w) {
 
 STET_INL void BatchAppend::run_head(const Pass& pass, Rows hidden, Rows logits) const {
   const auto head = [&](Team t) { model().head(t, pass, hidden, logits); };
-  run_interruptible(detail::team_of(first_.compute_), std::ref(head));
+  run_interruptible(detail::pass_team(first_.compute_, model(), hidden.count), std::ref(head));
 }
 
 // Computes the logits of every entry and drafted row. Repeats this if the weights changed

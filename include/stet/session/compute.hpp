@@ -37,21 +37,25 @@ inline int threads_of(const ComputeOptions& compute) {
   return compute.threads > 0 ? compute.threads : default_threads();
 }
 
+// Returns the team that the options ask for. Passes have that of pass_team().
 inline TeamOptions team_of(const ComputeOptions& compute) {
   return {threads_of(compute), compute.team, compute.executor};
 }
 
-// Returns the team for a pass of `rows` rows: no more threads than speed it up, unless the program
-// has its own executor.
-inline TeamOptions team_of(const ComputeOptions& compute, const Model& model, size_t rows) {
+// Returns the team for a pass of `rows` rows, which see `seen` earlier positions together. It has no
+// more threads than speed the pass up, unless the program has its own executor.
+inline TeamOptions pass_team(const ComputeOptions& compute, const Model& model, size_t rows,
+                             size_t seen = 0) {
   constexpr uint64_t kOperations = 16;  // per layer, approximately
   constexpr uint64_t kRows = 8;         // multiplying these takes as long as reading the weights
   TeamOptions team = team_of(compute);
   if (team.executor != nullptr) return team;
-  uint64_t bytes = 0;
-  for (const std::span<const std::byte> matrix : model.matrices()) bytes += matrix.size();
-  const uint64_t operations = static_cast<uint64_t>(model.config().layers) * kOperations + 1;
-  team.threads = threads_that_pay(team.threads, bytes * (rows + kRows - 1) / kRows / operations);
+  const ModelConfig& c = model.config();
+  const auto layers = static_cast<uint64_t>(c.layers);
+  const uint64_t keys_values =
+      2 * sizeof(uint16_t) * layers * static_cast<uint64_t>(c.kv_heads * c.head_dim);
+  const uint64_t bytes = model.bytes_per_token() * (rows + kRows - 1) / kRows + seen * keys_values;
+  team.threads = threads_that_pay(team.threads, bytes / (layers * kOperations + 1));
   return team;
 }
 

@@ -30,7 +30,7 @@ std::vector<float> head_over(const Session& session, Rows rows, Normed normed) {
       normed(t, pass, rows.rows(at, count), y);
       model.head(t, pass, y, w.logits.rows(0, count));
     };
-    run_operations(team_of(compute), work);
+    run_operations(pass_team(compute, model, count), work);
     for (size_t i = 0; i < count; ++i)
       std::copy_n(w.logits.row(i), width, all.data() + (at + i) * width);
   }

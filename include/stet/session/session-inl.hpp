@@ -155,7 +155,7 @@ STET_INL void Session::settle_accepted() {
     advance_arrays(t, detail::kernels_of(compute_), model_->config().recurrence,
                    state_.recurrent.shape(), drafted_.inputs(), rows, from, to);
   };
-  run_operations(detail::team_of(compute_), std::ref(advance));
+  run_operations(detail::pass_team(compute_, *model_, rows.size()), std::ref(advance));
   state_.recurrent.commit_pass();
   drafted_.settle();
 }

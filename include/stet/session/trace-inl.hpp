@@ -187,7 +187,7 @@ STET_INL void Trace::hand_out(std::span<const Wanted> wanted, const Pass& pass, 
     const auto head = [&](Team t) {
       model().head(t, pass, w.last.rows(0, count), w.logits.rows(0, count));
     };
-    run_interruptible(detail::team_of(compute()), std::ref(head));
+    run_interruptible(detail::pass_team(compute(), model(), count), std::ref(head));
     for (size_t i = 0; i < count; ++i)
       sink(wanted[at + i].index, wanted[at + i].position, {w.logits.row(i), w.logits.width});
   }
@@ -206,7 +206,7 @@ STET_INL void Trace::forward(size_t layer, std::span<Run* const> runs, const Wor
   }
   const auto work = [&](Team t) { model().forward(t, pass); };
   forget_routers(pass);
-  run_interruptible(detail::team_of(compute()), std::ref(work));
+  run_interruptible(detail::pass_team(compute(), model(), pass.x.count), std::ref(work));
   check_routers(pass);
 }
 
