@@ -303,7 +303,7 @@ std::vector<BlockIdentity> Lineage::identities(std::span<const Sha256> content) 
   std::vector<BlockIdentity> all;
   const std::vector<Chain::Block> blocks = Chain(*this).blocks(recipe.prunes);
   const std::vector<bool> named_by_content =
-      replayable() ? std::vector<bool>(blocks.size()) : by_content(recipe, blocks);
+      replayable() ? std::vector<bool>(blocks.size()) : by_content(recipe, blocks, true);
   auto next = content.begin();
   for (size_t b = 0; b < blocks.size(); ++b)
     all.push_back({named_by_content[b] ? *next++ : blocks[b].id, !named_by_content[b]});
