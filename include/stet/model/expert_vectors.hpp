@@ -112,16 +112,18 @@ struct GateSteps {
 };
 
 // Computes the inputs of the experts' down projections: the gated products of gate and up, with
-// biases.
+// biases. Its lambdas list what they capture: compilers order implicit captures of generic lambdas
+// in different ways, and a program may have parts by several compilers.
 inline void few_gates(const LayerPass& at, const Experts& e, Gate f, const ExpertRows& rows,
                       Rows x) {
   const Pass& p = at.p;
   const Rows hidden = p.scratch->experts.hidden;
   const GateSteps steps{*p.kernels, e, f};
   if (e.gate.type() == e.up.type()) {
-    with_vectors(p, e.gate, [&](const auto& v) {
+    with_vectors(p, e.gate, [&at, &e, &rows, &x, &hidden, &steps](const auto& v) {
       few_hidden(at, v, e, e.gate, &e.up, rows, x,
-                 [&](const ActiveExpert& expert, size_t output, size_t n, const ExpertRoom& room) {
+                 [&hidden, &steps](const ActiveExpert& expert, size_t output, size_t n,
+                                   const ExpertRoom& room) {
                    for (size_t r = 0; r < expert.rows; ++r) {
                      float* const gate = room.outputs(0) + r * kExpertOutputs;
                      steps.bias(expert, output, n, gate);
@@ -132,9 +134,10 @@ inline void few_gates(const LayerPass& at, const Experts& e, Gate f, const Exper
     });
     return;
   }
-  with_vectors(p, e.gate, [&](const auto& v) {
+  with_vectors(p, e.gate, [&at, &e, &rows, &x, &hidden, &steps](const auto& v) {
     few_hidden(at, v, e, e.gate, nullptr, rows, x,
-               [&](const ActiveExpert& expert, size_t output, size_t n, const ExpertRoom& room) {
+               [&hidden, &steps](const ActiveExpert& expert, size_t output, size_t n,
+                                 const ExpertRoom& room) {
                  for (size_t r = 0; r < expert.rows; ++r) {
                    float* const gate = hidden.row(expert.first + r) + output;
                    std::memcpy(gate, room.outputs(0) + r * kExpertOutputs, n * sizeof(float));
@@ -142,9 +145,10 @@ inline void few_gates(const LayerPass& at, const Experts& e, Gate f, const Exper
                  }
                });
   });
-  with_vectors(p, e.up, [&](const auto& v) {
+  with_vectors(p, e.up, [&at, &e, &rows, &x, &hidden, &steps](const auto& v) {
     few_hidden(at, v, e, e.up, nullptr, rows, x,
-               [&](const ActiveExpert& expert, size_t output, size_t n, const ExpertRoom& room) {
+               [&hidden, &steps](const ActiveExpert& expert, size_t output, size_t n,
+                                 const ExpertRoom& room) {
                  for (size_t r = 0; r < expert.rows; ++r) {
                    float* const gate = hidden.row(expert.first + r) + output;
                    steps.apply(expert, output, n, gate, room.outputs(0) + r * kExpertOutputs, gate);

@@ -71,14 +71,14 @@ void with_vectors(const Pass& p, const Matrix& w, F f) {
 // Computes y = W x for up to kGemvRows rows. Every thread rounds all inputs for itself, before its
 // first piece, which takes less time than waiting for another thread.
 inline void matrix_vectors(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
-  with_vectors(p, w, [&]<class Input>(const VectorKernels<Input>& v) {
+  with_vectors(p, w, [&t, &p, &w, &x, &y]<class Input>(const VectorKernels<Input>& v) {
     const Input* from = nullptr;
     size_t stride = v.per_row;
     if constexpr (std::is_same_v<Input, float>) {
       from = x.data;
       stride = x.stride;
     }
-    each_piece(t, w, [&](size_t begin, size_t count) {
+    each_piece(t, w, [&t, &p, &w, &x, &y, &v, &from, &stride](size_t begin, size_t count) {
       if (from == nullptr) {
         Input* const inputs =
             reinterpret_cast<Input*>(p.scratch->local[static_cast<size_t>(t.rank)].data());
