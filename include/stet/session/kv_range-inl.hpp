@@ -132,16 +132,20 @@ STET_INL void copy_kv(State& state, const ModelConfig& config, const KvRange& ra
                 "0.." + std::to_string(from.size() - count), std::to_string(from_position));
   std::vector<detail::Rotation> rotations;
   for (const Rope& rope : config.ropes) rotations.emplace_back(rope, config.rotated(rope), away);
+  State source = from;  // with private blocks, which no other process can change
+  KvWriter writer(source.kv);
+  for (int64_t b = from_position / kBlockPositions; b < blocks_of(from_position + count); ++b)
+    writer.own(b);
   KvEdit log = detail::entry(state, KvEdit::What::key);
   log.how = KvEdit::How::copy;
   log.source = sha256_text(state_id(from));
   detail::change_range(state, range, log, [&](const KvEdit& e, std::vector<float>& x) {
     const bool key = e.what == KvEdit::What::key;
     const int64_t position = e.position + away;
-    if ((from.kv.visible(position / kBlockPositions) >> (position % kBlockPositions) & 1) == 0)
+    if ((source.kv.visible(position / kBlockPositions) >> (position % kBlockPositions) & 1) == 0)
       throw Error(ErrorKind::argument, "", "from position", "positions that are visible",
                   std::to_string(position) + ", which was pruned");
-    x = detail::read_kv(from, key, e.layer, e.head, position);
+    x = detail::read_kv(source, key, e.layer, e.head, position);
     const int rope = config.layer(e.layer).rope;
     if (!key || away == 0 || rope < 0) return;
     const detail::Rotation& turn = rotations[static_cast<size_t>(rope)];

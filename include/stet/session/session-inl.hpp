@@ -502,8 +502,11 @@ STET_INL void Session::set_kv(const KvRange& range, std::span<const float> x) {
 
 STET_INL void Session::copy_kv(const KvRange& range, const Session& from, int64_t from_position) {
   from.forget_drafted();
-  change_kv("copy_kv",
-            [&] { stet::copy_kv(state_, model_->config(), range, from.state_, from_position); });
+  Session source(from);  // heals in place of `from`, which is not changed
+  change_kv("copy_kv", [&] {
+    source.with_healing(
+        [&] { stet::copy_kv(state_, model_->config(), range, source.state_, from_position); });
+  });
 }
 
 STET_INL std::vector<BlockIdentity> Session::block_identities() {

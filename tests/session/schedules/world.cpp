@@ -461,18 +461,6 @@ void World::attach(Live& live, const Step& step) {
   live.timeline.attach(which);
 }
 
-namespace {
-
-// Blocks that another session's edit reads from a file do not heal.
-bool is_mapped(const Session& session) {
-  for (int64_t b = 0; b < session.kv().blocks(); ++b) {
-    if (session.kv().block_info(b).saved() != nullptr) return true;
-  }
-  return false;
-}
-
-}  // namespace
-
 void World::callback(Live& live, const Step&) {
   const bool on = !live.timeline.calls();
   say(fmt::format("s{}.{};", live.number,
@@ -504,8 +492,8 @@ void World::edit(Live& to, const Step& step) {
   for (int64_t p = e.range.begin; p < e.range.end; ++p)
     hidden = hidden && (to.session.kv().visible(p / 64) >> (p % 64) & 1) == 0;
   if (hidden) return;
-  if (step.y % 2 == 0 && !from.timeline.edited() && !is_mapped(from.session) &&
-      from.session.prunes().empty() && from.session.size() >= e.range.end) {
+  if (step.y % 2 == 0 && !from.timeline.edited() && from.session.prunes().empty() &&
+      from.session.size() >= e.range.end) {
     e.factor = 0;
     e.source = std::make_shared<const Timeline>(from.timeline);
     const std::string call = fmt::format("s{}.copy_kv({{{{{}}}, {{}}, {}, {}}}, s{}, {});",
