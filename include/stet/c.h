@@ -629,8 +629,8 @@ STET_API stet_status stet_session_prune_range(stet_session* session, int64_t beg
                                               int32_t shift, stet_error** error);
 
 /* Read or replace the stored key (after norm and rotation) or value of one position. x is [count] =
- * [head_dim]. After a replacement, tokens no longer determine the state, and the session logs an
- * edit. */
+ * [head_dim]. Reading heals a block that the session's file has lost (stet_session_take_healed).
+ * After a replacement, tokens no longer determine the state, and the session logs an edit. */
 STET_API stet_status stet_session_get_key(const stet_session* session, int64_t layer, int64_t head,
                                           int64_t position, float* x, size_t count,
                                           stet_error** error);

@@ -101,7 +101,8 @@ void check_index(const char* field, int64_t i, int64_t count) {
   if (i < 0 || i >= count) fail(field, "0.." + std::to_string(count - 1), std::to_string(i));
 }
 
-void read_stored(const Session& session, bool key, int64_t layer, int64_t head, int64_t position,
+// Reads one row. If the mapped file of its block has changed, the session heals and it is read again.
+void read_stored(Session& session, bool key, int64_t layer, int64_t head, int64_t position,
                  std::span<float> x) {
   const KvShape& shape = session.kv().shape();
   check_index("layer", layer, shape.layers);
@@ -110,8 +111,17 @@ void read_stored(const Session& session, bool key, int64_t layer, int64_t head, 
   check_index("position", position, session.size());
   const size_t dim = stet::detail::row_dim(shape, key, layer);
   if (x.size() != dim) fail("x", std::to_string(dim) + " numbers", std::to_string(x.size()));
-  const std::byte* block = session.kv().block(position / kBlockPositions);
-  read_row(shape, key, block + shape.offset(key, layer, head), position % kBlockPositions, x);
+  for (int tries = 0;; ++tries) {
+    try {
+      const stet::KvCache& kv = tries == 0 ? session.kv() : session.state().kv;
+      const std::byte* block = kv.block(position / kBlockPositions);
+      read_row(shape, key, block + shape.offset(key, layer, head), position % kBlockPositions, x);
+      if (kv.pass_is_valid()) return;
+    } catch (const stet::DamagedBlock&) {
+      if (tries == stet::detail::kMaxRestarts) throw;
+    }
+    if (tries == stet::detail::kMaxRestarts) stet::detail::throw_file_keeps_changing();
+  }
 }
 
 }  // namespace

@@ -502,6 +502,28 @@ class Files(common.Case):
             mapped.append([5])
             self.assertIn("all.stet", mapped.take_healed()[0])
 
+    def test_reads_heal_what_a_file_has_lost(self):
+        for name, kv_type in (("gemma3-tiny-bf16", "f32"), ("gemma3-tiny-bf16", "q8"), ("gemma4-dense-tiny", "f16")):
+            model = stet.Model(common.tiny(name))
+            whole, other = (model.session(capacity=100, kv_type=kv_type) for _ in range(2))
+            whole.append(range(3, 63))
+            other.append(range(70, 90))
+            for used in (False, True):  # before the file is lost
+                with self.subTest(name=name, kv_type=kv_type, used=used), tempfile.TemporaryDirectory() as d:
+                    path = d + "/s.stet"
+                    whole.save(path)
+                    mapped = [stet.Snapshot(path).restore(model) for _ in range(2)]
+                    for s in mapped if used else ():
+                        s.keys(0)
+                    os.truncate(path, 0)
+                    self.assertEqual(mapped[0].keys(0).tobytes(), whole.keys(0).tobytes())
+                    self.assertEqual(mapped[0].values(1).tobytes(), whole.values(1).tobytes())
+                    self.assertIn("s.stet", mapped[0].take_healed()[0])
+                    forks = [other.fork(), other.fork()]
+                    for to, source in zip(forks, (mapped[1], whole)):
+                        to.copy_kv(source, position=5, begin=0, end=3)
+                    self.assertEqual(forks[0].digests(), forks[1].digests())
+
     def test_models_of_files_and_packed_ones(self):
         where = common.tiny("gpt2-tiny")
         files = common.files(where)
