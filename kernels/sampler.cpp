@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "stet/base/error.hpp"
+#include "stet/base/limits.hpp"
 #include "stet/kernels/math.hpp"
 #include "stet/sampling/log_probabilities.hpp"
 
@@ -148,7 +149,8 @@ int32_t log_probabilities(std::span<const float> logits, std::span<const int32_t
 }
 
 Sampler::Sampler(int vocab_size) {
-  require(vocab_size >= 1, "", "vocab_size", "a positive integer", vocab_size);
+  require(vocab_size >= 1 && vocab_size <= kMaxSize, "", "vocab_size",
+          "a positive integer up to 1048576", vocab_size);
   const size_t size = static_cast<size_t>(vocab_size);
   ids_.resize(size);
   scores_.resize(size);

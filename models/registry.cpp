@@ -61,6 +61,10 @@ void refuse_known(const char* field, const std::vector<std::string>& known,
   }
 }
 
+void refuse_empty(const char* field, const std::vector<std::string>& names) {
+  if (contains(names, "")) throw Error(ErrorKind::argument, "", field, "names", "an empty one");
+}
+
 }  // namespace
 
 void register_family(Family family) {
@@ -69,6 +73,8 @@ void register_family(Family family) {
     throw Error(ErrorKind::argument, "", "family",
                 "an architecture, a prefix, and functions that read and load", "less");
   }
+  refuse_empty("architectures", family.architectures);
+  refuse_empty("model_types", family.model_types);
   const std::lock_guard lock(registry().mutex);
   for (const Family& known : registry().families) {
     refuse_known("architectures", known.architectures, family.architectures);

@@ -28,7 +28,9 @@
  *            number of threads may use one at once. A session, batch, chat, text stream or
  *            sampler may be used by one thread at a time. Freeing counts as use.
  * Callbacks  run on the calling thread, except stet_change_callback. They receive their `context`,
- *            may only read the session that they are called for, and return 0 to continue.
+ *            may only read, fork and save the session that they are called for, and return 0 to
+ *            continue. During an append they may not even fork or save it. A call that may not be
+ *            made gives STET_ERROR_ARGUMENT.
  * Numbers    `threads` 0 means all processors that the process may use. Positions count from 0. */
 #ifndef STET_C_H
 #define STET_C_H
@@ -453,7 +455,7 @@ typedef struct stet_intervention {
   size_t head_count;
   int64_t begin, end; /* positions begin .. end-1; end 0: unbounded */
   int32_t op;
-  float amount, bias, threshold; /* bias, threshold: for STET_CLAMP */
+  float amount, bias, threshold; /* bias, threshold: 0 unless op is STET_CLAMP */
   const float* values;           /* [value_count]: one row, or for STET_SET one per position */
   size_t value_count;
   /* For scores and patterns, which accept STET_SET, _ADD and _SCALE: key positions key_begin ..
@@ -1089,7 +1091,7 @@ enum {
   STET_RESTORE_IN_MEMORY = 1, /* copy the blocks instead of mapping the file */
   STET_RESTORE_CHECK = 2,     /* check all blocks now instead of before their first use */
   STET_RESTORE_HEAL = 4,      /* recompute damaged blocks */
-  STET_RESTORE_TRUST = 8,     /* accept blocks unchecked, even damaged ones */
+  STET_RESTORE_TRUST = 8,     /* accept blocks unchecked, even damaged; excludes CHECK and HEAL */
   STET_RESTORE_REPLAY = 16 /* recompute everything, allowing another model, contract or kv_type */
 };
 

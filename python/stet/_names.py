@@ -1,13 +1,11 @@
-"""The names of arguments in errors. The library's errors name fields as C and the command do."""
+"""The names of arguments in errors. The library's errors name fields as C does."""
 from __future__ import annotations
 
 from typing import Dict, Tuple
 
 # Names of the package's arguments for fields of the library's errors, by function; "" is any.
 _ARGUMENTS: Dict[str, Dict[str, str]] = {
-    "": {"ctx": "capacity", "window-only": "window_only", "keep-last": "keep_last", "token id": "id",
-         "from position": "position"},
-    "stet_session_rewind": {"rewind": "size"},
+    "": {"token id": "id", "from position": "position"},
     "stet_session_set_key": {"key": "x"},
     "stet_session_set_value": {"value": "x"},
     "stet_session_set_kv": {"values": "x", "key": "x", "value": "x", "positions": "begin"},
@@ -29,4 +27,4 @@ def named(function: str, message: str, file: str, field: str, *parts: str) -> Tu
     own = names.get(field[:end], field[:end]) + field[end:]
     if own != field:
         message = message.replace(field + ":", own + ":", 1)
-    return (message.replace(" (--ctx)", " (capacity)"), file, own) + parts
+    return (message, file, own) + parts

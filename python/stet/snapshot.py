@@ -227,8 +227,9 @@ class Snapshot(Shared):
 
         in_memory copies the blocks instead of mapping the file. `check` checks all blocks at
         once, not at first use. `heal` recomputes damaged blocks. `trust` accepts blocks
-        unchecked. `replay` recomputes everything, also under another model, contract or kv_type.
-        Otherwise another model, tokenizer or contract raises an Error with all differences."""
+        unchecked, and excludes `check` and `heal`. `replay` recomputes everything, also under
+        another model, contract or kv_type. Otherwise another model, tokenizer or contract raises
+        an Error with all differences."""
         flags = sum(bit for bit, on, name in ((1, in_memory, "in_memory"), (2, check, "check"), (4, heal, "heal"),
                                               (8, trust, "trust"), (16, replay, "replay")) if arguments.flag(on, name))
         of = arguments.handle(model, "Model", "model")

@@ -22,7 +22,7 @@ stet_status stet_batch_generate(const stet_batch_reply* entries, size_t count,
     std::vector<stet::BatchReply> batch;
     for (const stet_batch_reply& entry : given) {
       stet::Session& s = *at(entry.session, "entries.session").at;
-      const Generation& g = generations.emplace_back(entry.options);
+      const Generation& g = generations.emplace_back(entry.options, s);
       const int64_t most = std::min(g.options().max_tokens, s.capacity() - s.size());
       const CaptureBuilder& k = captured.emplace_back(s, static_cast<size_t>(most), names, false);
       batch.push_back({&s, g.options(), g.sink(), names.empty() ? nullptr : &k.watch()});

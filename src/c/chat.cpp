@@ -116,7 +116,7 @@ stet_status stet_chat_reply(stet_chat* chat, const stet_generate_options* option
   return guarded(error, [&] {
     stet_reply*& to = output(reply, "reply");
     stet::Conversation& c = at(chat, "chat").conversation;
-    Generation generation(options);
+    Generation generation(options, c.session());
     to = new_reply(c.reply(generation.options(), generation.sink()));
   });
 }

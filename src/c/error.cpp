@@ -47,6 +47,23 @@ stet_error* new_error(stet_status kind, const Error& e) {
   return error.release();
 }
 
+// Returns the error with the names of this interface's members for those of the command's options.
+Error with_c_names(const Error& e) {
+  constexpr std::pair<std::string_view, std::string_view> kMembers[] = {
+      {"ctx", "capacity"},
+      {"window-only", "window_only"},
+      {"checkpoint-every", "checkpoint_every"},
+      {"keep-last", "keep_last"}};
+  constexpr std::string_view kOption = " (--ctx)";
+  std::string field = e.field, expected = e.expected;
+  for (const auto& [option, member] : kMembers) {
+    if (field == option) field = member;
+  }
+  if (expected.ends_with(kOption))
+    expected.replace(expected.size() - kOption.size(), kOption.size(), " (capacity)");
+  return {e.kind, e.file, std::move(field), std::move(expected), e.found};
+}
+
 // Rethrows the exception being handled, reports it in `error` and returns its status.
 stet_status report(stet_error** error) {
   const auto give = [&](stet_status kind, const Error& e) {
@@ -56,7 +73,7 @@ stet_status report(stet_error** error) {
   try {
     throw;
   } catch (const Error& e) {
-    return give(status_of(e.kind), e);
+    return give(status_of(e.kind), with_c_names(e));
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const Canceled&) {
@@ -104,8 +121,8 @@ std::string without_nul(const std::string& text) {
 }
 
 std::string_view text_of(const char* data, size_t size, const char* name) {
-  if (data == nullptr && size > 0) fail(name, "not NULL", "NULL");
-  return size == 0 ? std::string_view() : std::string_view(data, size);
+  const std::span<const char> bytes = items(data, size, name);
+  return size == 0 ? std::string_view() : std::string_view(bytes.data(), size);
 }
 
 void check_struct_size(size_t size, size_t known, const char* name) {

@@ -9,11 +9,13 @@
 
 struct stet_sampler {
   stet::Sampler sampler;
+  int32_t vocab_size;
   std::vector<int32_t> drawn = {};
 };
 
 struct stet_speculator {
   stet::Speculator speculator;
+  std::shared_ptr<const stet::Model> draft = nullptr;  // null: drafts come from earlier tokens
 };
 
 namespace stet::c {
@@ -69,7 +71,8 @@ void check_logits(std::span<const float> logits, int32_t id) {
 
 // Changes settings of a session. Throws and leaves them as they were if the new ones are invalid.
 template <class Change>
-void change_generation(Session& session, Change&& change) {
+void change_generation(Session& session, const char* call, Change&& change) {
+  session.refuse_changes(call);
   GenerationState changed = session.generation();
   change(changed);
   check_generation(changed, session.model().config().vocab_size, session.size(), "");
@@ -78,19 +81,26 @@ void change_generation(Session& session, Change&& change) {
 
 }  // namespace
 
-Generation::Generation(const stet_generate_options* options) : given_(input(options, "options")) {
+Generation::Generation(const stet_generate_options* options, const Session& session)
+    : given_(input(options, "options")) {
   check_flags(given_.flags, STET_GENERATE_IGNORE_EOS, "options");
   if (given_.max_tokens < 0) fail("max_tokens", "0 or more", std::to_string(given_.max_tokens));
   if (given_.max_tokens > 0) options_.max_tokens = given_.max_tokens;
   options_.ignore_eos = (given_.flags & STET_GENERATE_IGNORE_EOS) != 0;
-  if (given_.speculator != nullptr) options_.speculator = &given_.speculator->speculator;
+  if (given_.speculator != nullptr) {
+    if (given_.speculator->draft != nullptr)
+      ModelDrafter::check(*given_.speculator->draft, session.model());
+    options_.speculator = &given_.speculator->speculator;
+  }
   if (given_.on_token != nullptr) {
-    options_.observe = [this](int32_t id, std::span<const float> logits) {
+    options_.observe = [this, &session](int32_t id, std::span<const float> logits) {
+      const Session::ReadOnly lent(session);
       if (given_.on_token(given_.context, id, logits.data(), logits.size()) != 0) stopped_ = true;
     };
   }
-  sink_ = [this](std::string_view text) {
+  sink_ = [this, &session](std::string_view text) {
     const stet_text t = view(text);
+    const Session::ReadOnly lent(session);
     if (given_.on_text != nullptr && given_.on_text(given_.context, t.data, t.size) != 0)
       stopped_ = true;
     return !stopped_;
@@ -146,7 +156,8 @@ stet_status stet_session_get_sampling(const stet_session* session, stet_sampling
 stet_status stet_session_set_sampling(stet_session* session, const stet_sampling* sampling,
                                       stet_error** error) {
   return guarded(error, [&] {
-    change_generation(*at(session, "session").at, [&](stet::GenerationState& state) {
+    stet::Session& s = *at(session, "session").at;
+    change_generation(s, "set_sampling", [&](stet::GenerationState& state) {
       stet::SamplingSettings changed = sampling_of(sampling), &before = state.sampling;
       if (sampling->struct_size <= offsetof(stet_sampling, frequency_penalty)) {
         changed.frequency_penalty = before.frequency_penalty;
@@ -161,6 +172,7 @@ stet_status stet_session_set_sampling(stet_session* session, const stet_sampling
 stet_status stet_session_use_recommended(stet_session* session, stet_error** error) {
   return guarded(error, [&] {
     stet::Session& s = *at(session, "session").at;
+    s.refuse_changes("use_recommended");
     stet::GenerationState recommended = stet::default_generation(s.model());
     stet::GenerationState& state = s.generation();
     recommended.sampling.seed = state.sampling.seed;
@@ -185,7 +197,8 @@ stet_status stet_session_set_stop_ids(stet_session* session, const int32_t* ids,
                                       stet_error** error) {
   return guarded(error, [&] {
     const std::span<const int32_t> stops = items(ids, count, "ids");
-    change_generation(*at(session, "session").at, [&](stet::GenerationState& state) {
+    stet::Session& s = *at(session, "session").at;
+    change_generation(s, "set_stop_ids", [&](stet::GenerationState& state) {
       state.stop_ids.assign(stops.begin(), stops.end());
     });
   });
@@ -204,9 +217,15 @@ stet_status stet_session_set_stop_strings(stet_session* session, const stet_text
                                           size_t count, stet_error** error) {
   return guarded(error, [&] {
     std::vector<std::string> stops;
-    for (const stet_text& text : items(strings, count, "strings"))
+    for (const stet_text& text : items(strings, count, "strings")) {
+      // not copied before its size is known to be one that a stop string can have
+      if (text.size > stet::detail::kLongest)
+        fail("stop[" + std::to_string(stops.size()) + "]", "1 to 65536 bytes",
+             std::to_string(text.size));
       stops.push_back(string_of(text, "strings"));
-    change_generation(*at(session, "session").at,
+    }
+    stet::Session& s = *at(session, "session").at;
+    change_generation(s, "set_stop_strings",
                       [&](stet::GenerationState& state) { state.stop_strings = std::move(stops); });
   });
 }
@@ -246,7 +265,7 @@ stet_status stet_session_generate(stet_session* session, const stet_tokenizer* t
   return guarded(error, [&] {
     stet_reply*& to = output(reply, "reply");
     stet::Session& s = *at(session, "session").at;
-    Generation generation(options);
+    Generation generation(options, s);
     to = new_reply(
         stet::generate(s, optional_tokenizer(tokenizer), generation.options(), generation.sink()));
   });
@@ -271,7 +290,8 @@ stet_status stet_speculator_new(const stet_model* draft, const stet_session_opti
       drafter = std::make_shared<stet::ModelDrafter>(
           draft->model, session_options(options, draft->model->contract()));
     }
-    to = new stet_speculator{stet::Speculator(std::move(drafter))};
+    to = new stet_speculator{stet::Speculator(std::move(drafter)),
+                             draft == nullptr ? nullptr : draft->model};
   });
 }
 
@@ -282,7 +302,7 @@ void stet_speculator_free(stet_speculator* speculator) { delete speculator; }
 stet_status stet_sampler_new(int32_t vocab_size, stet_sampler** sampler, stet_error** error) {
   return guarded(error, [&] {
     stet_sampler*& to = output(sampler, "sampler");
-    to = new stet_sampler{stet::Sampler(vocab_size)};
+    to = new stet_sampler{stet::Sampler(vocab_size), vocab_size};
   });
 }
 
@@ -292,7 +312,9 @@ stet_status stet_sampler_set_drawn(stet_sampler* sampler, const int32_t* ids, si
                                    stet_error** error) {
   return guarded(error, [&] {
     const std::span<const int32_t> drawn = items(ids, count, "ids");
-    at(sampler, "sampler").drawn.assign(drawn.begin(), drawn.end());
+    stet_sampler& s = at(sampler, "sampler");
+    stet::detail::check_ids(drawn, s.vocab_size);
+    s.drawn.assign(drawn.begin(), drawn.end());
   });
 }
 

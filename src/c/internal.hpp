@@ -215,7 +215,8 @@ stet_difference* new_difference(const std::optional<Difference>& difference);
 // The options and the result of a generation or of a chat's reply, with C callbacks adapted.
 class Generation {
  public:
-  explicit Generation(const stet_generate_options* options);
+  // Callbacks may not change `session`.
+  Generation(const stet_generate_options* options, const Session& session);
   Generation(const Generation&) = delete;  // the callbacks point to it
   Generation& operator=(const Generation&) = delete;
   const GenerateOptions& options() const { return options_; }

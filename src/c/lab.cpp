@@ -1,4 +1,6 @@
 // C interface: points, callbacks, captures, traces, views, and operations on keys and values.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -21,6 +23,25 @@ PointAt point_of(const char* name, const char* field) {
   if (!at) fail(field, "the name of a point", name);
   return *at;
 }
+
+namespace {
+
+// Throws for a member that the operation does not use, since it would change the state's id. An
+// amount of 1 is accepted everywhere: the C++ interface and files have it where none is used.
+void check_unused(const stet_intervention& i) {
+  const auto refuse = [&](const char* name, const char* expected, float found) {
+    fail(name, expected, fmt::format("{}", found));
+  };
+  const bool clamps = i.op == STET_CLAMP;
+  const bool no_amount = i.op == STET_SET || i.op == STET_PROJECT_OUT;
+  if (i.bias != 0 && !clamps) refuse("bias", "0, since only STET_CLAMP has one", i.bias);
+  if (i.threshold != 0 && !clamps)
+    refuse("threshold", "0, since only STET_CLAMP has one", i.threshold);
+  if (no_amount && i.amount != 0 && i.amount != 1)
+    refuse("amount", "0, since STET_SET and STET_PROJECT_OUT have none", i.amount);
+}
+
+}  // namespace
 
 Intervention intervention_of(const stet_intervention& i) {
   Intervention w;
@@ -45,6 +66,7 @@ Intervention intervention_of(const stet_intervention& i) {
   w.key_end = i.key_end == 0 ? -1 : i.key_end;
   if (i.op < STET_SET || i.op > STET_CLAMP) fail("op", "0..4", std::to_string(i.op));
   w.op = static_cast<Intervention::Op>(i.op);
+  check_unused(i);
   w.amount = i.amount, w.bias = i.bias, w.threshold = i.threshold;
   if (i.value_count > 0) {
     const auto values = items(i.values, i.value_count, "values");

@@ -36,7 +36,11 @@ HiddenSink hidden_sink(const stet_watch& watch) {
 // Returns the watch of the points that the caller asks for; empty without a callback.
 Watch points_watch(const stet_watch& w) {
   Watch watch;
-  if (w.on_point == nullptr) return watch;
+  if (w.on_point == nullptr) {
+    if (w.point_count > 0 || w.state_position_count > 0)
+      fail("on_point", "a function that receives the points", "NULL");
+    return watch;
+  }
   for (const char* name : items(w.points, w.point_count, "points"))
     watch.points.push_back(point_of(name, "points"));
   const auto positions = items(w.state_positions, w.state_position_count, "state_positions");
@@ -254,7 +258,16 @@ stet_status stet_session_logits(stet_session* session, const float** logits, siz
 }
 
 stet_status stet_session_rewind(stet_session* session, int64_t size, stet_error** error) {
-  return guarded(error, [&] { at(session, "session").at->rewind(size); });
+  return guarded(error, [&] {
+    stet::Session& s = *at(session, "session").at;
+    try {
+      s.rewind(size);
+    } catch (const stet::Error& e) {
+      // the field of a call from a callback is the function
+      if (e.field != "rewind" || e.expected.starts_with("a call after ")) throw;
+      throw stet::Error(e.kind, e.file, "size", e.expected, e.found);
+    }
+  });
 }
 
 stet_status stet_session_rewind_cost(const stet_session* session, int64_t size, int64_t* tokens,
@@ -280,7 +293,12 @@ stet_status stet_session_prune(stet_session* session, const stet_prune_options* 
 
 stet_status stet_session_prune_range(stet_session* session, int64_t begin, int64_t end,
                                      int32_t shift, stet_error** error) {
-  return guarded(error, [&] { at(session, "session").at->prune_range(begin, end, shift != 0); });
+  return guarded(error, [&] {
+    stet::Session& s = *at(session, "session").at;
+    if (begin < 0 || end < begin || end > s.size())
+      fail("begin", stet::some_positions(s.size()), stet::range_text(begin, end));
+    s.prune_range(begin, end, shift != 0);
+  });
 }
 
 // ---------------------------------------------------------------- keys and values

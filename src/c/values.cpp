@@ -83,6 +83,16 @@ int32_t kv_type_value(KvType type) {
   return STET_KV_DEFAULT;
 }
 
+namespace {
+
+// Returns the value of an option of which 0 means the default and -1 means none.
+int64_t none_or(int64_t given, int64_t otherwise, const char* name) {
+  if (given < -1) fail(name, "-1 or more", std::to_string(given));
+  return given == 0 ? otherwise : std::max<int64_t>(0, given);
+}
+
+}  // namespace
+
 SessionOptions session_options(const stet_session_options* options, Contract fallback) {
   const stet_session_options given = input(options, "options");
   SessionOptions o;
@@ -93,9 +103,9 @@ SessionOptions session_options(const stet_session_options* options, Contract fal
   o.compute.isa = string_or_empty(given.isa);
   if (given.chunk != 0) o.compute.chunk = given.chunk;
   o.window.only = given.window_only != 0;
-  if (given.checkpoint_every != 0)
-    o.window.checkpoint_every = std::max<int64_t>(0, given.checkpoint_every);
-  if (given.anchor_bytes != 0) o.anchor_bytes = std::max<int64_t>(0, given.anchor_bytes);
+  o.window.checkpoint_every =
+      none_or(given.checkpoint_every, o.window.checkpoint_every, "checkpoint_every");
+  o.anchor_bytes = none_or(given.anchor_bytes, o.anchor_bytes, "anchor_bytes");
   if (given.recompute != 0) o.window.before_recall = [](int64_t) {};
   return o;
 }

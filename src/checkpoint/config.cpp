@@ -1,7 +1,10 @@
 // Reads config.json and generation_config.json: the fields that all families share.
 #include "stet/model/config.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "src/base/json_value.hpp"
@@ -399,10 +402,9 @@ ModelConfig ModelConfig::from_canonical(const std::string& text, const std::stri
         json.fail("ropes", "a factor for each pair of dimensions");
     }
   }
-  for (const int64_t i : json.integers(
-           "rope_of", -1, std::max<int64_t>(0, static_cast<int64_t>(c.ropes.size()) - 1))) {
+  const int64_t last_rope = static_cast<int64_t>(c.ropes.size()) - 1;
+  for (const int64_t i : json.integers("rope_of", -1, last_rope))
     c.rope_of.push_back(static_cast<int>(i));
-  }
   if (!(c.ropes.empty() && c.rope_of.empty()) && static_cast<int64_t>(c.rope_of.size()) != c.layers)
     json.fail("rope_of", "one entry per layer");
   read_layers(json, c);
@@ -457,6 +459,22 @@ void refuse_other_weights(const JsonReader& json) {
                 "this is a server's answer, not the config of a model; download the file again");
 }
 
+// Throws a format Error for a value that a family has set and no snapshot could hold, since a
+// program's own family may set any.
+void check_members(const ModelConfig& c, const std::string& file) {
+  for (const auto& [name, value] : {std::pair("norm_eps", c.norm_eps),
+                                    {"attention_scale", c.attention_scale},
+                                    {"attention_softcap", c.attention_softcap},
+                                    {"logit_softcap", c.logit_softcap},
+                                    {"embedding_scale", c.embedding_scale},
+                                    {"residual_scale", c.residual_scale},
+                                    {"logit_divisor", c.logit_divisor}}) {
+    if (!std::isfinite(value))
+      throw Error(ErrorKind::format, file, name, "a finite number", fmt::format("{}", value));
+  }
+  ModelConfig::from_canonical(c.canonical(), file);
+}
+
 }  // namespace
 
 ModelConfig parse_model_config(const std::string& text, const std::string& file) {
@@ -472,6 +490,7 @@ ModelConfig parse_model_config(const std::string& text, const std::string& file)
   }
   const std::vector<std::string> names = json.strings("architectures");
   config.architecture = names.empty() ? family.architectures[0] : names[0];
+  check_members(config, file);
   return config;
 }
 

@@ -109,6 +109,8 @@ int some_threads(int threads) { return threads > 0 ? threads : default_threads()
 
 std::shared_ptr<const Model> Model::load(std::shared_ptr<const FileSource> source, int threads,
                                          Contract contract) {
+  if (source == nullptr)
+    throw Error(ErrorKind::argument, "", "source", "a source of files", "null");
   // Loading computes, too: numbers of the config, rotary frequencies and norm weights.
   const FloatEnvironment standard;
   Plan plan = read_plan(*source);

@@ -177,7 +177,9 @@ AtomicFile::AtomicFile(std::string path, unsigned mode, Existing existing)
   directory_ = slash == std::string::npos ? "." : slash == 0 ? "/" : target_.substr(0, slash);
   const std::string name = target_.substr(slash == std::string::npos ? 0 : slash + 1);
   if (name.empty())
-    throw Error(ErrorKind::io, path_, "", "", "this is the name of a directory; name a file");
+    throw Error(ErrorKind::io, path_, path_.empty() ? "path" : "", "",
+                path_.empty() ? "the name is empty; name a file"
+                              : "this is the name of a directory; name a file");
 
   struct stat old = {};
   const bool there = ::lstat(target_.c_str(), &old) == 0, regular = there && S_ISREG(old.st_mode);

@@ -234,6 +234,14 @@ Loaded load(const Snapshot& snapshot, const RestoreOptions& how) {
   return loaded;
 }
 
+// Throws an argument Error for options that contradict each other.
+void check_options(const RestoreOptions& how) {
+  if (how.trust && (how.check || how.heal))
+    throw Error(ErrorKind::argument, "", "trust", "",
+                std::string("trust, which uses blocks unchecked, excludes ") +
+                    (how.check ? "check" : "heal"));
+}
+
 void refuse_damage(const Snapshot& snapshot, const Loaded& loaded) {
   if (loaded.blocks.empty() && loaded.layers.empty()) return;
   snapshot_damaged(
@@ -271,6 +279,7 @@ int64_t heal_arrays(const Snapshot& snapshot, std::shared_ptr<const Model> model
 }  // namespace
 
 State Snapshot::state(const RestoreOptions& how) const {
+  check_options(how);
   if (meta().form == SnapshotForm::recipe) {
     throw Error(ErrorKind::argument, path(), "form", "",
                 "a recipe has no keys and values, and this needs keys and values");
@@ -325,6 +334,8 @@ void check_recomputed(const SnapshotFile& file, Session& session) {
 
 Session Snapshot::restore(std::shared_ptr<const Model> model, const RestoreOptions& how,
                           RestoreReport* report) const {
+  if (model == nullptr) throw Error(ErrorKind::argument, "", "model", "a model", "null");
+  check_options(how);
   RestoreReport ignored;
   RestoreReport& r = report != nullptr ? *report : ignored;
   RestoreOptions complete = how;

@@ -47,9 +47,18 @@ Executor* executor_of(const TeamOptions& options) {
   return options.executor != nullptr ? options.executor : process_executor.load();
 }
 
+// Runs the members that the executor leaves out on this thread. A pool that was shut down may drop
+// all of them, and a pass whose operations were not done gives a wrong state.
 void run_by(Executor& executor, int size, const std::function<void(Team)>& work) {
   WorkQueue queue;
-  executor.run(size, [&](int rank) { run_member(rank, size, queue, work); });
+  std::vector<std::atomic<bool>> ran(static_cast<size_t>(size));
+  executor.run(size, [&](int rank) {
+    run_member(rank, size, queue, work);
+    ran[static_cast<size_t>(rank)].store(true);
+  });
+  for (int rank = 0; rank < size; ++rank) {
+    if (!ran[static_cast<size_t>(rank)].load()) run_member(rank, size, queue, work);
+  }
 }
 
 void run(const TeamOptions& options, ThreadPool::Wait wait, const std::function<void(Team)>& work) {

@@ -359,6 +359,7 @@ TEST(AtomicFile, RefusesAPathThatCannotHoldAFile) {
             "io: " + dir / "a/b" + ": no file can be made in its directory: Not a directory");
   EXPECT_EQ(open(dir.path()),
             "io: " + dir.path() + ": expected a regular file to write, found a directory");
+  EXPECT_EQ(open(""), "io: path: the name is empty; name a file");
   EXPECT_EQ(open(dir / ""), "io: " + dir / "" + ": this is the name of a directory; name a file");
   EXPECT_EQ(open("/dev/null"),
             "io: /dev/null: expected a regular file to write, found a device or pipe");

@@ -346,6 +346,29 @@ TEST(Executors, AnExecutorWithoutThreadsRunsAllMembers) {
   EXPECT_EQ(executor.sizes, (std::vector<int>{3, 4}));
 }
 
+// An executor that runs the members below `count` alone, as a pool does that is shut down.
+class Drops : public Executor {
+ public:
+  explicit Drops(int count) : count_(count) {}
+  void run(int size, const std::function<void(int rank)>& member) override {
+    for (int rank = 0; rank < std::min(size, count_); ++rank) member(rank);
+  }
+
+ private:
+  int count_;
+};
+
+TEST(Executors, MembersThatAreLeftOutRunOnTheCallingThread) {
+  const Chain chain(40, 60, 0);
+  for (const int count : {0, 1, 2}) {
+    Drops executor(count);
+    EXPECT_EQ(chain.run({3, TeamBackend::automatic, &executor}), chain.run(1)) << count;
+    std::vector<int> ranks;
+    run_team({3, TeamBackend::automatic, &executor}, [&](Team t) { ranks.push_back(t.rank); });
+    EXPECT_EQ(ranks, (std::vector<int>{0, 1, 2})) << count;
+  }
+}
+
 TEST(Executors, TheProcessHasOneUntilItIsTakenBack) {
   const Chain chain(40, 60, 50);
   const std::vector<uint64_t> expected = Chain(40, 60, 0).run(1);

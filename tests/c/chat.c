@@ -113,6 +113,8 @@ static void forks_go_their_own_way_and_back(void) {
   chat = new_chat();
   FAILS(stet_chat_retry(chat, &error), STET_ERROR_ARGUMENT,
         "retry: expected a reply to draw again, found none");
+  FAILS(stet_chat_rewind(chat, 1, &error), STET_ERROR_ARGUMENT,
+        "turns: expected a conversation with a message of the user, found none");
   stet_chat_free(chat);
 }
 
@@ -186,8 +188,51 @@ static void messages_are_edited(void) {
   messages[0].drawn = 2;
   FAILS(stet_chat_plan(chat, messages, 3, &plan, &error), STET_ERROR_ARGUMENT,
         "drawn: expected 0 or 1, found 2");
+  messages[0].drawn = 0;
+  messages[0].fields = (stet_text){"[]", 2};
+  FAILS(stet_chat_plan(chat, messages, 3, &plan, &error), STET_ERROR_ARGUMENT,
+        "messages[0].fields: expected a JSON object, found []");
+  messages[0].fields = (stet_text){NULL, 0};
+  messages[1].role = (stet_text){"us\xff", 3};
+  FAILS(stet_chat_prompt(chat, messages, 3, NULL, NULL, NULL, &error), STET_ERROR_ARGUMENT,
+        "messages[1].role: expected UTF-8, found us\\xff");
+  messages[1] = message_of(chat, 1);
+  messages[0].content = (stet_text){"a\xff", 2}; /* becomes a replacement character */
+  OK(stet_chat_plan(chat, messages, 3, &plan, &error));
+  OK(stet_chat_prompt(chat, messages, 3, NULL, NULL, &report, &error));
+  CHECK(report.kept == plan.kept && report.added == plan.added);
   stet_chat_free(chat);
   stet_chat_free(said);
+}
+
+/* A callback of a reply may not change the chat. */
+static int32_t change_chat(void* context, const char* text, size_t size) {
+  stet_chat* chat = context;
+  stet_reply* reply = NULL;
+#define REFUSED(call, name)        \
+  FAILS(call, STET_ERROR_ARGUMENT, \
+        name ": expected a call after generate() has returned, found a call from its callback")
+  CHECK(text != NULL && size < 100);
+  REFUSED(stet_chat_say(chat, "hi", 2, NULL, &error), "prompt");
+  REFUSED(stet_chat_reply(chat, NULL, &reply, &error), "reply");
+  REFUSED(stet_chat_set_system(chat, "hi", 2, &error), "set_system");
+  REFUSED(stet_chat_retry(chat, &error), "rewind");
+  REFUSED(stet_chat_rewind(chat, 1, &error), "rewind");
+#undef REFUSED
+  OK(stet_chat_is_open(chat, &(int32_t){0}, &error));
+  CHECK(reply == NULL);
+  return 0;
+}
+
+static void a_callback_leaves_the_chat(void) {
+  stet_chat *chat = new_chat(), *expected = scripted(1);
+  say(chat, kSaid[0]);
+  const stet_generate_options options = {
+      .struct_size = sizeof options, .on_text = change_chat, .context = chat};
+  free(reply_of(chat, &options));
+  CHECK_TEXT(digests_of(chat).id, digests_of(expected).id);
+  stet_chat_free(chat);
+  stet_chat_free(expected);
 }
 
 static void a_system_message_is_put_and_removed(void) {
@@ -294,6 +339,7 @@ int test_chat(void) {
   forks_go_their_own_way_and_back();
   a_cut_reply_goes_on_or_is_closed();
   messages_are_edited();
+  a_callback_leaves_the_chat();
   a_system_message_is_put_and_removed();
   it_goes_on_from_a_snapshot();
   options_choose_the_template();

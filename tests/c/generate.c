@@ -247,6 +247,9 @@ static void wrong_options_draw_nothing(void) {
   stet_generate_options options = {.struct_size = sizeof options, .max_tokens = -1};
   FAILS(stet_session_generate(session, tokenizer, &options, &reply, &error), STET_ERROR_ARGUMENT,
         "max_tokens: expected 0 or more, found -1");
+  const stet_text endless = {"a", SIZE_MAX};
+  FAILS(stet_session_set_stop_strings(session, &endless, 1, &error), STET_ERROR_ARGUMENT,
+        "stop[0]: expected 1 to 65536 bytes, found 18446744073709551615");
   options.max_tokens = 1;
   options.flags = 2;
   FAILS(stet_session_generate(session, tokenizer, &options, &reply, &error), STET_ERROR_UNSUPPORTED,
@@ -360,7 +363,14 @@ static void a_sampler_draws_what_the_session_draws(int weighs) {
         "logits: expected finite values or -inf, found nan");
   stet_sampler_free(sampler);
   FAILS(stet_sampler_new(0, &sampler, &error), STET_ERROR_ARGUMENT,
-        "vocab_size: expected a positive integer, found 0");
+        "vocab_size: expected a positive integer up to 1048576, found 0");
+  FAILS(stet_sampler_new(INT32_MAX, &sampler, &error), STET_ERROR_ARGUMENT,
+        "vocab_size: expected a positive integer up to 1048576, found 2147483647");
+  OK(stet_sampler_new(4, &sampler, &error));
+  const int32_t strange[] = {3, 4};
+  FAILS(stet_sampler_set_drawn(sampler, strange, 2, &error), STET_ERROR_ARGUMENT,
+        "ids[1]: expected a token id in 0..3, found 4");
+  stet_sampler_free(sampler);
   stet_session_free(session);
 }
 
@@ -504,6 +514,102 @@ static void speculation_changes_no_reply(const stet_model* draft) {
   stet_session_free(with);
 }
 
+static void a_draft_model_has_the_vocabulary(void) {
+  stet_model* other = NULL;
+  stet_speculator* speculator = NULL;
+  OK(stet_model_load(OTHER, NULL, &other, &error));
+  OK(stet_speculator_new(other, NULL, &speculator, &error));
+  stet_session* session = prompted();
+  stet_generate_options options = {
+      .struct_size = sizeof options, .max_tokens = 3, .speculator = speculator};
+  stet_reply* reply = NULL;
+  FAILS(stet_session_generate(session, tokenizer, &options, &reply, &error), STET_ERROR_ARGUMENT,
+        OTHER ": vocab_size: expected 1620, as of the model whose tokens are drafted, found 320");
+  CHECK(reply == NULL);
+  stet_session_free(session);
+  stet_speculator_free(speculator);
+  stet_model_free(other);
+}
+
+/* A callback reads, forks and saves the session. Whatever would change it is refused. */
+static int32_t change_session(void* context) {
+  stet_session* session = context;
+  const int32_t id = 5;
+  const stet_text stop = {"e", 1};
+  const stet_prune_options keep = {.struct_size = sizeof keep, .keep_last = 2};
+  const stet_session_options chunk = {.struct_size = sizeof chunk, .chunk = 3};
+  stet_sampling sampling = {.struct_size = sizeof sampling};
+  OK(stet_session_get_sampling(session, &sampling, &error));
+  int64_t pruned = 0;
+  char* text = NULL;
+  size_t size = 0;
+  stet_reply* reply = NULL;
+  const stet_intervention half = {
+      .struct_size = sizeof half, .point = "hook_resid_mid", .op = STET_SCALE, .amount = 0.5f};
+#define REFUSED(call, name)        \
+  FAILS(call, STET_ERROR_ARGUMENT, \
+        name ": expected a call after generate() has returned, found a call from its callback")
+  REFUSED(stet_session_append(session, &id, 1, &error), "append");
+  REFUSED(stet_session_append_prompt(session, &id, 1, &error), "append");
+  REFUSED(stet_session_generate(session, tokenizer, NULL, &reply, &error), "append");
+  REFUSED(stet_session_rewind(session, 2, &error), "rewind");
+  REFUSED(stet_session_prune(session, &keep, &pruned, &error), "prune");
+  REFUSED(stet_session_prune_range(session, 1, 2, 0, &error), "prune");
+  REFUSED(stet_session_attach(session, &half, &error), "attach");
+  REFUSED(stet_session_set_compute(session, &chunk, &error), "set_compute");
+  REFUSED(stet_session_set_sampling(session, &sampling, &error), "set_sampling");
+  REFUSED(stet_session_use_recommended(session, &error), "use_recommended");
+  REFUSED(stet_session_set_stop_ids(session, &id, 1, &error), "set_stop_ids");
+  REFUSED(stet_session_set_stop_strings(session, &stop, 1, &error), "set_stop_strings");
+  REFUSED(stet_session_end_reply(session, NULL, &text, &size, &error), "end_reply");
+#undef REFUSED
+  const float* logits = NULL;
+  stet_session* fork = NULL;
+  OK(stet_session_logits(session, &logits, &size, &error));
+  OK(stet_session_save(session, tokenizer, "during.stet", NULL, NULL, &error));
+  OK(stet_session_fork(session, &fork, &error));
+  OK(stet_session_append(fork, &id, 1, &error));
+  stet_session_free(fork);
+  return 0;
+}
+
+static int32_t on_token_changes(void* context, int32_t id, const float* logits, size_t count) {
+  CHECK(id >= 0 && logits != NULL && count == 1620);
+  return change_session(context);
+}
+
+static int32_t on_text_changes(void* context, const char* text, size_t size) {
+  CHECK(text != NULL && size < 100);
+  return change_session(context);
+}
+
+static void callbacks_of_a_reply_change_nothing(void) {
+  for (int way = 0; way < 3; ++way) {
+    stet_session *alone = prompted(), *session = prompted();
+    stet_generate_options options = {.struct_size = sizeof options, .max_tokens = 3};
+    stet_reply *expected = reply_of(alone, &options), *reply = NULL;
+    options.context = session;
+    if (way == 1) options.on_token = on_token_changes;
+    if (way != 1) options.on_text = on_text_changes;
+    const stet_batch_reply entry = {session, &options};
+    if (way == 2)
+      OK(stet_batch_generate(&entry, 1, tokenizer, NULL, 0, NULL, &reply, &error));
+    else
+      reply = reply_of(session, &options);
+    CHECK_TEXT(reply->text.data, expected->text.data);
+    stet_digests a = {.struct_size = sizeof a}, b = a;
+    OK(stet_session_get_digests(alone, &a, &error));
+    OK(stet_session_get_digests(session, &b, &error));
+    CHECK_TEXT(a.id, b.id);
+    const int32_t id = 5;
+    OK(stet_session_append(session, &id, 1, &error));
+    stet_reply_free(expected);
+    stet_reply_free(reply);
+    stet_session_free(alone);
+    stet_session_free(session);
+  }
+}
+
 int test_generate(void) {
   OK(stet_model_load(POCKET, NULL, &model, &error));
   OK(stet_tokenizer_load(POCKET, &tokenizer, &error));
@@ -519,6 +625,8 @@ int test_generate(void) {
   a_prompt_says_how_far_it_has_come();
   speculation_changes_no_reply(NULL);
   speculation_changes_no_reply(model);
+  a_draft_model_has_the_vocabulary();
+  callbacks_of_a_reply_change_nothing();
   stet_tokenizer_free(tokenizer);
   stet_model_free(model);
   return 0;

@@ -87,6 +87,19 @@ static void interventions_are_listed_and_detached(void) {
         "intervention: values: expected numbers whose products with the amount are finite in "
         "float32, found a product that is not");
   values[0] = 0;
+  wrong = change;
+  wrong.bias = 1;
+  FAILS(stet_session_attach(session, &wrong, &error), STET_ERROR_ARGUMENT,
+        "bias: expected 0, since only STET_CLAMP has one, found 1");
+  wrong.bias = 0;
+  wrong.threshold = 7;
+  FAILS(stet_session_attach(session, &wrong, &error), STET_ERROR_ARGUMENT,
+        "threshold: expected 0, since only STET_CLAMP has one, found 7");
+  wrong.threshold = 0;
+  wrong.op = STET_SET;
+  wrong.amount = 5;
+  FAILS(stet_session_attach(session, &wrong, &error), STET_ERROR_ARGUMENT,
+        "amount: expected 0, since STET_SET and STET_PROJECT_OUT have none, found 5");
   OK(stet_session_attach(session, &change, &error));
   OK(stet_session_append(session, ids + 40, 30, &error));
 
@@ -130,6 +143,7 @@ static void interventions_are_listed_and_detached(void) {
   float rows[50 * kHidden];
   for (int i = 0; i < 50 * kHidden; ++i) rows[i] = (float)(i % 97) / 97;
   change.op = STET_SET, change.values = rows, change.value_count = 50 * kHidden;
+  change.amount = 0;
   change.begin = 50, change.end = 100;
   session = session_of(0, 40);
   OK(stet_session_attach(session, &change, &error));

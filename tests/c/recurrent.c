@@ -244,6 +244,7 @@ static void states_can_be_changed(void) {
   CHECK(difference == NULL && info_of(session).edits == 0);
   stet_intervention add = scale;
   add.op = STET_PROJECT_OUT;
+  add.amount = 0;
   add.begin = 0;
   add.end = 0;
   FAILS(stet_session_attach(session, &add, &error), STET_ERROR_ARGUMENT,

@@ -118,8 +118,22 @@ static void how_to_compute_changes_no_bit(void) {
 static void wrong_arguments_leave_the_session(void) {
   stet_session* session = NULL;
   stet_session_options options = {.struct_size = sizeof options, .capacity = 513};
-  FAILS_WITH(stet_session_new(model, &options, &session, &error), STET_ERROR_ARGUMENT, "found 513");
+  FAILS(stet_session_new(model, &options, &session, &error), STET_ERROR_ARGUMENT,
+        "capacity: expected 1 .. 512 (max_position_embeddings), found 513");
   CHECK(session == NULL);
+  options.capacity = 0;
+  options.anchor_bytes = -2;
+  FAILS(stet_session_new(model, &options, &session, &error), STET_ERROR_ARGUMENT,
+        "anchor_bytes: expected -1 or more, found -2");
+  options.anchor_bytes = 0;
+  options.window_only = 1;
+  options.checkpoint_every = -2;
+  FAILS(stet_session_new(model, &options, &session, &error), STET_ERROR_ARGUMENT,
+        "checkpoint_every: expected -1 or more, found -2");
+  options.checkpoint_every = 7;
+  FAILS(stet_session_new(model, &options, &session, &error), STET_ERROR_ARGUMENT,
+        "checkpoint_every: expected 0, or at least 272 positions for a window of 8, found 7");
+  options.checkpoint_every = options.window_only = 0;
   options.capacity = 70;
   options.kv_type = 9;
   FAILS(stet_session_new(model, &options, &session, &error), STET_ERROR_ARGUMENT,
@@ -135,7 +149,15 @@ static void wrong_arguments_leave_the_session(void) {
   options.threads = 0;
   options.kv_type = STET_KV_DEFAULT;
   session = new_session(&options);
-  FAILS_WITH(stet_session_append(session, ids, 71, &error), STET_ERROR_CAPACITY, "found 0 + 71");
+  FAILS(stet_session_append(session, ids, 71, &error), STET_ERROR_CAPACITY,
+        "tokens: expected at most 70 positions (capacity), found 0 + 71");
+  FAILS(stet_session_rewind(session, -1, &error), STET_ERROR_ARGUMENT,
+        "size: expected a position in 0..0, found -1");
+  FAILS(stet_session_prune_range(session, 2, 1, 0, &error), STET_ERROR_ARGUMENT,
+        "begin: expected none: there are no tokens, found none (begin 2, end 1)");
+  const stet_prune_options prune = {.struct_size = sizeof prune, .keep_last = -1};
+  FAILS(stet_session_prune(session, &prune, &(int64_t){0}, &error), STET_ERROR_ARGUMENT,
+        "keep_last: expected 0 or more, found -1");
   const int32_t strange[] = {3, 320};
   FAILS(stet_session_append(session, strange, 2, &error), STET_ERROR_ARGUMENT,
         "ids[1]: expected a token id in 0..319, found 320");
@@ -348,6 +370,15 @@ static int32_t see_point(void* context, size_t index, int64_t position, const fl
 
 static void points_are_seen_and_changed(void) {
   stet_session* session = new_session(NULL);
+  static const char* const nowhere[] = {"blocks.99.nope"};
+  const stet_watch unseen = {.struct_size = sizeof unseen, .points = nowhere, .point_count = 1};
+  FAILS(stet_session_append_watched(session, ids, 3, &unseen, &error), STET_ERROR_ARGUMENT,
+        "on_point: expected a function that receives the points, found NULL");
+  const int64_t position = -5;
+  const stet_watch of_state = {
+      .struct_size = sizeof of_state, .state_positions = &position, .state_position_count = 1};
+  FAILS(stet_session_append_watched(session, ids, 3, &of_state, &error), STET_ERROR_ARGUMENT,
+        "on_point: expected a function that receives the points, found NULL");
   static Points seen;
   char last_layer[64];
   stet_model_info info = {.struct_size = sizeof info};

@@ -130,6 +130,8 @@ static void every_form_restores_the_same_bytes(void) {
         "form: expected one of STET_FORM_..., found 3");
   FAILS_WITH(stet_session_save(session, NULL, "no/such/folder.stet", NULL, NULL, &error),
              STET_ERROR_IO, "No such file or directory");
+  FAILS(stet_session_save(session, NULL, "", NULL, NULL, &error), STET_ERROR_IO,
+        "path: the name is empty; name a file");
   stet_session_free(session);
   stet_snapshot_free(parent);
 }
@@ -242,6 +244,12 @@ static void damage_is_found_and_healed(void) {
   CHECK(difference != NULL && difference->head == 0 && difference->element == 0);
   stet_difference_free(difference);
   stet_session_free(again);
+  how.flags = STET_RESTORE_TRUST | STET_RESTORE_CHECK;
+  FAILS(stet_snapshot_restore(snapshot, model, NULL, NULL, &how, NULL, &again, &error),
+        STET_ERROR_ARGUMENT, "trust: trust, which uses blocks unchecked, excludes check");
+  how.flags = STET_RESTORE_TRUST | STET_RESTORE_HEAL;
+  FAILS(stet_snapshot_restore(snapshot, model, NULL, NULL, &how, NULL, &again, &error),
+        STET_ERROR_ARGUMENT, "trust: trust, which uses blocks unchecked, excludes heal");
   how.flags = 64;
   FAILS(stet_snapshot_restore(snapshot, model, NULL, NULL, &how, NULL, &again, &error),
         STET_ERROR_UNSUPPORTED, "how.flags: expected flags of 31, found 64");

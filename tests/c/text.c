@@ -112,6 +112,15 @@ static void text_is_encoded_and_decoded(void) {
   CHECK(text == NULL && size == 0);
 }
 
+static void a_text_has_a_size_that_exists(void) {
+  int32_t* ids = NULL;
+  size_t count = 1;
+  FAILS(stet_tokenizer_encode(tokenizer, "a", SIZE_MAX, NULL, &ids, &count, &error),
+        STET_ERROR_ARGUMENT,
+        "text: expected at most 9223372036854775807, found 18446744073709551615");
+  CHECK(ids == NULL && count == 0);
+}
+
 static void a_stream_gives_the_text_of_decode(void) {
   static const char kText[] = "na\xC3\xAFve \xF0\x9F\x98\x80.";
   int32_t* ids = NULL;
@@ -223,6 +232,7 @@ int test_text(void) {
   OK(stet_tokenizer_load(POCKET, &tokenizer, &error));
   it_says_what_it_is();
   text_is_encoded_and_decoded();
+  a_text_has_a_size_that_exists();
   a_stream_gives_the_text_of_decode();
   templates_are_rendered();
   it_is_made_of_bytes();

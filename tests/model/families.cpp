@@ -228,6 +228,38 @@ TEST(Families, TheExamplesOwnFamilyAgreesWithTheReference) {
   expect_reference(model);
 }
 
+// A program's own family may set any value. One that would end the process, or that no snapshot could
+// hold, is refused when the model is loaded.
+TEST(Families, ValuesThatAnOwnFamilySetsAreChecked) {
+  static std::function<void(ModelConfig&)> change;
+  const auto read = [](const JsonReader& json) {
+    ModelConfig c = read_common(json, "mistaken");
+    c.ropes = {read_rope(json, "", 10000)};
+    change(c);
+    return c;
+  };
+  const auto load = [](ModelConfig, WeightLoader&) { return std::unique_ptr<Model>(); };
+  register_family({{"MistakenForCausalLM"}, {}, read, "embed_tokens.weight", {"model."}, load});
+  Json config = Json::parse(read_text(data_path("models/llama2-tiny-f16/config.json")));
+  config["architectures"] = {"MistakenForCausalLM"};
+  const auto refusal = [&](std::function<void(ModelConfig&)> mistake) {
+    change = std::move(mistake);
+    return error_of([&] { parse_model_config(config.dump(), "c"); }, ErrorKind::format);
+  };
+  EXPECT_EQ(refusal([](ModelConfig& c) { c.layers = -1; }),
+            "c: layers: expected an integer in 1..1024, found -1");
+  EXPECT_EQ(refusal([](ModelConfig& c) { c.max_positions = -5; }),
+            "c: max_positions: expected an integer in 1..16777216, found -5");
+  EXPECT_EQ(refusal([](ModelConfig& c) { c.ropes.clear(); }),
+            "c: rope_of[0]: expected an integer in -1..-1, found 0");
+  EXPECT_EQ(refusal([](ModelConfig& c) { c.norm_eps = std::nan(""); }),
+            "c: norm_eps: expected a finite number, found nan");
+  EXPECT_EQ(error_of([&] {
+              register_family({{""}, {}, read, "embed_tokens.weight", {"model."}, load});
+            }),
+            "argument: architectures: expected names, found an empty one");
+}
+
 // Settings that no golden covers: Qwen 3 with windows, Mistral without, Gemma 2 without caps.
 TEST(Families, OtherSettingsAgreeWithTheReference) {
   const TemporaryDirectory dir;

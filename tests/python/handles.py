@@ -424,6 +424,8 @@ class Arguments(common.Case):
             (lambda: s.copy_kv(s, begin=0, end=2, position=99), "position"),
             (lambda: s.scale_kv(np.array([2.0])), "factor"),
             (lambda: self.model.session(capacity=10**9), "capacity"),
+            (lambda: self.model.session(window_only=True, checkpoint_every=7), "checkpoint_every"),
+            (lambda: self.model.session(anchor_bytes=-2), "anchor_bytes"),
             (lambda: setattr(s, "stop_strings", [""]), "stop_strings[0]"),
             (lambda: setattr(s, "stop_strings", 5), "stop_strings"),
             (lambda: setattr(s, "sampling", stet.Sampling(logit_bias=[1])), "logit_bias"),

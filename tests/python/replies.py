@@ -88,7 +88,7 @@ class Settings(common.Case):
         self.assertEqual((len(s), s.floor, s.drawn), (90, 90, 100))
         self.assertEqual(s.transcript().tolist(), self.ids[:100].tolist())
         self.assertFalse(s.verify())
-        self.refused(lambda: s.prune_range(50, 200), "prune")
+        self.refused(lambda: s.prune_range(50, 200), "begin")
 
     def test_a_sampler_draws_what_the_session_draws(self):
         s, sampler = self.session(), stet.Sampler(self.model.vocab_size)

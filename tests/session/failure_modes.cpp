@@ -5,6 +5,7 @@
 #include <thread>
 #include <type_traits>
 
+#include "stet/generate/speculate.hpp"
 #include "tests/support/models.hpp"
 
 namespace stet::test::failure_modes_tests {
@@ -300,6 +301,32 @@ TEST(Session, OptionsOutOfRangeAreNamed) {
   EXPECT_EQ(error_of([&] { s.set_compute(bad); }, ErrorKind::argument),
             "chunk: expected 1 .. 65536, found -1");
   EXPECT_EQ(s.compute().chunk, 512);
+}
+
+TEST(Session, NothingInPlaceOfAnObjectIsRefused) {
+  EXPECT_EQ(error_of([] { Session s(nullptr); }, ErrorKind::argument),
+            "model: expected a model, found null");
+  EXPECT_EQ(error_of([] { Session s(nullptr, State(), {}); }, ErrorKind::argument),
+            "model: expected a model, found null");
+  EXPECT_EQ(error_of([] { Speculator s(nullptr); }, ErrorKind::argument),
+            "drafter: expected a drafter, found null");
+  EXPECT_EQ(error_of([] { Model::load(std::shared_ptr<const FileSource>()); }, ErrorKind::argument),
+            "source: expected a source of files, found null");
+}
+
+// Calls to a session that was moved from are refused, until another is assigned to it.
+TEST(Session, OneThatWasMovedFromIsRefused) {
+  const auto ids = random_tokens(*gemma(), 5);
+  Session s = fresh(ids), other = std::move(s);
+  const std::pair<const char*, std::function<void()>> calls[] = {
+      {"append", [&] { s.append(ids); }}, {"rewind", [&] { s.rewind(0); }},
+      {"fork", [&] { s.fork(); }},        {"logits", [&] { s.logits(); }},
+      {"logits", [&] { s.state(); }},     {"set_compute", [&] { s.set_compute({}); }}};
+  for (const auto& [name, call] : calls)
+    EXPECT_EQ(error_of(call, ErrorKind::argument),
+              std::string(name) + ": expected a session, found one that was moved from");
+  s = other.fork();
+  EXPECT_TRUE(same_state(s, other));
 }
 
 // If a sink throws, in any chunk and at any row, the session is unchanged to the byte.

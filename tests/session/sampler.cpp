@@ -513,7 +513,10 @@ TEST(Sampler, RefusesLogitsThatAreNoDistribution) {
               }),
               "out: expected 2 values, found 1");
   }
-  EXPECT_EQ(refusal([] { Sampler(0); }), "vocab_size: expected a positive integer, found 0");
+  EXPECT_EQ(refusal([] { Sampler(0); }),
+            "vocab_size: expected a positive integer up to 1048576, found 0");
+  EXPECT_EQ(refusal([] { Sampler(std::numeric_limits<int>::max()); }),
+            "vocab_size: expected a positive integer up to 1048576, found 2147483647");
 }
 
 TEST(Sampler, RefusesSettingsOutOfRange) {

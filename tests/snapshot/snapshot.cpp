@@ -355,6 +355,18 @@ TEST_F(SnapshotTest, DamagedKeysAndValuesAreNamedByBlock) {
   EXPECT_EQ(live.tokens(), some_ids(130));
 }
 
+TEST_F(SnapshotTest, OptionsThatContradictAreRefused) {
+  Session s = session(5);
+  Snapshot::save(s, file);
+  const Snapshot snapshot = Snapshot::open(file);
+  EXPECT_EQ(error_of([&] { snapshot.restore(m, {.check = true, .trust = true}); }),
+            "argument: trust: trust, which uses blocks unchecked, excludes check");
+  EXPECT_EQ(error_of([&] { snapshot.state({.heal = true, .trust = true}); }),
+            "argument: trust: trust, which uses blocks unchecked, excludes heal");
+  EXPECT_EQ(error_of([&] { snapshot.restore(nullptr); }),
+            "argument: model: expected a model, found null");
+}
+
 TEST_F(SnapshotTest, SplicedFilesAreRefused) {
   Session a = session(130), b = session(65);
   Snapshot::save(a, file);

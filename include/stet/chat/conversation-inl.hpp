@@ -225,7 +225,7 @@ STET_INL Conversation::Plan Conversation::make_plan(const std::vector<Message>& 
 }
 
 STET_INL PromptReport Conversation::plan(const std::vector<Message>& messages) const {
-  return make_plan(messages, render(messages, true), std::nullopt).report;
+  return lay_out(messages, false)->report;
 }
 
 STET_INL Conversation::Plan Conversation::prepare(std::vector<Message> messages) const {
@@ -304,6 +304,7 @@ STET_INL void Conversation::begin_continued(int64_t tokens) {
 
 STET_INL PromptReport Conversation::prompt(std::vector<Message> messages,
                                            const Progress& progress) {
+  session_.refuse_changes("prompt");
   const Plan plan = prepare(std::move(messages));
   Session before = session_.fork();
   try {
@@ -350,6 +351,7 @@ STET_INL void Conversation::end_reply(const Reply& reply) {
 }
 
 STET_INL Reply Conversation::reply(const GenerateOptions& options, const TextSink& sink) {
+  session_.refuse_changes("reply");
   begin_reply();
   Reply reply;
   try {
@@ -414,9 +416,12 @@ STET_INL void Conversation::rewind(int64_t turns) {
   size_t first = all.size();
   int64_t found = 0;
   while (found < turns && first > 0) found += all[--first].role == "user" ? 1 : 0;
+  const int64_t most = detail::count_users(all);
   if (turns < 1 || found < turns) {
-    throw Error(ErrorKind::argument, "", "turns",
-                "1 .. " + std::to_string(detail::count_users(all)), std::to_string(turns));
+    throw Error(
+        ErrorKind::argument, "", "turns",
+        most == 0 ? "a conversation with a message of the user" : "1 .. " + std::to_string(most),
+        most == 0 ? "none" : std::to_string(turns));
   }
   const bool later = std::any_of(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(first),
                                  [](const Message& m) { return m.generated; });
@@ -437,6 +442,7 @@ STET_INL void Conversation::retry() {
 }
 
 STET_INL void Conversation::set_system(const std::string& text) {
+  session_.refuse_changes("set_system");
   std::vector<Message>& all = session_.chat().messages;
   const bool there = !all.empty() && all.front().role == "system";
   if (text.empty()) {

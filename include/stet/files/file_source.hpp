@@ -55,7 +55,8 @@ class FileSource {
   virtual ~FileSource() = default;
 
   virtual bool has(const std::string& name) const = 0;
-  // Opens a file without copying it. Throws Error if it does not exist or cannot be read.
+  // Opens a file without copying it. Never returns null: throws Error if the file does not exist or
+  // cannot be read.
   virtual std::shared_ptr<const FileBytes> open(const std::string& name) const = 0;
   // Returns a copy of the content. Throws a format Error if it has more than `limit` bytes.
   virtual std::string read(const std::string& name, size_t limit) const = 0;

@@ -219,6 +219,7 @@ STET_INL std::string held_text(const GenerationState& state, const Tokenizer* to
 }
 
 STET_INL std::string end_reply(Session& session, const Tokenizer* tokenizer) {
+  session.refuse_changes("end_reply");
   std::string rest = held_text(session.generation(), tokenizer);
   detail::close_turn(session);
   return rest;

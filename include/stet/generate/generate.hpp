@@ -39,7 +39,8 @@ struct Reply {
 };
 
 // Called after every token with the text that has become certain, which is often empty. Returning
-// false ends the reply after this token.
+// false ends the reply after this token. It may attach, prune, edit and change settings: the next
+// token is drawn accordingly. It must not append to the session or rewind it.
 using TextSink = std::function<bool(std::string_view)>;
 
 // Receives every drawn token before it is processed, and the model's logits [vocab_size] that it

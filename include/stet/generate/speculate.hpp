@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "stet/api.h"
+#include "stet/base/error.hpp"
 #include "stet/generate/drafter.hpp"
 
 namespace stet {
@@ -66,11 +67,14 @@ class Speculator {
   static constexpr size_t kMost = 15;  // tokens of a draft
 
   // Without `costs`, measures its own. `always` drafts as much as is offered, whatever it costs.
+  // Throws an argument Error if `drafter` is null.
   explicit Speculator(std::shared_ptr<Drafter> drafter, std::shared_ptr<PassCosts> costs = nullptr,
                       bool always = false)
       : drafter_(std::move(drafter)),
         costs_(costs != nullptr ? std::move(costs) : std::make_shared<PassCosts>()),
-        always_(always) {}
+        always_(always) {
+    if (drafter_ == nullptr) throw Error(ErrorKind::argument, "", "drafter", "a drafter", "null");
+  }
 
   // Asks the drafter for up to `limit` tokens to follow the session's tokens and `next`. If the
   // drafter fails, it offers nothing, also in the next calls.

@@ -122,7 +122,7 @@ inline StopMatcher::Result StopMatcher::push(std::string_view piece) {
     result.text += c;
     held = advance(static_cast<unsigned char>(c), &result.stop);
     if (result.stop >= 0) {
-      result.text.resize(result.text.size() - strings_[result.stop].size());
+      result.text.resize(result.text.size() - strings_[static_cast<size_t>(result.stop)].size());
       reset();
       return result;
     }

@@ -178,7 +178,7 @@ STET_API Sha256 block_content(const KvShape& shape, const std::byte* block);
 class DamagedBlock : public Error {
  public:
   // field: "KV block 3, layer 1"
-  DamagedBlock(const std::string& file, int64_t index, int64_t layer);
+  DamagedBlock(const std::string& path, int64_t index, int64_t layer);
   // Reports that the block no longer holds this layer (HeldLayers).
   DamagedBlock(int64_t index, int64_t layer);
 
@@ -305,8 +305,8 @@ inline std::vector<Digest> layer_digests(const KvShape& shape, const std::byte* 
   return digests;
 }
 
-inline DamagedBlock::DamagedBlock(const std::string& file, int64_t index, int64_t layer)
-    : Error(ErrorKind::format, file,
+inline DamagedBlock::DamagedBlock(const std::string& path, int64_t index, int64_t layer)
+    : Error(ErrorKind::format, path,
             "KV block " + std::to_string(index) + ", layer " + std::to_string(layer),
             "the bytes that were saved", "others") {}
 

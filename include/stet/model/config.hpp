@@ -181,7 +181,8 @@ struct STET_API ModelConfig {
   template <class F>
   int64_t widest(F f) const {
     int64_t most = 0;
-    for (int64_t i = 0; i < layers; ++i) most = std::max<int64_t>(most, f(layer(i)));
+    for (int64_t i = 0; i < layers; ++i)
+      most = std::max<int64_t>(most, static_cast<int64_t>(f(layer(i))));
     return most;
   }
 

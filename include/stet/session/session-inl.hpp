@@ -42,6 +42,11 @@ STET_INL StateOrigin origin_of(const Model& model, Contract contract) {
 
 namespace detail {
 
+STET_INL std::shared_ptr<const Model> not_null(std::shared_ptr<const Model> model) {
+  if (model == nullptr) throw Error(ErrorKind::argument, "", "model", "a model", "null");
+  return model;
+}
+
 // Throws a mismatch Error unless a session of `model` can continue the state.
 STET_INL void check_origin(const StateOrigin& state, const StateOrigin& session,
                            const Model& model) {
@@ -71,7 +76,9 @@ STET_INL void check_rewind_logits(const RewindLogits& kept, const ModelConfig& c
 }  // namespace detail
 
 STET_INL Session::Session(std::shared_ptr<const Model> model, const SessionOptions& options)
-    : model_(std::move(model)), compute_(options.compute), anchor_bytes_(options.anchor_bytes) {
+    : model_(detail::not_null(std::move(model))),
+      compute_(options.compute),
+      anchor_bytes_(options.anchor_bytes) {
   detail::check_compute(compute_, *model_);
   const ModelConfig& c = model_->config();
   state_.origin = origin_of(*model_, compute_.contract);
@@ -84,7 +91,7 @@ STET_INL Session::Session(std::shared_ptr<const Model> model, const SessionOptio
 
 STET_INL Session::Session(std::shared_ptr<const Model> model, State state,
                           const SessionOptions& options)
-    : model_(std::move(model)),
+    : model_(detail::not_null(std::move(model))),
       compute_(options.compute),
       state_(std::move(state)),
       anchor_bytes_(options.anchor_bytes) {
@@ -115,14 +122,29 @@ STET_INL void Session::set_before_recall(std::function<void(int64_t)> callback) 
 }
 
 STET_INL void Session::refuse_in_sink(const char* call) const {
+  if (model_ == nullptr)
+    throw Error(ErrorKind::argument, "", call, "a session", "one that was moved from");
   if (pending_.before < 0) return;
   throw Error(ErrorKind::argument, "", call, "a call after append() has returned",
               "a call from its sink");
 }
 
+STET_INL void Session::refuse_changes(const char* call) const {
+  refuse_in_sink(call);
+  if (read_only_)
+    throw Error(ErrorKind::argument, "", call, "a call after generate() has returned",
+                "a call from its callback");
+}
+
 // Begins an operation other than append() and logits().
 STET_INL void Session::enter(const char* call) const {
   refuse_in_sink(call);
+  forget_drafted();
+}
+
+// Begins an operation that changes what callers see.
+STET_INL void Session::enter_change(const char* call) const {
+  refuse_changes(call);
   forget_drafted();
 }
 
@@ -163,7 +185,7 @@ STET_INL void Session::settle_accepted() {
 // Makes the first drafted row part of the session if it is the row of `ids`. If it throws, nothing
 // has changed.
 STET_INL bool Session::accept_drafted(std::span<const int32_t> ids) {
-  refuse_in_sink("append");
+  refuse_changes("append");
   if (ids.size() != 1 || !accepts(ids[0])) return false;
   state_.recurrent.next();  // for settle_accepted(); allocates, so it comes first
   if (!state_.edits.empty())
@@ -197,7 +219,7 @@ STET_INL void Session::drop_windows() {
 }
 
 STET_INL void Session::set_compute(const ComputeOptions& compute) {
-  enter("set_compute");
+  enter_change("set_compute");
   detail::check_compute(compute, *model_);
   const StateOrigin origin = origin_of(*model_, compute.contract);
   if (size() > 0) detail::check_origin(state_.origin, origin, *model_);
@@ -255,7 +277,7 @@ STET_INL Watch watch_hidden(const ModelConfig& c, const HiddenSink& hidden, cons
 STET_INL void Session::append(std::span<const int32_t> ids, const LogitSink& logits,
                               const HiddenSink& hidden, const Progress& progress,
                               const Watch* watch) {
-  refuse_in_sink("append");
+  refuse_changes("append");
   if (ids.empty()) return;
   Watch both;
   if (hidden) {
@@ -270,7 +292,7 @@ STET_INL void Session::append(std::span<const int32_t> ids, const LogitSink& log
 // leaves nothing to undo.
 STET_INL void Session::begin_append(const Session& first, std::span<const int32_t> ids,
                                     std::span<const int32_t> draft) {
-  enter("append");
+  enter_change("append");
   if (model_ != first.model_)
     throw Error(ErrorKind::argument, "", "model", "the model of the first session",
                 "another model");
@@ -365,26 +387,26 @@ STET_INL void Session::finish_append() {
 }
 
 STET_INL void Session::attach(Intervention intervention) {
-  enter("attach");
+  enter_change("attach");
   logits();  // computed first, because the intervention does not apply to the last token
   stet::attach(state_, model_->config(), std::move(intervention));
 }
 
 STET_INL void Session::detach(size_t index, int64_t from) {
-  enter("detach");
+  enter_change("detach");
   logits();  // computed first, because the intervention applied to the last token
   stet::detach(state_, model_->config(), index, from);
 }
 
 STET_INL void Session::attach(std::shared_ptr<const Callback> callback) {
-  enter("attach");
+  enter_change("attach");
   detail::check_callback(model_->config(), callback.get());
   logits();
   callbacks_.push_back({std::move(callback), size()});
 }
 
 STET_INL void Session::detach_callbacks() {
-  enter("detach_callbacks");
+  enter_change("detach_callbacks");
   if (!callbacks_.empty()) logits();  // computed first, under the callbacks
   callbacks_.clear();
 }
@@ -397,7 +419,7 @@ STET_INL void Session::move_callbacks(const Prune& p) {
 }
 
 STET_INL void Session::rewind(int64_t to) {
-  enter("rewind");
+  enter_change("rewind");
   if (to < 0 || to > size()) {
     throw Error(ErrorKind::argument, "", "rewind", "a position in 0.." + std::to_string(size()),
                 std::to_string(to));
@@ -436,7 +458,7 @@ STET_INL void Session::cut(int64_t to) {
 }
 
 STET_INL int64_t Session::prune(const PruneOptions& options) {
-  enter("prune");
+  enter_change("prune");
   detail::check_prune_options(options);
   if (!options.recompute) refuse_prune();
   logits();  // called now: a rewound session cannot compute them after the prune
@@ -454,7 +476,7 @@ STET_INL int64_t Session::prune(const PruneOptions& options) {
 }
 
 STET_INL void Session::prune_range(int64_t begin, int64_t end, bool shift) {
-  enter("prune");
+  enter_change("prune");
   refuse_prune();
   logits();
   recompute_.before_prune(target(), begin, end, shift);
@@ -473,7 +495,7 @@ STET_INL void Session::set_value(int64_t layer, int64_t head, int64_t position,
 }
 
 STET_INL void Session::set_array(int64_t layer, int64_t index, std::span<const float> x) {
-  enter("set_array");
+  enter_change("set_array");
   logits();
   logits_shared_.set();  // the anchor keeps a reference to them
   stet::set_array(state_, layer, index, x);
@@ -481,7 +503,7 @@ STET_INL void Session::set_array(int64_t layer, int64_t index, std::span<const f
 
 template <class Change>
 void Session::change_kv(const char* call, Change change) {
-  enter(call);
+  enter_change(call);
   logits();
   logits_shared_.set();  // the state keeps a reference to them
   keep_anchor(true);     // later positions cannot be processed again from an earlier one

@@ -95,7 +95,9 @@ class Session;
 // Processes tokens in place of Session::append, for example in passes shared with other sessions.
 using Appender = std::function<void(Session& session, std::span<const int32_t> ids)>;
 
-// A session. It is movable and is copied only by fork().
+// A session. It is movable and is copied only by fork(). Calls to one that was moved from throw an
+// argument Error, except those that only read members; it may be destroyed and assigned to. A
+// session must not be moved to itself.
 //
 // A session whose blocks are in a mapped file heals itself. If that file is truncated, overwritten
 // or unreadable, the call that detects the damage recomputes the blocks from the session's own
@@ -109,6 +111,8 @@ class Session {
   // Throws an argument Error for options out of range or an isa that this CPU lacks. Throws an
   // unsupported Error for a contract that does not suit the model's weights
   // (Model::check_contract).
+  //
+  // Both constructors throw an argument Error if `model` is null.
   explicit Session(std::shared_ptr<const Model> model, const SessionOptions& options = {});
   // Continues from a state of this model. Uses only `compute` and `window` of the options. Throws a
   // mismatch Error for a state of another contract or model (State::origin). Throws an argument
@@ -206,6 +210,24 @@ class Session {
   Session(Session&&) noexcept = default;
   Session& operator=(Session&&) noexcept = default;
 
+  // While one exists, calls that would change the session throw an argument Error, but reading,
+  // forking and saving it go on. The C interface makes one while a callback of a reply runs.
+  class ReadOnly {
+   public:
+    explicit ReadOnly(const Session& session)
+        : session_(session), before_(std::exchange(session.read_only_, true)) {}
+    ~ReadOnly() { session_.read_only_ = before_; }
+    ReadOnly(const ReadOnly&) = delete;
+    ReadOnly& operator=(const ReadOnly&) = delete;
+
+   private:
+    const Session& session_;
+    bool before_;
+  };
+  // Throws an argument Error if the session may not be changed now: in a sink of append() and while
+  // it is ReadOnly. `call` names the caller's function.
+  void refuse_changes(const char* call) const;
+
   const std::vector<int32_t>& tokens() const { return state_.tokens; }
   int64_t size() const { return state_.size(); }
   int64_t transcript_size() const { return state_.transcript_size(); }
@@ -285,6 +307,7 @@ class Session {
   std::shared_ptr<std::vector<float>> new_logits_buffer() const;
   void refuse_in_sink(const char* call) const;
   void enter(const char* call) const;
+  void enter_change(const char* call) const;
   void cut(int64_t to);
   // The beginning of a computation of recurrent arrays (anchors-inl.hpp).
   struct StartingPoint {
@@ -316,7 +339,8 @@ class Session {
   ComputeOptions compute_;
   State state_;
   PendingAppend pending_;
-  SharedFlag logits_shared_;  // another object may hold state_.logits
+  mutable bool read_only_ = false;  // see ReadOnly; not copied by fork()
+  SharedFlag logits_shared_;        // another object may hold state_.logits
   // The logits buffer of the previous token, not shared.
   std::shared_ptr<std::vector<float>> spare_;
   detail::DraftedRows drafted_;

@@ -50,7 +50,8 @@ struct RestoreOptions {
   bool map = true;     // use uncompressed blocks in place, in the mapped file
   bool check = false;  // check all blocks now instead of before their first use
   bool heal = false;   // recompute damaged blocks
-  bool trust = false;  // use blocks unchecked, even damaged ones: for comparisons
+  // Use blocks unchecked, even damaged ones: for comparisons. Excludes `check` and `heal`.
+  bool trust = false;
   // Recompute everything from the tokens, under another model or contract than the saved one.
   bool replay = false;
   // Processes the tokens that a state is recomputed from; null: Session::append does.

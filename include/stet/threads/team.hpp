@@ -153,7 +153,8 @@ class Executor {
   virtual ~Executor() = default;
   // Calls member(0), ..., member(size - 1), each once, and returns when all calls have returned.
   // They may run in any order and on any threads, even all on the calling one. A member may wait
-  // for a piece that another has started, but never for one that none has. Neither may throw.
+  // for a piece that another has started, but never for one that none has. Neither may throw. The
+  // thread that called run() then runs the members that it has left out.
   virtual void run(int size, const std::function<void(int rank)>& member) = 0;
 };
 // Sets the executor for all runs of this process that name none, and returns the previous one; null
