@@ -50,13 +50,31 @@ constexpr Defaults kDefaults = {.vocab_size = 262144,
                                 .kv_heads = 4,
                                 .head_dim = 256,
                                 .max_positions = 131072,
-                                .tied_head = true};
+                                .tied_head = true,
+                                .own_layers = true};
+
+// Throws for a field of per_layer_config that read_heads does not read.
+inline void refuse_other_exceptions(const JsonReader& exceptions, int64_t layers) {
+  for (const std::string& layer : exceptions.keys()) {
+    bool known = false;
+    for (int64_t i = 0; i < layers && !known; ++i) known = layer == std::to_string(i);
+    if (!known) exceptions.fail(layer, "the number of a layer, 0.." + std::to_string(layers - 1));
+    const JsonReader own = exceptions.required_object(layer);
+    for (const std::string& field : own.keys()) {
+      if (field != "head_dim" && field != "num_key_value_heads" && own.has(field))
+        throw Error(ErrorKind::unsupported, own.file(), own.path_of(field), "",
+                    "the field is not supported for single layers; only head_dim and "
+                    "num_key_value_heads are");
+    }
+  }
+}
 
 // Reads the head dimension and the KV heads of every layer. Configs name those of full layers, or
 // list exceptions by layer (per_layer_config).
 inline void read_heads(const JsonReader& json, ModelConfig& c) {
   const bool values_are_keys = json.boolean_or("attention_k_eq_v", false);
   const std::optional<JsonReader> exceptions = json.object("per_layer_config");
+  if (exceptions) refuse_other_exceptions(*exceptions, c.layers);
   for (int64_t i = 0; i < c.layers; ++i) {
     const bool full = c.window[static_cast<size_t>(i)] == 0;
     int64_t dim = c.head_dim, heads = c.kv_heads;
@@ -107,10 +125,9 @@ inline void read_layer_inputs(const JsonReader& json, ModelConfig& c) {
 }
 
 inline void read_ropes(const JsonReader& json, ModelConfig& c) {
-  const char* const part = "partial_rotary_factor";
   const char* const published = R"({"rope_type": "proportional", "partial_rotary_factor": 0.25})";
-  c.ropes = {read_rope(json, "full_attention", 1e6, {.others = {part}, .otherwise = published}),
-             read_rope(json, "sliding_attention", 10000, {.others = {part}})};
+  c.ropes = {read_rope(json, "full_attention", 1e6, {.otherwise = published}),
+             read_rope(json, "sliding_attention", 10000)};
   for (size_t i = 0; i < c.window.size(); ++i) {
     c.rope_of[i] = c.window[i] == 0 ? 0 : 1;
     int64_t& dim = c.ropes[static_cast<size_t>(c.rope_of[i])].dim;
@@ -125,10 +142,8 @@ inline ModelConfig read_config(const JsonReader& top) {
   const JsonReader& json = nested ? *nested : top;
   ModelConfig c = read_common(json, "gemma4", kDefaults);
   require_false(json, {"attention_bias", "mlp_bias"});
-  if (json.has("use_bidirectional_attention") &&
-      json.string_or("use_bidirectional_attention", "") != "vision")
-    throw Error(ErrorKind::unsupported, json.file(), json.path_of("use_bidirectional_attention"),
-                "null or vision", "others: the model is no decoder");
+  // "vision" is for the tokens of images alone.
+  require_one_of(json, "use_bidirectional_attention", {"null", "false", R"("vision")"});
   if (nested && top.has("eos_token_id")) c.eos_ids = read_ids(top, "eos_token_id", c.vocab_size);
   if (!json.has("tie_word_embeddings")) c.tied_head = top.boolean_or("tie_word_embeddings", true);
   c.embedding_scale = static_cast<double>(square_root(static_cast<float>(c.hidden_size)));

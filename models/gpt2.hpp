@@ -48,6 +48,7 @@ inline ModelConfig read_config(const JsonReader& json) {
                           : 1.0;
   c.attention_bias = c.mlp_bias = true;
   c.tied_head = json.boolean_or("tie_word_embeddings", true);
+  require_uniform_layers(json);
   c.window.assign(static_cast<size_t>(c.layers), 0);
   c.eos_ids = read_ids(json, "eos_token_id", c.vocab_size);
   require_activation(json, "activation_function",

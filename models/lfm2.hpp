@@ -67,12 +67,12 @@ inline int64_t read_width(const JsonReader& json) {
 inline ModelConfig read_layers(const JsonReader& json, const char* family) {
   ModelConfig c =
       read_common(json, family, {.kv_heads = 8, .max_positions = 128000, .widths = true});
-  // The older name takes precedence, as in transformers.
+  // The older names take precedence, as in transformers.
   c.tied_head = json.boolean_or("tie_embedding", json.boolean_or("tie_word_embeddings", true));
   c.norm_eps = json.number_or("norm_eps", 1e-5, 0, 1);
   require_false(json, {"attention_bias", "mlp_bias"});
-  c.ropes = {read_rope(json, "", 1e6, {.theta = {"rope_theta", "theta"}})};
-  const std::vector<int64_t> full = json.integers("full_attn_idxs", 0, c.layers - 1);
+  c.ropes = {read_rope(json, "", 1e6, {.theta = {"theta", "rope_theta"}})};
+  const std::vector<int64_t> full = json.integers("full_attn_idxs", 0, kMaxLayers);
   const bool convolves = json.has("full_attn_idxs");
   c.recurrent_of = read_recurrent(
       json, c.layers, {"conv", "linear_attention"}, {"full_attention"},

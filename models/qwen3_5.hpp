@@ -74,7 +74,7 @@ inline void read_mixture(const JsonReader& json, const Published& defaults, Mode
                                    .count = defaults.experts,
                                    .chosen = defaults.chosen});
   c->experts.shared = json.integer_or("shared_expert_intermediate_size", 512, 1, kMaxSize);
-  const std::vector<int64_t> plain = json.integers("mlp_only_layers", 0, c->layers - 1);
+  const std::vector<int64_t> plain = json.integers("mlp_only_layers", 0, kMaxLayers);
   const int64_t step = json.integer_or("decoder_sparse_step", 1, 1, kMaxLayers);
   for (int64_t i = 0; i < c->layers; ++i) {
     if ((i + 1) % step != 0 || std::ranges::find(plain, i) != plain.end())

@@ -35,7 +35,7 @@ inline ModelConfig read_config(const JsonReader& json) {
   if (json.boolean_or("use_sliding_window", false))
     c.window.assign(c.window.size(), read_sliding_window(json));
   c.experts = read_experts(json, {.width = "moe_intermediate_size", .count = 128, .chosen = 8});
-  const std::vector<int64_t> plain = json.integers("mlp_only_layers", 0, c.layers - 1);
+  const std::vector<int64_t> plain = json.integers("mlp_only_layers", 0, kMaxLayers);
   const int64_t step = json.integer_or("decoder_sparse_step", 1, 1, kMaxLayers);
   for (int64_t i = 0; i < c.layers; ++i) {
     if ((i + 1) % step != 0 || std::ranges::find(plain, i) != plain.end())

@@ -42,6 +42,7 @@ struct Registry {
       olmo2_family(),      olmo3_family(),          olmoe_family(),       phi3_family(),
       qwen2_family(),      qwen3_family(),          qwen3_5_family(),     qwen3_moe_family(),
       qwen3_next_family(), smollm3_family()};
+  const size_t published = families.size();  // a program's own families follow
 };
 
 Registry& registry() {
@@ -63,6 +64,19 @@ void refuse_known(const char* field, const std::vector<std::string>& known,
 
 void refuse_empty(const char* field, const std::vector<std::string>& names) {
   if (contains(names, "")) throw Error(ErrorKind::argument, "", field, "names", "an empty one");
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string all;
+  for (const std::string& name : names) all += (all.empty() ? "" : " or ") + name;
+  return all;
+}
+
+// Returns the family that has the model type, or null.
+const Family* family_of_type(const std::string& type) {
+  for (const Family& family : registry().families)
+    if (contains(family.model_types, type)) return &family;
+  return nullptr;
 }
 
 }  // namespace
@@ -88,10 +102,17 @@ const Family& family_of(const JsonReader& json) {
   const std::string type = json.string_or("model_type", "");
   const std::lock_guard lock(registry().mutex);
   std::string known;
-  for (const Family& family : registry().families) {
-    if (names.empty() ? contains(family.model_types, type)
-                      : contains(family.architectures, names[0]))
+  const Family* by_type = family_of_type(type);
+  if (names.empty() && by_type != nullptr) return *by_type;
+  for (size_t i = 0; i < registry().families.size(); ++i) {
+    const Family& family = registry().families[i];
+    if (!names.empty() && contains(family.architectures, names[0])) {
+      // A program may run its own architecture on the config of a published model.
+      if (by_type != nullptr && by_type != &family && i < registry().published)
+        throw Error(ErrorKind::unsupported, json.file(), "model_type",
+                    joined(family.model_types) + ", or other architectures than " + names[0], type);
       return family;
+    }
     for (const std::string& name : family.architectures)
       known += (known.empty() ? "" : ", ") + name;
   }

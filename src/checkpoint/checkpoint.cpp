@@ -32,6 +32,9 @@ std::string weights_name(const FileSource& source) {
                             "flax_model.msgpack", "model.safetensors.incomplete"}) {
     if (source.has(other)) found = other + std::string(", which stet does not read");
   }
+  for (const char* other : {"model.fp16.safetensors", "pytorch_model.safetensors"}) {
+    if (source.has(other)) found = other + std::string("; rename it to ") + kWeightsName;
+  }
   if (source.has("pytorch_model.bin") || source.has("pytorch_model.bin.index.json"))
     found += " (transformers' save_pretrained writes it as safetensors)";
   throw Error(ErrorKind::io, source.path(), "",
@@ -205,7 +208,15 @@ const TensorView& Checkpoint::require(const std::string& name, const std::vector
                                       bool blocks) const {
   const TensorView* tensor = find(name);
   const std::string expected = fmt::format("F32, BF16 or F16 {}", shape_text(shape));
-  if (tensor == nullptr) throw Error(ErrorKind::format, source_, name, expected, "nothing");
+  if (tensor == nullptr) {
+    const std::string packed = name.substr(0, name.rfind('.')) + ".qweight";
+    if (find(packed) != nullptr)
+      throw Error(
+          ErrorKind::unsupported, file_of(packed), packed, "",
+          "weights quantized by GPTQ or AWQ are not supported; take the checkpoint that they "
+          "were made from, with --compute q8 or q4, or the model as a GGUF file");
+    throw Error(ErrorKind::format, source_, name, expected, "nothing");
+  }
   const std::string found = tensor->dtype_text + " " + shape_text(tensor->shape);
   if (!is_weight_dtype(tensor->dtype) && !(blocks && is_block_dtype(tensor->dtype))) {
     throw Error(ErrorKind::unsupported, file_of(name), name, expected, found);

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/base/json_value.hpp"
+#include "src/checkpoint/settings_in_config.hpp"
 #include "stet/base/error.hpp"
 #include "stet/kernels/numbers.hpp"
 #include "stet/model/family.hpp"
@@ -83,9 +84,10 @@ void read_step_limits(const JsonReader& json, const char* name, Recurrence* r) {
 }
 
 std::vector<int32_t> read_ids(const JsonReader& json, const std::string& name, int64_t vocab_size) {
+  constexpr int64_t kLeast = INT32_MIN, kMost = UINT32_MAX;
   std::vector<int32_t> ids;
-  for (int64_t id : json.integer_or_integers(name, 0, vocab_size - 1))
-    ids.push_back(static_cast<int32_t>(id));
+  for (const int64_t id : json.integer_or_integers(name, kLeast, kMost))
+    if (id >= 0 && id < vocab_size) ids.push_back(static_cast<int32_t>(id));
   return ids;
 }
 
@@ -130,6 +132,20 @@ void require_activation(const JsonReader& json, const char* field,
   throw Error(ErrorKind::unsupported, json.file(), json.path_of(field), expected, found);
 }
 
+void require_one_of(const JsonReader& json, const char* field,
+                    std::initializer_list<const char*> values) {
+  if (!json.has(field)) return;
+  const nlohmann::json& found = json_of(json).at(field);
+  std::string expected;
+  for (const char* value : values) {
+    if (found == nlohmann::json::parse(value)) return;
+    expected += (expected.empty() ? "" : " or ") + std::string(value);
+  }
+  const auto replace = nlohmann::json::error_handler_t::replace;
+  throw Error(ErrorKind::unsupported, json.file(), json.path_of(field), expected,
+              printable(found.dump(-1, ' ', false, replace), 60));
+}
+
 void require_false(const JsonReader& json, std::initializer_list<const char*> fields) {
   for (const char* field : fields) {
     if (json.boolean_or(field, false))
@@ -137,7 +153,15 @@ void require_false(const JsonReader& json, std::initializer_list<const char*> fi
   }
 }
 
+void require_uniform_layers(const JsonReader& json) {
+  const auto exceptions = json.object("per_layer_config");
+  if (exceptions && !exceptions->keys().empty())
+    throw Error(ErrorKind::unsupported, json.file(), json.path_of("per_layer_config"),
+                "nothing: layers of this family have one shape", printable(exceptions->text(), 60));
+}
+
 ModelConfig read_common(const JsonReader& json, const char* family, const Defaults& defaults) {
+  if (!defaults.own_layers) require_uniform_layers(json);
   const auto size = [&](const char* name, int64_t fallback, int64_t max) {
     return fallback > 0 ? json.integer_or(name, fallback, 1, max) : json.integer(name, 1, max);
   };
@@ -430,17 +454,15 @@ bool is_of_mxfp4(const JsonReader& json, const JsonReader& how) {
          how.string_or("quant_method", "") == "mxfp4";
 }
 
-// Throws an unsupported Error for weights that only another program's kernels can read, and a
-// format Error if the file is a server's error message.
-void refuse_other_weights(const JsonReader& json) {
+// Throws an unsupported Error for weights that only another program's kernels can read. `place` is
+// the config or its text_config.
+void refuse_other_weights(const JsonReader& json, const JsonReader& place) {
   const std::string advice =
       " are not supported; take the checkpoint that they were made from, with --compute q8 or q4, "
       "or the model as a GGUF file";
   for (const char* const name :
        {"quantization_config", "compression_config", "quantization"}) {  // "quantization" is MLX's
-    const auto nested = json.has_object("text_config") ? json.object("text_config") : std::nullopt;
-    const JsonReader& place = nested && nested->has_object(name) ? *nested : json;
-    if (!place.has_object(name)) continue;
+    if (!place.has(name)) continue;
     const JsonReader how = place.required_object(name);
     if (how.keys().empty() || is_of_mxfp4(json, how)) continue;
     for (const char* const method : {"quant_method", "quant_algo", "mode"}) {
@@ -454,6 +476,9 @@ void refuse_other_weights(const JsonReader& json) {
                      : "weights quantized as " + printable(how.text(), 100)) +
                     advice);
   }
+}
+
+void refuse_answer_of_server(const JsonReader& json) {
   if (json.has("error") && !json.has("architectures") && !json.has("model_type"))
     throw Error(ErrorKind::format, json.file(), "error", "",
                 "this is a server's answer, not the config of a model; download the file again");
@@ -475,18 +500,38 @@ void check_members(const ModelConfig& c, const std::string& file) {
   ModelConfig::from_canonical(c.canonical(), file);
 }
 
+// Throws an unsupported Error for a model whose tokens attend to later ones. Null says so, too, in
+// transformers.
+void require_causal(const JsonReader& json) {
+  const char* const field = "is_causal";
+  if (json.names(field) && !json.boolean_or(field, false))
+    throw Error(ErrorKind::unsupported, json.file(), json.path_of(field),
+                "true: stet runs decoders, whose tokens attend to earlier ones alone",
+                json.has(field) ? "false" : "null");
+}
+
 }  // namespace
 
 ModelConfig parse_model_config(const std::string& text, const std::string& file) {
   const JsonReader json = parse_python_json(text, file);
-  refuse_other_weights(json);
+  const auto nested = json.has_object("text_config") ? json.object("text_config") : std::nullopt;
+  for (const JsonReader* const place : {nested ? &*nested : &json, &json}) {
+    refuse_other_weights(json, *place);
+    require_causal(*place);
+  }
+  refuse_answer_of_server(json);
   const Family& family = family_of(json);
   ModelConfig config = family.read_config(json);
   for (const Rope& rope : config.ropes) {
     const auto pairs = static_cast<size_t>(config.rotated(rope) / 2);
-    if (rope.scaling == Rope::Scaling::longrope &&
-        (rope.short_factors.size() != pairs || rope.long_factors.size() != pairs))
-      json.fail("rope_scaling", std::to_string(pairs) + " short and long factors");
+    if (rope.scaling != Rope::Scaling::longrope) continue;
+    for (const auto& [name, factors] : {std::pair("short_factor", &rope.short_factors),
+                                        std::pair("long_factor", &rope.long_factors)}) {
+      if (factors->size() != pairs)
+        throw Error(ErrorKind::format, file, name,
+                    std::to_string(pairs) + " numbers, one for each pair of rotated dimensions",
+                    std::to_string(factors->size()));
+    }
   }
   const std::vector<std::string> names = json.strings("architectures");
   config.architecture = names.empty() ? family.architectures[0] : names[0];
@@ -494,28 +539,47 @@ ModelConfig parse_model_config(const std::string& text, const std::string& file)
   return config;
 }
 
-// Lists the settings that stet ignores, although transformers' generate() would draw other tokens
-// with them. Adds the ignored keys that the reader of a GGUF file listed.
+// Lists the settings that stet ignores, although transformers' generate() would give other or fewer
+// tokens with them. Adds the ignored keys that the reader of a GGUF file listed.
 static std::vector<std::string> ignored_settings(const JsonReader& json) {
   constexpr std::pair<const char*, double> kNumbers[] = {
       {"num_beams", 1},      {"no_repeat_ngram_size", 0},
       {"penalty_alpha", 0},  {"encoder_repetition_penalty", 1},
       {"epsilon_cutoff", 0}, {"eta_cutoff", 0},
       {"guidance_scale", 1}, {"diversity_penalty", 0},
-      {"min_length", 0},     {"min_new_tokens", 0}};
+      {"min_length", 0},     {"min_new_tokens", 0},
+      {"max_length", 20},    {"num_return_sequences", 1}};  // 20: old configs state the default
   std::vector<std::string> ignored;
   for (const auto& [name, neutral] : kNumbers) {
     if (json.number_or(name, neutral) != neutral) ignored.push_back(name);
   }
   for (const char* const name :
-       {"bad_words_ids", "begin_suppress_tokens", "exponential_decay_length_penalty",
-        "forced_bos_token_id", "forced_eos_token_id", "sequence_bias", "stop_strings",
-        "suppress_tokens", "top_h", "watermarking_config"}) {
-    if (json.has(name) && !json_of(json).at(name).empty()) ignored.push_back(name);
+       {"bad_words_ids", "begin_suppress_tokens", "dola_layers", "exponential_decay_length_penalty",
+        "force_words_ids", "forced_bos_token_id", "forced_decoder_ids", "forced_eos_token_id",
+        "max_new_tokens", "max_time", "renormalize_logits", "sequence_bias", "stop_strings",
+        "suppress_tokens", "token_healing", "top_h", "watermarking_config"}) {
+    if (json.has(name) && !json_of(json).at(name).empty() && json_of(json).at(name) != false)
+      ignored.push_back(name);
   }
   if (const auto notes = json.object("stet"))
     for (const std::string& key : notes->strings("ignored")) ignored.push_back(key);
   return ignored;
+}
+
+std::vector<std::string> settings_in_config(const JsonReader& json) {
+  constexpr std::pair<const char*, double> kNumbers[] = {
+      {"temperature", 1}, {"top_k", 50},      {"top_p", 1},
+      {"typical_p", 1},   {"num_beams", 1},   {"no_repeat_ngram_size", 0},
+      {"min_length", 0},  {"max_length", 20}, {"repetition_penalty", 1}};
+  std::vector<std::string> names;
+  if (json.has("do_sample") && json_of(json).at("do_sample") == true) names.push_back("do_sample");
+  for (const auto& [name, neutral] : kNumbers) {
+    if (json.has(name) && json_of(json).at(name) != neutral) names.push_back(name);
+  }
+  for (const char* const name : {"bad_words_ids", "max_new_tokens", "suppress_tokens"}) {
+    if (json.has(name) && !json_of(json).at(name).empty()) names.push_back(name);
+  }
+  return names;
 }
 
 GenerationConfig parse_generation_config(const std::string& text, const std::string& file,

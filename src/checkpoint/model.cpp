@@ -12,6 +12,7 @@
 #include "src/checkpoint/checkpoint_source.hpp"
 #include "src/checkpoint/model_weights.hpp"
 #include "src/checkpoint/packed.hpp"
+#include "src/checkpoint/settings_in_config.hpp"
 #include "src/checkpoint/weight_guard.hpp"
 #include "stet/base/error.hpp"
 #include "stet/kernels/float_environment.hpp"
@@ -23,12 +24,23 @@ namespace {
 constexpr size_t kConfigLimit = size_t{16} << 20;
 const std::string kConfigName = "config.json", kGenerationName = "generation_config.json";
 
+// Returns what precedes the family's names in a checkpoint. Those saved from a model without its head,
+// as published for embeddings, have no prefix.
 std::string find_prefix(const Checkpoint& checkpoint, const Family& family) {
   for (const std::string& prefix : family.prefixes) {
     if (checkpoint.find(prefix + family.embedding) != nullptr) return prefix;
   }
-  throw Error(ErrorKind::format, checkpoint.source(), family.prefixes[0] + family.embedding, "",
-              "the tensor is missing");
+  if (checkpoint.find(family.embedding) != nullptr) return "";
+  std::string fault = "the tensor is missing";
+  const std::string usual = family.prefixes[0] + family.embedding;
+  for (const std::string& name : checkpoint.names()) {
+    if (!name.ends_with("." + family.embedding)) continue;
+    const std::string& kept = name.ends_with("." + usual) ? usual : family.embedding;
+    fault += "; the file has " + printable(name, 80) + ": take \"" +
+             printable(name.substr(0, name.size() - kept.size()), 60) + "\" off all names";
+    break;
+  }
+  throw Error(ErrorKind::format, checkpoint.source(), usual, "", fault);
 }
 
 GenerationConfig read_generation(const FileSource& source, const ModelConfig& config) {
@@ -36,6 +48,9 @@ GenerationConfig read_generation(const FileSource& source, const ModelConfig& co
   if (source.has(kGenerationName)) {
     g = parse_generation_config(source.read(kGenerationName, kConfigLimit),
                                 source.path_of(kGenerationName), config.vocab_size);
+  } else {
+    g.ignored = settings_in_config(
+        parse_python_json(source.read(kConfigName, kConfigLimit), source.path_of(kConfigName)));
   }
   if (g.eos_ids.empty()) g.eos_ids = config.eos_ids;
   return g;

@@ -247,6 +247,28 @@ void refuse_unknown(const RopePlaces& places, const std::string& type, const Rop
   }
 }
 
+std::optional<std::string> stated_type(const JsonReader& object) {
+  for (const char* const name : {"rope_type", "type"})
+    if (object.has(name)) return object.string(name);
+  return std::nullopt;
+}
+
+// Returns the type that the objects state. Throws if they state two, because the numbers of one
+// object would scale in the way of the other.
+std::string read_type(const RopePlaces& places) {
+  std::optional<std::string> first;
+  for (const JsonReader& object : places.objects()) {
+    const auto type = stated_type(object);
+    if (!type) continue;
+    const RopeType read = rope_type_of(object, *type);
+    if (!first) first = type;
+    if (read.scaling != rope_type_of(object, *first).scaling)
+      refuse_field(object, object.has("rope_type") ? "rope_type" : "type",
+                   *first + ", the type of rope_scaling, or no rope_scaling");
+  }
+  return first.value_or("default");
+}
+
 }  // namespace
 
 Rope read_rope(const JsonReader& json, const std::string& layer_type, double default_theta,
@@ -254,11 +276,8 @@ Rope read_rope(const JsonReader& json, const std::string& layer_type, double def
   const RopePlaces places(json, layer_type, fields.otherwise);
   Rope rope;
   rope.theta = read_theta(places, fields, default_theta);
-  const JsonReader& typed = places.with(places.has("rope_type") ? "rope_type" : "type");
-  const std::string type = places.objects().empty()
-                               ? "default"
-                               : typed.string_or("rope_type", typed.string_or("type", "default"));
-  const RopeType read = rope_type_of(typed, type);
+  const std::string type = read_type(places);
+  const RopeType read = rope_type_of(json, type);
   rope.scaling = read.scaling;
   read_scaling(places, &rope);
   refuse_unknown(places, type, read, fields);

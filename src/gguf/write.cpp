@@ -140,6 +140,29 @@ struct Tensor {
   bool columns = false;
 };
 
+// The first place where two values of JSON differ.
+struct Difference {
+  std::string path;
+  nlohmann::json value, found;
+};
+
+Difference first_difference(const std::string& path, const nlohmann::json& value,
+                            const nlohmann::json& found) {
+  if (value.is_object() && found.is_object()) {
+    for (const auto& [key, member] : value.items()) {
+      const auto other = found.value(key, nlohmann::json());
+      if (other != member) return first_difference(path + "." + key, member, other);
+    }
+  }
+  if (value.is_array() && found.is_array() && value.size() == found.size()) {
+    for (size_t i = 0; i < value.size(); ++i) {
+      if (value[i] != found[i])
+        return first_difference(fmt::format("{}[{}]", path, i), value[i], found[i]);
+    }
+  }
+  return {path, value, found};
+}
+
 class Conversion {
  public:
   Conversion(const FileSource& source, const GgufWriteOptions& o)
@@ -465,9 +488,11 @@ class Conversion {
     for (const auto& [key, value] : config.items()) {
       const auto found = back.value(key, nlohmann::json());
       if (found == value) continue;
-      throw Error(ErrorKind::unsupported, source_.path_of("config.json"), key, "",
-                  "llama.cpp assumes " + printable(found.dump(), 200) + ", the model has " +
-                      printable(value.dump(), 200));
+      const Difference d = first_difference(key, value, found);
+      throw Error(ErrorKind::unsupported, source_.path_of("config.json"), d.path, "",
+                  "llama.cpp assumes " + printable(d.found.dump(), 200) + ", the model has " +
+                      printable(d.value.dump(), 200) +
+                      ": a GGUF file cannot say that; use the checkpoint itself, or stet prepare");
     }
     if (back.size() != config.size())
       throw Error(ErrorKind::unsupported, source_.path_of("config.json"), "", "",

@@ -81,6 +81,11 @@ class BadGemma : public BadCheckpoint {
   BadGemma() : BadCheckpoint("gemma3-tiny") {}
 };
 
+class BadGemma4 : public BadCheckpoint {
+ protected:
+  BadGemma4() : BadCheckpoint("gemma4-dense-tiny") {}
+};
+
 class BadGpt2 : public BadCheckpoint {
  protected:
   BadGpt2() : BadCheckpoint("gpt2-tiny") {}
@@ -98,6 +103,11 @@ TEST_F(BadCheckpoint, MissingFiles) {
   fs::remove(path("model.safetensors"));
   EXPECT_EQ(error(ErrorKind::io),
             "@: expected model.safetensors or model.safetensors.index.json in it, found neither");
+  write("model.fp16.safetensors", "");
+  EXPECT_EQ(error(ErrorKind::io),
+            "@: expected model.safetensors or model.safetensors.index.json in it, found "
+            "model.fp16.safetensors; rename it to model.safetensors");
+  fs::remove(path("model.fp16.safetensors"));
   fs::remove(path("config.json"));
   EXPECT_EQ(error(ErrorKind::io), "@/config.json: cannot be read: No such file or directory");
   fs::remove(directory_.path());
@@ -197,6 +207,105 @@ TEST_F(BadCheckpoint, UnknownArchitecture) {
             "@/config.json: model_type: expected one of " + known + ", found nothing");
 }
 
+TEST_F(BadCheckpoint, TwoFamilies) {
+  EXPECT_EQ(config_error(ErrorKind::unsupported, [](Json& j) { j["model_type"] = "mistral"; }),
+            "@/config.json: model_type: expected llama, or other architectures than "
+            "LlamaForCausalLM, found mistral");
+  config([](Json& j) { j["model_type"] = "of_no_family"; });
+  EXPECT_NO_THROW(Model::load(directory_.path(), 1));
+}
+
+TEST_F(BadCheckpoint, NoDecoder) {
+  const std::string fault =
+      "is_causal: expected true: stet runs decoders, whose tokens attend to earlier ones alone, "
+      "found ";
+  for (const auto& [value, found] :
+       {std::pair<Json, const char*>(false, "false"), {nullptr, "null"}})
+    EXPECT_EQ(config_error(ErrorKind::unsupported, [&](Json& j) { j["is_causal"] = value; }),
+              "@/config.json: " + fault + found);
+  EXPECT_EQ(config_error(ErrorKind::unsupported,
+                         [](Json& j) {
+                           j["text_config"] = {{"is_causal", false}};
+                         }),
+            "@/config.json: text_config." + fault + "false");
+  config([](Json& j) { j["is_causal"] = true; });
+  EXPECT_NO_THROW(Model::load(directory_.path(), 1));
+}
+
+TEST_F(BadGpt2, NoDecoder) {
+  EXPECT_EQ(config_error(ErrorKind::unsupported, [](Json& j) { j["is_causal"] = false; }),
+            "@/config.json: is_causal: expected true: stet runs decoders, whose tokens attend to "
+            "earlier ones alone, found false");
+}
+
+const Json kExceptions = {{"1", {{"sliding_window", 3}}}};
+
+TEST_F(BadCheckpoint, ExceptionsOfSingleLayers) {
+  EXPECT_EQ(
+      config_error(ErrorKind::unsupported, [](Json& j) { j["per_layer_config"] = kExceptions; }),
+      "@/config.json: per_layer_config: expected nothing: layers of this family have one shape, "
+      "found {\"1\":{\"sliding_window\":3}}");
+  for (const Json& none : {Json(), Json::object()}) {
+    config([&](Json& j) { j["per_layer_config"] = none; });
+    EXPECT_NO_THROW(Model::load(directory_.path(), 1));
+  }
+}
+
+TEST_F(BadGpt2, ExceptionsOfSingleLayers) {
+  EXPECT_EQ(
+      config_error(ErrorKind::unsupported, [](Json& j) { j["per_layer_config"] = kExceptions; }),
+      "@/config.json: per_layer_config: expected nothing: layers of this family have one shape, "
+      "found {\"1\":{\"sliding_window\":3}}");
+}
+
+TEST_F(BadGemma4, NoDecoder) {
+  for (const auto& [value, found] :
+       {std::pair<Json, const char*>(true, "true"), {"all", "\"all\""}})
+    EXPECT_EQ(config_error(ErrorKind::unsupported,
+                           [&](Json& j) { j["use_bidirectional_attention"] = value; }),
+              std::string("@/config.json: use_bidirectional_attention: expected null or false or "
+                          "\"vision\", found ") +
+                  found);
+  for (const Json& none : {Json(), Json(false), Json("vision")}) {
+    config([&](Json& j) { j["use_bidirectional_attention"] = none; });
+    EXPECT_NO_THROW(Model::load(directory_.path(), 1));
+  }
+}
+
+TEST_F(BadGemma4, ExceptionsOfSingleLayers) {
+  const auto fault = [&](ErrorKind kind, const char* layer, const Json& fields) {
+    return config_error(kind, [&](Json& j) {
+      const Json full = {{"head_dim", 32}, {"num_key_value_heads", 1}};
+      j["per_layer_config"] = {{"2", full}, {"5", full}};
+      j["per_layer_config"][layer] = fields;
+    });
+  };
+  EXPECT_EQ(fault(ErrorKind::unsupported, "0", {{"sliding_window", 3}}),
+            "@/config.json: per_layer_config.0.sliding_window: the field is not supported for "
+            "single layers; only head_dim and num_key_value_heads are");
+  EXPECT_EQ(fault(ErrorKind::format, "6", Json::object()),
+            "@/config.json: per_layer_config.6: expected the number of a layer, 0..5, found an "
+            "object");
+}
+
+TEST_F(BadCheckpoint, WeightsOfOtherPrograms) {
+  const std::string fault =
+      "quantization_config.quant_method: weights quantized by gptq are not supported; take the "
+      "checkpoint that they were made from, with --compute q8 or q4, or the model as a GGUF file";
+  const Json gptq = {{"quant_method", "gptq"}}, none = Json::object();
+  const auto found = [&](const Json& top, const Json& nested) {
+    return config_error(ErrorKind::unsupported, [&](Json& j) {
+      j["quantization_config"] = top;
+      j["text_config"] = {{"quantization_config", nested}};
+    });
+  };
+  EXPECT_EQ(found(gptq, none), "@/config.json: " + fault);
+  EXPECT_EQ(found(none, gptq), "@/config.json: text_config." + fault);
+  EXPECT_EQ(found(nullptr, gptq), "@/config.json: text_config." + fault);
+  EXPECT_EQ(field_error("quantization_config", "gptq"),
+            "@/config.json: quantization_config: expected an object, found \"gptq\"");
+}
+
 TEST_F(BadCheckpoint, AbsurdSizes) {
   EXPECT_EQ(field_error("num_attention_heads", 0),
             "@/config.json: num_attention_heads: expected an integer in 1..1024, found 0");
@@ -263,11 +372,21 @@ TEST_F(BadCheckpoint, UnknownActivation) {
             "@/config.json: hidden_act: expected silu, found relu");
 }
 
+// No token has such an id, so that it ends nothing.
 TEST_F(BadCheckpoint, StopTokensOutsideTheVocabulary) {
-  EXPECT_EQ(field_error("eos_token_id", 320),
-            "@/config.json: eos_token_id: expected an integer in 0..319, found 320");
-  EXPECT_EQ(field_error("eos_token_id", {1, -1}),
-            "@/config.json: eos_token_id[1]: expected an integer in 0..319, found -1");
+  const auto found = [&](const Json& ids) {
+    config([&](Json& j) { j["eos_token_id"] = ids; });
+    return Model::load(directory_.path(), 1)->generation().eos_ids;
+  };
+  EXPECT_EQ(found(-1), std::vector<int32_t>());
+  EXPECT_EQ(found({1, -1, 320, 319}), (std::vector<int32_t>{1, 319}));
+  write("generation_config.json", "{\"eos_token_id\": [2, 999]}");
+  EXPECT_EQ(found(1), std::vector<int32_t>{2});
+  write("generation_config.json", "{\"eos_token_id\": 999}");
+  EXPECT_EQ(found(1), std::vector<int32_t>{1});
+  EXPECT_EQ(field_error("eos_token_id", {1, nullptr}),
+            "@/config.json: eos_token_id[1]: expected an integer in "
+            "-2147483648..4294967295, found null");
 }
 
 TEST_F(BadGemma, LayerTypes) {
@@ -312,8 +431,10 @@ TEST_F(BadCheckpoint, GenerationConfig) {
   EXPECT_EQ(generation("{\"repetition_penalty\": 0}"),
             file + "repetition_penalty: expected a number in 1e-06..1000000.0, found 0");
   EXPECT_EQ(generation("{\"do_sample\": 1}"), file + "do_sample: expected true or false, found 1");
-  EXPECT_EQ(generation("{\"eos_token_id\": [2, 999]}"),
-            file + "eos_token_id[1]: expected an integer in 0..319, found 999");
+  EXPECT_EQ(generation("{\"eos_token_id\": [2, true]}"),
+            file +
+                "eos_token_id[1]: expected an integer in "
+                "-2147483648..4294967295, found true");
   EXPECT_EQ(generation("nonsense"),
             file + "line 1, column 2: expected valid JSON, found 'no': invalid literal");
 }
@@ -324,7 +445,53 @@ TEST_F(BadCheckpoint, GenerationConfigThatIsABrokenLink) {
             "@/generation_config.json: cannot be read: No such file or directory");
 }
 
+// Settings that no part of stet has, for `stet inspect`.
+TEST_F(BadCheckpoint, SettingsThatStetDoesNotHave) {
+  using Names = std::vector<std::string>;
+  const auto ignored = [&] { return Model::load(directory_.path(), 1)->generation().ignored; };
+  EXPECT_EQ(ignored(), Names());
+  config([](Json& j) {
+    j.update({{"do_sample", true},
+              {"temperature", 0.5},
+              {"top_k", 50},
+              {"num_beams", 4},
+              {"max_length", 20},
+              {"suppress_tokens", {3}},
+              {"bad_words_ids", nullptr}});
+  });
+  EXPECT_EQ(ignored(), (Names{"do_sample", "temperature", "num_beams", "suppress_tokens"}));
+  config([](Json& j) {
+    j.update({{"top_k", "many"}, {"do_sample", false}, {"max_length", 20.0}});
+  });
+  EXPECT_EQ(ignored(), Names{"top_k"});
+  write("generation_config.json", "{}");
+  EXPECT_EQ(ignored(), Names());
+  write("generation_config.json",
+        R"({"max_new_tokens": 3, "max_length": 99, "max_time": 1.5, "dola_layers": "high",
+            "forced_decoder_ids": [[1, 2]], "force_words_ids": [[3]], "renormalize_logits": true,
+            "token_healing": true, "num_return_sequences": 2})");
+  EXPECT_EQ(ignored(), (Names{"max_length", "num_return_sequences", "dola_layers",
+                              "force_words_ids", "forced_decoder_ids", "max_new_tokens", "max_time",
+                              "renormalize_logits", "token_healing"}));
+  write("generation_config.json",
+        R"({"max_length": 20, "renormalize_logits": false, "token_healing": false,
+            "num_return_sequences": 1})");
+  EXPECT_EQ(ignored(), Names());
+}
+
 // ---- tensors ----
+
+TEST_F(BadCheckpoint, TensorsOfGptq) {
+  tensors([](Tensor& t) {
+    if (t.spec.name == "model.layers.0.self_attn.q_proj.weight")
+      t.spec.name = "model.layers.0.self_attn.q_proj.qweight";
+  });
+  EXPECT_EQ(
+      error(ErrorKind::unsupported),
+      "@/model.safetensors: model.layers.0.self_attn.q_proj.qweight: weights quantized by GPTQ "
+      "or AWQ are not supported; take the checkpoint that they were made from, with --compute "
+      "q8 or q4, or the model as a GGUF file");
+}
 
 TEST_F(BadCheckpoint, MissingTensor) {
   tensors([](Tensor& t) {
@@ -333,6 +500,26 @@ TEST_F(BadCheckpoint, MissingTensor) {
   EXPECT_EQ(error(ErrorKind::format),
             "@/model.safetensors: model.layers.2.mlp.up_proj.weight: expected F32, BF16 or F16 "
             "[176, 64], found nothing");
+}
+
+// Checkpoints that were saved from a model without its head have no prefix.
+TEST_F(BadCheckpoint, OtherPrefixes) {
+  const auto renamed = [&](const std::string& prefix, const std::string& head) {
+    tensors([&](Tensor& t) {
+      const bool inside = t.spec.name.starts_with("model.");
+      t.spec.name = inside ? prefix + t.spec.name.substr(6) : head + t.spec.name;
+    });
+  };
+  const std::string fault =
+      "@/model.safetensors: model.embed_tokens.weight: the tensor is missing; the file has ";
+  renamed("", "");
+  EXPECT_EQ(Model::load(directory_.path(), 1)->fingerprints(),
+            Model::load(data_path("models/llama31-tiny"), 1)->fingerprints());
+  renamed("_orig_mod.model.", "_orig_mod.");
+  EXPECT_EQ(error(ErrorKind::format),
+            fault + "_orig_mod.model.embed_tokens.weight: take \"_orig_mod.\" off all names");
+  renamed("a.", "");
+  EXPECT_EQ(error(ErrorKind::format), fault + "a.embed_tokens.weight: take \"a.\" off all names");
 }
 
 TEST_F(BadCheckpoint, MissingEmbeddingsAndHead) {
@@ -471,8 +658,6 @@ TEST_F(BadGpt2, Sizes) {
             "@/config.json: n_inner: expected an integer in 1..4194304, found -1");
   EXPECT_EQ(field_error("n_layer", nullptr),
             "@/config.json: n_layer: expected an integer in 1..1024, found nothing");
-  EXPECT_EQ(field_error("eos_token_id", 320),
-            "@/config.json: eos_token_id: expected an integer in 0..319, found 320");
   EXPECT_EQ(field_error("layer_norm_epsilon", -1),
             "@/config.json: layer_norm_epsilon: expected a number in 0.0..1.0, found -1");
 }

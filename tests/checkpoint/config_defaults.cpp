@@ -80,6 +80,22 @@ TEST(ConfigDefaults, AllLayersMayBeDense) {
   EXPECT_EQ(parse_model_config(json.dump(), "config.json").experts.dense, std::vector<int64_t>{0});
 }
 
+// Configs of models that were cut to their first layers still name the others.
+TEST(ConfigDefaults, LayersBeyondTheLastCountForNothing) {
+  Json json = config_of("lfm2-tiny");
+  const std::string whole = canonical(json);
+  json["full_attn_idxs"] = {0, 99};  // layer_types goes before it
+  EXPECT_EQ(canonical(json), whole);
+  json.erase("layer_types");
+  const std::string listed = canonical(json);
+  json["full_attn_idxs"] = {0};
+  EXPECT_EQ(canonical(json), listed);
+  json = config_of("qwen35moe-tiny");
+  const std::string mixture = canonical(json);
+  json["mlp_only_layers"] = {99};
+  EXPECT_EQ(canonical(json), mixture);
+}
+
 TEST(ConfigDefaults, RotaryPositions) {
   expect_defaults("gptoss-tiny", {{"rope_theta", 150000.0},
                                   {"rope_scaling",

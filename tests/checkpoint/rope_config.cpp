@@ -85,6 +85,12 @@ TEST(RopeConfig, ThetaStandsInAnyOfThreePlaces) {
                              j["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 5e5}};
                            },
                            6e5},
+                          {"rope_parameters, not read beside rope_scaling",
+                           [](Json& j) {
+                             j["rope_scaling"] = kLlama3;
+                             j["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 5e5}};
+                           },
+                           10000},
                           {"nowhere", [](Json& j) { j["rope_scaling"] = kLlama3; }, 10000}};
   for (const Place& place : places) {
     const std::vector<Rope> found = ropes("llama31-tiny", [&](Json& j) {
@@ -197,6 +203,75 @@ TEST(RopeConfig, ThetasOfOtherFamilies) {
   EXPECT_EQ(olmo[0].theta, 80000);
   EXPECT_EQ(olmo[0].scaling, Rope::Scaling::yarn);
   EXPECT_EQ(olmo[1].theta, 70000);
+}
+
+// The older name goes before the usual one, as for LFM2's other fields.
+TEST(RopeConfig, TwoNamesOfLfm2) {
+  const auto theta = [](const Json& fields) {
+    return ropes("lfm2-tiny",
+                 [&](Json& j) {
+                   without(j);
+                   j.erase("theta");
+                   j.update(fields);
+                 })[0]
+        .theta;
+  };
+  EXPECT_EQ(theta({{"theta", 100.0}, {"rope_theta", 2e6}}), 100);
+  EXPECT_EQ(theta({{"theta", nullptr}, {"rope_theta", 2e6}}), 2e6);
+  EXPECT_EQ(theta({{"rope_theta", 2e6}}), 2e6);
+  EXPECT_EQ(theta(Json::object()), 1e6);
+}
+
+TEST(RopeConfig, TwoObjectsOfDifferentTypesAreRefused) {
+  const auto refused = [](const char* model, const Json& scaling, const Json& full) {
+    return refusal(model, [&](Json& j) {
+      without(j);
+      j["rope_scaling"] = scaling;
+      j["rope_parameters"] = {{"full_attention", full},
+                              {"sliding_attention", {{"rope_type", "default"}}}};
+    });
+  };
+  const Json linear = {{"rope_type", "linear"}, {"factor", 2.0}},
+             plain = {{"rope_type", "default"}};
+  const std::string types =
+      "expected default, linear, llama3, yarn, longrope or proportional, found ";
+  const auto other = [](const char* type, const char* found) {
+    return std::string("unsupported: config.json: rope_parameters.full_attention.rope_type: ") +
+           "expected " + type + ", the type of rope_scaling, or no rope_scaling, found " + found;
+  };
+  for (const char* const model : {"gemma3-tiny", "olmo3-tiny", "gemma4-dense-tiny"}) {
+    EXPECT_EQ(refused(model, {{"type", "banana"}}, plain),
+              "unsupported: config.json: rope_scaling.type: " + types + "banana");
+    EXPECT_EQ(refused(model, {{"type", "yarn"}, {"factor", 8.0}}, linear),
+              other("yarn", "\"linear\""));
+    EXPECT_EQ(refused(model, {{"rope_type", "yarn"}, {"factor", 8.0}}, plain),
+              other("yarn", "\"default\""));
+  }
+  EXPECT_EQ(ropes("gemma3-tiny",
+                  [&](Json& j) {
+                    without(j);
+                    j["rope_scaling"] = {{"type", "linear"}, {"factor", 4.0}};
+                    j["rope_parameters"] = {{"full_attention", linear}};
+                  })[0]
+                .factor,
+            4);
+}
+
+TEST(RopeConfig, UnusedPartsOfGemma4AreRefused) {
+  const std::string fields =
+      "expected only these fields of the type default: rope_type, type, "
+      "rope_theta, original_max_position_embeddings, found 0.5";
+  for (const char* const type : {"full_attention", "sliding_attention"})
+    EXPECT_EQ(refusal("gemma4-dense-tiny",
+                      [&](Json& j) {
+                        j["rope_parameters"][type] = {{"rope_type", "default"},
+                                                      {"partial_rotary_factor", 0.5}};
+                      }),
+              std::string("unsupported: config.json: rope_parameters.") + type +
+                  ".partial_rotary_factor: " + fields);
+  EXPECT_EQ(refusal("gemma4-dense-tiny", [](Json& j) { j["partial_rotary_factor"] = 0.5; }),
+            "unsupported: config.json: partial_rotary_factor: expected only these rotary fields: "
+            "rope_scaling, rope_parameters, rope_theta, found 0.5");
 }
 
 // transformers takes original_max_position_embeddings of the config, else that of rope_scaling,

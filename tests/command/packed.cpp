@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "stet/checkpoint/packed.hpp"
+#include "tests/support/checkpoint_parts.hpp"
 #include "tests/support/models.hpp"
 #include "tests/support/run_command.hpp"
 
@@ -184,6 +185,32 @@ TEST_F(PackedCommand, InspectDescribesTheWeights) {
                   .out.find(fmt::format("\nchecked_file_bytes    {}\n",
                                         j["checked_file_bytes"].get<size_t>())),
               std::string::npos);
+  }
+}
+
+TEST_F(PackedCommand, LeftOutTensorsAreNamed) {
+  CheckpointParts parts("llama31-tiny");
+  const std::string one = scratch / "one", many = scratch / "many",
+                    at = "model.layers.0.self_attn.";
+  parts.add(at + "q_proj.bias", {64}, 1);
+  parts.write(one);
+  for (const char* const name : {"k_proj.bias", "o_proj.bias", "v_proj.bias"})
+    parts.add(at + name, {64}, 1);
+  parts.write(many);
+  const std::vector<Args> commands = {
+      {"prepare"}, {"quantize", "--to", "q4"}, {"convert-model", "--tokenizer", "none"}};
+  for (size_t i = 0; i < commands.size(); ++i) {
+    const auto said = [&](const std::string& model) {
+      const std::string to =
+          fmt::format("{}/{}-{}", scratch.path(), fs::path(model).filename().string(), i);
+      return succeed(commands[i] + Args{"-m", model, "-o", to}).err;
+    };
+    EXPECT_EQ(said(one), "warning: the model does not use 1 of the tensors, which are left out: " +
+                             at + "q_proj.bias\n");
+    EXPECT_EQ(said(many), "warning: the model does not use 4 of the tensors, which are left out: " +
+                              at + "k_proj.bias, " + at + "o_proj.bias, " + at +
+                              "q_proj.bias, ...; stet inspect lists all (passed_over)\n");
+    EXPECT_EQ(said(data_path("models/llama31-tiny")), "");
   }
 }
 

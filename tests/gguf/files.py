@@ -169,9 +169,9 @@ class Gguf(unittest.TestCase):
         self.assertNotEqual(*prints)
 
     def test_what_gguf_cannot_say_of_gpt_oss_is_refused(self):
-        changes = (("ropes", lambda c: c["rope_scaling"].update(truncate=True)),
-                   ("gate_limit", lambda c: c.update(swiglu_limit=8.0)))
-        for field, change in changes:
+        changes = (("ropes[0].truncate", lambda c: c["rope_scaling"].update(truncate=True), "false", "true"),
+                   ("gate_limit", lambda c: c.update(swiglu_limit=8.0), "7.0", "8.0"))
+        for field, change, assumed, value in changes:
             model = os.path.join(self.directory.name, field)
             shutil.copytree(os.path.join(ROOT, "tests", "data", "models", "gptoss-tiny"), model)
             with open(os.path.join(model, "config.json")) as file:
@@ -179,8 +179,9 @@ class Gguf(unittest.TestCase):
             change(config)
             with open(os.path.join(model, "config.json"), "w") as file:
                 json.dump(config, file)
-            self.assertIn(f"config.json: {field}: llama.cpp assumes",
-                          run("convert-model", "-m", model, "-o", self.file, status=1))
+            said = run("convert-model", "-m", model, "-o", self.file, status=1)
+            self.assertIn(f"config.json: {field}: llama.cpp assumes {assumed}, the model has {value}: a GGUF file "
+                          "cannot say that; use the checkpoint itself, or stet prepare", said)
             self.assertFalse(os.path.exists(self.file))
 
     def test_an_infinite_block_of_mxfp4_is_refused(self):

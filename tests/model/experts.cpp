@@ -210,8 +210,8 @@ TEST(Experts, ConfigsThatCannotBeAreRefused) {
             "config.json: num_experts_per_tok: expected an integer in 1..8, found 9");
   EXPECT_EQ(refused("mixtral-tiny", "num_local_experts", 0),
             "config.json: num_local_experts: expected an integer in 1..1024, found 0");
-  EXPECT_EQ(refused("qwen3moe-tiny", "mlp_only_layers", Json::array({4})),
-            "config.json: mlp_only_layers[0]: expected an integer in 0..3, found 4");
+  EXPECT_EQ(refused("qwen3moe-tiny", "mlp_only_layers", Json::array({-1})),
+            "config.json: mlp_only_layers[0]: expected an integer in 0..1024, found -1");
 }
 
 TEST(Experts, DenseLayersOfQwen3) {
@@ -219,6 +219,8 @@ TEST(Experts, DenseLayersOfQwen3) {
   EXPECT_EQ(parse_model_config(j.dump(), "").experts.dense, (std::vector<int64_t>{1}));
   j["decoder_sparse_step"] = 2;
   j["mlp_only_layers"] = Json::array({3});
+  EXPECT_EQ(parse_model_config(j.dump(), "").experts.dense, (std::vector<int64_t>{0, 2, 3}));
+  j["mlp_only_layers"] = Json::array({3, 99});  // of a model that was cut to its first layers
   EXPECT_EQ(parse_model_config(j.dump(), "").experts.dense, (std::vector<int64_t>{0, 2, 3}));
   j["mlp_only_layers"] = nullptr;
   EXPECT_EQ(parse_model_config(j.dump(), "").experts.dense, (std::vector<int64_t>{0, 2}));

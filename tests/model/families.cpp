@@ -196,7 +196,8 @@ TEST(Families, LongRopeIsShortOrLongByTheModelsPositions) {
             parsed("phi3-tiny", [](Json& j) { j["rope_scaling"]["long_factor"] = {1.0, 2.0}; });
           },
           ErrorKind::format),
-      "config.json: rope_scaling: expected 8 short and long factors, found an object");
+      "config.json: long_factor: expected 8 numbers, one for each pair of rotated dimensions, "
+      "found 2");
   EXPECT_EQ(parsed("phi4-tiny").rotated(), 12);
   EXPECT_EQ(parsed("pythia-tiny").rotated(), 4);
 }

@@ -59,6 +59,19 @@ std::unique_ptr<const Importance> measured(const CheckpointOption& checkpoint,
   return importance;
 }
 
+// Names some of the tensors that the written checkpoint lacks, because the model does not use them.
+// Nothing in it shows later that there were any.
+void warn_of_left_out(const FileSource& source) {
+  constexpr size_t kShown = 3;
+  const std::vector<std::string> names = unused_tensors(source);
+  if (names.empty()) return;
+  std::string shown;
+  for (size_t i = 0; i < std::min(kShown, names.size()); ++i)
+    shown += (i == 0 ? "" : ", ") + printable(names[i], 80);
+  say("warning: the model does not use {} of the tensors, which are left out: {}{}\n", names.size(),
+      shown, names.size() > kShown ? ", ...; stet inspect lists all (passed_over)" : "");
+}
+
 void run(const PackCommand& o) {
   const double start = seconds();
   const auto source = o.checkpoint.source();
@@ -76,6 +89,7 @@ void run(const PackCommand& o) {
     pack_checkpoint(*source, o.to.empty() ? contract_of_weights(*source) : *parse_contract(o.to),
                     o.directory, o.threads);
   }
+  warn_of_left_out(*source);
   const auto size =
       static_cast<double>(std::filesystem::file_size(o.directory + "/" + kPackedName));
   out(fmt::format("{}: {} of weights{} in {:.1f} s\n", printable(o.directory), bytes_text(size),
@@ -157,6 +171,7 @@ void run(const ConvertCommand& o) {
   for (const std::string& token : left_out.tokens)
     say("warning: the file has no token {}: the model has no embedding for it\n",
         printable(token, 60));
+  warn_of_left_out(*source);
   out(fmt::format("{}: {} in {:.1f} s\n", printable(o.file),
                   bytes_text(static_cast<double>(std::filesystem::file_size(o.file))),
                   seconds() - start));

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <future>
+#include <set>
 
 #include "stet/base/error.hpp"
 #include "stet/checkpoint/cache.hpp"
@@ -18,6 +19,7 @@
 #include "stet/checkpoint/gguf.hpp"
 #include "stet/files/file.hpp"
 #include "stet/kernels/kernels.hpp"
+#include "stet/model/weight_loader.hpp"
 #include "stet/text/tokenizer_warnings.hpp"
 #include "tools/command/streams.hpp"
 #include "tools/command/words.hpp"
@@ -132,6 +134,15 @@ void CheckpointOption::add_overrides_to(Command& app) {
       ->type_name("IDS")
       ->group("Model");
   add_pre_to(app);
+}
+
+std::vector<std::string> unused_tensors(const FileSource& source) {
+  const Checkpoint checkpoint = Checkpoint::open(source);
+  if (checkpoint.packed()) return {};
+  const std::vector<std::string> all = checkpoint.names();
+  std::set<std::string> names(all.begin(), all.end());
+  for (const WeightSpec& need : Model::weights_of(source, checkpoint)) names.erase(need.name);
+  return {names.begin(), names.end()};
 }
 
 std::shared_ptr<const FileSource> CheckpointOption::source(bool map) const {

@@ -77,6 +77,10 @@ struct CheckpointOption {
   std::shared_ptr<const FileSource> overriding(std::shared_ptr<const FileSource> source) const;
 };
 
+// Returns the tensors of a checkpoint's files that the model does not read; none for packed weights.
+// Examples are vision towers, heads for drafts, and keys of layers that read another's.
+std::vector<std::string> unused_tensors(const FileSource& source);
+
 // Returns the directory of a bundled checkpoint, or "" if there is none of that name.
 std::string bundled_checkpoint(const std::string& name);
 

@@ -463,16 +463,6 @@ Json tokenizer_json(const Tokenizer& tokenizer, const FileSource& source) {
   return j;
 }
 
-// Returns the tensors of a checkpoint's files that the model does not read. Examples are vision
-// towers, heads for drafts, and keys of layers that read another's.
-std::vector<std::string> passed_over(const FileSource& source) {
-  const Checkpoint checkpoint = Checkpoint::open(source);
-  std::vector<std::string> names = checkpoint.names();
-  if (checkpoint.packed()) return {};
-  for (const WeightSpec& need : Model::weights_of(source, checkpoint)) std::erase(names, need.name);
-  return names;
-}
-
 Json describe(const Model& model, const std::shared_ptr<const Tokenizer>& tokenizer,
               const FileSource& source) {
   Json j;
@@ -483,7 +473,7 @@ Json describe(const Model& model, const std::shared_ptr<const Tokenizer>& tokeni
   j["weights"] = model.source().has(kPackedName) ? "packed in the file, used in place"
                                                  : "packed while loading";
   j["packed_weight_bytes"] = model.weight_bytes();
-  if (const auto names = passed_over(source); !names.empty()) j["passed_over"] = names;
+  if (const auto names = unused_tensors(source); !names.empty()) j["passed_over"] = names;
   j["stop_ids"] = model.generation().eos_ids;
   const GenerationConfig& g = model.generation();
   j["generation"] = {{"do_sample", g.sample},

@@ -40,7 +40,7 @@ std::unique_ptr<Model> load_model(ModelConfig config, WeightLoader& weights) {
 }
 
 // Returns the family of a config.json. Throws an unsupported Error, which names the architecture,
-// if there is none.
+// if there is none, or if architectures and model_type name two families of this library.
 STET_API const Family& family_of(const JsonReader& json);
 // Adds a family for the whole process. Throws an argument Error if an architecture or model type is
 // already registered. Any thread may call it.
@@ -53,8 +53,12 @@ struct Defaults {
           kv_heads = 0, head_dim = 0;
   int64_t max_positions = 2048;
   bool tied_head = false;
-  bool widths = false;  // intermediate_size may be a list, which the family reads
+  bool widths = false;      // intermediate_size may be a list, which the family reads
+  bool own_layers = false;  // the family reads per_layer_config
 };
+// Throws an unsupported Error for a per_layer_config, which gives single layers other sizes.
+// read_common calls it for families that do not read the field.
+STET_API void require_uniform_layers(const JsonReader& json);
 // Reads the fields that all families after GPT-2 share, and rejects absurd values. Sets full
 // attention in every layer and scores scaled by 1 / sqrt(head_dim). Families override these and
 // fill in the rest.
@@ -68,9 +72,10 @@ struct RopeFields {
   // the settings, as a JSON object, of a config that has neither rope_parameters nor rope_scaling
   const char* otherwise = nullptr;
 };
-// Reads the rotary position settings of config.json. Each value is looked up in rope_scaling, then
-// in rope_parameters. For theta the top level follows, then the default. `layer_type` selects the
-// entry of rope_parameters if it has one per layer type.
+// Reads the rotary position settings of config.json from rope_scaling or, if that is empty, from
+// rope_parameters. With a `layer_type`, it looks up each value in rope_scaling, then in
+// rope_parameters, whose entry of that type it takes. For theta the top level follows, then the
+// default.
 //
 // Throws an unsupported Error for an unknown field whose name begins with rope_ or rotary_, or that
 // is inside those objects. Fields that the family reads, null, and fields without effect are
@@ -114,12 +119,16 @@ struct ExpertFields {
 STET_API ExpertShape read_experts(const JsonReader& json, const ExpertFields& fields);
 // Returns sliding_window: 0 for null, 4096 if it is missing.
 STET_API int64_t read_sliding_window(const JsonReader& json);
-// Returns a token id or a list of them, each below vocab_size.
+// Returns a token id or a list of them. Numbers that are no token of the vocabulary, as -1, are left
+// out, because no token has them.
 STET_API std::vector<int32_t> read_ids(const JsonReader& json, const std::string& name,
                                        int64_t vocab_size);
 // Throws an unsupported Error if the field is present and is not one of `supported`.
 STET_API void require_activation(const JsonReader& json, const char* field,
                                  const std::vector<std::string>& supported);
+// Throws an unsupported Error if the field is present and is none of these values, each as JSON.
+STET_API void require_one_of(const JsonReader& json, const char* field,
+                             std::initializer_list<const char*> values);
 STET_API void require_false(const JsonReader& json, std::initializer_list<const char*> fields);
 
 }  // namespace stet
