@@ -133,6 +133,29 @@ TEST_F(SnapshotCommand, CheckFollowsTheChainOfADelta) {
   EXPECT_TRUE(o.out.starts_with(parent + ": KV block 0, layer 0: expected digest xxh3:")) << o.out;
 }
 
+TEST_F(SnapshotCommand, TheParentsOfADeltaThatIsReadAreNotReplaced) {
+  const std::string s0 = saved("0.stet"), s1 = scratch / "1.stet", s2 = scratch / "2.stet";
+  const auto delta_of = [](const std::string& from, const std::string& to) {
+    const Outcome o = run_stet({"resume", from, "-m", kGemma, "--ids", ids_of(70), "-n", "0",
+                                "--save", to, "--form", "delta", "--against", from});
+    EXPECT_EQ(o.status, 0) << o.err;
+  };
+  delta_of(s0, s1);
+  delta_of(s1, s2);
+  const std::vector<Args> runs = {{"convert", s2, "-o", s0},
+                                  {"prune", s2, "--keep-last", "1", "-o", s0},
+                                  {"resume", s2, "-m", kGemma, "-n", "0", "--save", s0}};
+  for (const Args& args : runs) {
+    const Outcome o = run_stet(args);
+    EXPECT_EQ(o.status, 1) << args[0];
+    EXPECT_EQ(o.err,
+              "stet: " + s0 + ": the delta needs its parent " + s0 + "; save to another file\n");
+  }
+  EXPECT_EQ(run_stet({"check", s1, s2}).status, 0);
+  EXPECT_EQ(run_stet({"convert", s2, "-o", s2}).status, 0);
+  EXPECT_EQ(run_stet({"convert", s2, "-o", s0}).status, 0);
+}
+
 TEST_F(SnapshotCommand, VerifyProvesTheReplayablePartOfAnEditedState) {
   const std::string file = scratch / "edited.stet";
   const auto m = model(kGemma);
