@@ -182,7 +182,7 @@ void refuse_unprovable(const Snapshot& snapshot) {
   if (blocks.empty() || std::ranges::count(blocks, true) > 0) return;
   const auto limit = replay_limit(snapshot.recipe());
   throw Error(ErrorKind::argument, snapshot.path(), "edits",
-              "a block that can be recomputed from the tokens (stet check proves the bytes of all)",
+              "a whole block of 64 positions that the tokens give (stet check proves the bytes)",
               limit ? "none: " + limit->reason : "none");
 }
 
