@@ -269,7 +269,8 @@ int64_t heal_arrays(const Snapshot& snapshot, std::shared_ptr<const Model> model
 State Snapshot::state(const RestoreOptions& how) const {
   if (meta().form == SnapshotForm::recipe) {
     throw Error(ErrorKind::argument, path(), "form", "",
-                "a recipe has no keys and values, and this needs keys and values");
+                "a recipe has no keys and values, and this needs keys and values; restore it with "
+                "its model, as stet convert does");
   }
   Loaded loaded = load(*this, how);
   refuse_damage(*this, loaded);

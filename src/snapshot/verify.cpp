@@ -57,7 +57,8 @@ std::optional<ReplayLimit> replay_limit(const State& state) {
   for (size_t k = static_cast<size_t>(first.prunes); k < state.prunes.size(); ++k)
     limit.position = std::min(limit.position, state.prunes[k].begin);
   if (state.edits.size() > 1)
-    limit.reason += fmt::format(", and {} more edits", state.edits.size() - 1);
+    limit.reason += fmt::format(", and {} more edit{}", state.edits.size() - 1,
+                                state.edits.size() == 2 ? "" : "s");
   return limit;
 }
 
