@@ -185,7 +185,7 @@ TEST_P(ChatGemma, RewindsPastASlidingWindowExactly) {
   c.rewind(8);
   EXPECT_EQ(c.session().size(), 0);
   EXPECT_TRUE(c.messages().empty());
-  EXPECT_EQ(error_of([&] { c.rewind(1); }), "argument: turns: there is none to take back");
+  EXPECT_EQ(error_of([&] { c.rewind(1); }), "argument: turns: expected 1 .. 0, found 1");
 }
 
 // ---------------------------------------------------------------- any model

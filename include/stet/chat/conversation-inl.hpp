@@ -415,10 +415,8 @@ STET_INL void Conversation::rewind(int64_t turns) {
   int64_t found = 0;
   while (found < turns && first > 0) found += all[--first].role == "user" ? 1 : 0;
   if (turns < 1 || found < turns) {
-    const int64_t users = detail::count_users(all);
-    if (users == 0) throw Error(ErrorKind::argument, "", "turns", "", "there is none to take back");
-    throw Error(ErrorKind::argument, "", "turns", "1 .. " + std::to_string(users),
-                std::to_string(turns));
+    throw Error(ErrorKind::argument, "", "turns",
+                "1 .. " + std::to_string(detail::count_users(all)), std::to_string(turns));
   }
   const bool later = std::any_of(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(first),
                                  [](const Message& m) { return m.generated; });
