@@ -24,6 +24,7 @@ namespace {
 constexpr size_t kBufferSize = 1 << 16;
 constexpr std::string_view kTemporaryMark = ".tmp-";
 constexpr size_t kTemporaryDigits = 16;
+constexpr size_t kLongestName = 255;  // NAME_MAX of Linux's file systems
 
 class Descriptor {
  public:
@@ -89,20 +90,25 @@ Buffer read_whole(const std::string& path, size_t limit, bool stream = false) {
   return content;
 }
 
-bool is_temporary_of(std::string_view name, std::string_view target) {
-  if (name.size() != target.size() + kTemporaryMark.size() + kTemporaryDigits) return false;
-  return name.starts_with(target) && name.substr(target.size()).starts_with(kTemporaryMark) &&
-         name.find_first_not_of("0123456789abcdef", target.size() + kTemporaryMark.size()) ==
-             std::string_view::npos;
+// Returns the start of the names of a target's temporaries. Cuts a target's name that leaves no
+// room for the digits.
+std::string temporary_start(std::string_view target) {
+  constexpr size_t kMost = kLongestName - kTemporaryMark.size() - kTemporaryDigits;
+  return std::string(target.substr(0, kMost)) + std::string(kTemporaryMark);
+}
+
+bool is_temporary(std::string_view name, std::string_view start) {
+  return name.size() == start.size() + kTemporaryDigits && name.starts_with(start) &&
+         name.find_first_not_of("0123456789abcdef", start.size()) == std::string_view::npos;
 }
 
 // Removes abandoned temporaries. Every writer holds a lock on its own, so one that can be locked
 // has lost its writer. Files of other users stay.
-void remove_abandoned(const std::string& directory, const std::string& target) {
+void remove_abandoned(const std::string& directory, const std::string& start) {
   DIR* stream = ::opendir(directory.c_str());
   if (stream == nullptr) return;
   while (const dirent* entry = ::readdir(stream)) {
-    if (!is_temporary_of(entry->d_name, target)) continue;
+    if (!is_temporary(entry->d_name, start)) continue;
     const Descriptor file(
         ::openat(::dirfd(stream), entry->d_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
     struct stat info = {};
@@ -129,6 +135,15 @@ std::string resolve_links(const std::string& path) {
     at = target.is_absolute() ? target : at.parent_path() / target;
   }
   return at.string();
+}
+
+// Throws if the process may not write a file. A rename would replace it all the same, because the
+// system asks for permission to write the directory alone.
+void check_permission(const std::string& path, const std::string& target) {
+  if (::faccessat(AT_FDCWD, target.c_str(), W_OK, AT_EACCESS) == 0) return;
+  if (errno != EACCES && errno != EPERM) return;
+  throw Error(ErrorKind::io, path, "", "",
+              "the file is write-protected; name another, or change its permissions");
 }
 
 std::string random_digits() {
@@ -183,19 +198,22 @@ AtomicFile::AtomicFile(std::string path, unsigned mode, Existing existing)
 
   struct stat old = {};
   const bool there = ::lstat(target_.c_str(), &old) == 0, regular = there && S_ISREG(old.st_mode);
+  if (!there && errno == ENAMETOOLONG) throw_io(path_, "cannot be written", errno);
   if (there && !regular && (existing == Existing::follow || S_ISDIR(old.st_mode))) {
     throw Error(ErrorKind::io, path_, "", "a regular file to write",
                 S_ISDIR(old.st_mode) ? "a directory" : "a device or pipe");
   }
+  if (regular && existing == Existing::follow) check_permission(path_, target_);
   buffer_.reserve(kBufferSize);
-  remove_abandoned(directory_, name);
-  create_temporary(regular ? 0600 : mode & 0666);
+  const std::string start = temporary_start(name);
+  remove_abandoned(directory_, start);
+  create_temporary(target_.substr(0, slash + 1) + start, regular ? 0600 : mode & 0666);
   if (regular) (void)!::fchmod(fd_, old.st_mode & 0777);
 }
 
-void AtomicFile::create_temporary(unsigned mode) {
+void AtomicFile::create_temporary(const std::string& start, unsigned mode) {
   while (true) {
-    temporary_ = target_ + std::string(kTemporaryMark) + random_digits();
+    temporary_ = start + random_digits();
     fd_ = retried([&] {
       return ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
                     static_cast<mode_t>(mode));

@@ -215,6 +215,15 @@ const SnapshotFile* SnapshotChain::holder(int64_t block) const {
 
 // ------------------------------------------------- parents of a snapshot
 
+namespace {
+
+[[noreturn]] void refuse_to_replace(const std::string& path, const Snapshot& needed) {
+  throw Error(ErrorKind::argument, path, "", "",
+              "the delta needs its parent " + printable(needed.path()) + "; save to another file");
+}
+
+}  // namespace
+
 void Snapshot::find_parents(const std::optional<std::string>& path) {
   if (!parents_.empty()) return;
   const SnapshotChain chain(file_, path);
@@ -242,12 +251,12 @@ void Snapshot::check_parent(const KvShape& shape, const std::string& to) const {
 }
 
 void Snapshot::check_may_overwrite(const std::string& path) const {
-  const auto refuse = [&](const Snapshot& needed) {
-    throw Error(
-        ErrorKind::argument, path, "", "",
-        "the delta needs its parent " + printable(needed.path()) + "; save to another file");
-  };
-  if (is_file_at(path)) refuse(*this);
+  if (is_file_at(path)) refuse_to_replace(path, *this);
+  check_keeps_parents(path);
+}
+
+void Snapshot::check_keeps_parents(const std::string& path) const {
+  if (meta().form != SnapshotForm::delta) return;
   Snapshot whole = *this;
   try {
     whole.find_parents();
@@ -255,7 +264,7 @@ void Snapshot::check_may_overwrite(const std::string& path) const {
     return;  // a parent that cannot be found is not at `path` either
   }
   for (const auto& parent : whole.parents_) {
-    if (parent->is_file_at(path)) refuse(*parent);
+    if (parent->is_file_at(path)) refuse_to_replace(path, *parent);
   }
 }
 

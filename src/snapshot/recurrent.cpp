@@ -12,6 +12,7 @@
 #include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
 #include "stet/model/config.hpp"
+#include "stet/session/identity.hpp"
 
 namespace stet {
 
@@ -493,25 +494,25 @@ Anchors load_anchors(const SnapshotChain& chain, const SnapshotFile& file, bool 
   return anchors;
 }
 
+void refuse_arrays(const SnapshotFile& file, int64_t layer) {
+  const auto limit = replay_limit(file.recipe());
+  snapshot_damaged(file.path, "recurrent arrays, layer " + std::to_string(layer), "",
+                   "its bytes are not those that were saved" +
+                       (limit ? ", and tokens do not give them (" + limit->reason + ")"
+                              : "; stet resume --heal computes them again"));
+}
+
 size_t check_recurrent(const SnapshotChain& chain, const SnapshotFile& file) {
   if (file.arrays.empty() || file.meta.form == SnapshotForm::recipe) return 0;
   const RecurrentShape shape = shape_of(file);
   const auto live = buffer_of(live_bytes(file));
   for (const int64_t layer : damaged_layers(file, shape, {live->numbers(), shape.numbers}))
-    snapshot_damaged(file.path, "recurrent arrays, layer " + std::to_string(layer), "",
-                     "its bytes are not those that were saved");
+    refuse_arrays(file, layer);
   size_t checked = file.arrays.size();
   each_anchor(file, [&](const AnchorEntry& e, const Sha256& name) {
     if (check_anchor(&chain, file, e, name, shape)) ++checked;
   });
   return checked;
-}
-
-Difference damage_of_anchor(int64_t position) {
-  return {.what = "recurrent arrays of an anchor",
-          .position = position - 1,
-          .expected = "the bytes that were saved",
-          .found = "others"};
 }
 
 std::optional<Difference> damaged_anchor(const SnapshotChain* chain, const SnapshotFile& file) {
@@ -524,7 +525,10 @@ std::optional<Difference> damaged_anchor(const SnapshotChain* chain, const Snaps
       check_anchor(chain, file, e, name, shape);
     } catch (const Error& error) {
       if (error.kind != ErrorKind::format) throw;
-      damage = damage_of_anchor(e.position);
+      damage = {.what = "recurrent arrays of the " + anchor_field(e),
+                .position = e.position - 1,
+                .expected = "the bytes that were saved",
+                .found = "others"};
     }
   });
   return damage;

@@ -59,11 +59,11 @@ std::vector<int64_t> load_arrays(const SnapshotFile& file, RecurrentState& to);
 // mapped file are read when they are first used (is_intact). Otherwise throws a format Error for
 // damage, unless `heal`: then it omits damaged anchors that can be recomputed from the tokens.
 Anchors load_anchors(const SnapshotChain& chain, const SnapshotFile& file, bool map, bool heal);
+// Throws a format Error for damaged arrays of a layer, which says whether tokens give them again.
+[[noreturn]] void refuse_arrays(const SnapshotFile& file, int64_t layer);
 // Throws a format Error if the live arrays or an anchor's are not as they were written, or have
 // other names. Returns the number of arrays' layers and anchors checked.
 size_t check_recurrent(const SnapshotChain& chain, const SnapshotFile& file);
-// Describes an anchor whose bytes are not those that were saved.
-Difference damage_of_anchor(int64_t position);
 // Returns the first anchor whose bytes or name are not those that were saved. `chain` is null if
 // the file's parents are not available: anchors in them are then not compared.
 std::optional<Difference> damaged_anchor(const SnapshotChain* chain, const SnapshotFile& file);

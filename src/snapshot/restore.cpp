@@ -243,12 +243,12 @@ void check_options(const RestoreOptions& how) {
 }
 
 void refuse_damage(const Snapshot& snapshot, const Loaded& loaded) {
-  if (loaded.blocks.empty() && loaded.layers.empty()) return;
-  snapshot_damaged(
-      snapshot.path(),
-      loaded.blocks.empty() ? "recurrent arrays, layer " + std::to_string(loaded.layers[0])
-                            : "KV block " + std::to_string(loaded.blocks[0]),
-      "", "its bytes are not those that were saved; stet resume --heal computes them again");
+  if (!loaded.blocks.empty()) {
+    snapshot_damaged(
+        snapshot.path(), "KV block " + std::to_string(loaded.blocks[0]), "",
+        "its bytes are not those that were saved; stet resume --heal computes them again");
+  }
+  if (!loaded.layers.empty()) refuse_arrays(*snapshot.file(), loaded.layers[0]);
 }
 
 // Recomputes damaged recurrent arrays from the last anchor from which that is possible. Returns the
@@ -256,11 +256,7 @@ void refuse_damage(const Snapshot& snapshot, const Loaded& loaded) {
 int64_t heal_arrays(const Snapshot& snapshot, std::shared_ptr<const Model> model,
                     const SessionOptions& options, Loaded& loaded) {
   State& state = loaded.state;
-  if (const auto limit = replay_limit(state))
-    snapshot_damaged(snapshot.path(), "recurrent arrays, layer " + std::to_string(loaded.layers[0]),
-                     "",
-                     "its bytes are not those that were saved, and tokens do not give them (" +
-                         limit->reason + ")");
+  if (replay_limit(state)) refuse_arrays(*snapshot.file(), loaded.layers[0]);
   const int64_t size = state.size();
   SessionOptions plain = options;
   plain.window = {};
@@ -282,7 +278,8 @@ State Snapshot::state(const RestoreOptions& how) const {
   check_options(how);
   if (meta().form == SnapshotForm::recipe) {
     throw Error(ErrorKind::argument, path(), "form", "",
-                "a recipe has no keys and values, and this needs keys and values");
+                "a recipe has no keys and values, and this needs keys and values; restore it with "
+                "its model, as stet convert does");
   }
   Loaded loaded = load(*this, how);
   refuse_damage(*this, loaded);

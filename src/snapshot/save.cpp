@@ -313,6 +313,7 @@ StateDigests Snapshot::save(Session& session, const std::string& path, const Sav
 
 StateDigests Snapshot::save(const State& state, const Snapshot& like, const std::string& path,
                             const SaveOptions& options) {
+  like.check_keeps_parents(path);
   return save_state(state, meta_of(state, like.meta()), path, options, like.file().get());
 }
 

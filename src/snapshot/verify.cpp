@@ -57,7 +57,8 @@ std::optional<ReplayLimit> replay_limit(const State& state) {
   for (size_t k = static_cast<size_t>(first.prunes); k < state.prunes.size(); ++k)
     limit.position = std::min(limit.position, state.prunes[k].begin);
   if (state.edits.size() > 1)
-    limit.reason += fmt::format(", and {} more edits", state.edits.size() - 1);
+    limit.reason += fmt::format(", and {} more edit{}", state.edits.size() - 1,
+                                state.edits.size() == 2 ? "" : "s");
   return limit;
 }
 
@@ -257,11 +258,11 @@ bool same_bits(std::span<const float> a, std::span<const float> b) {
          (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
 }
 
-// Returns a difference at the last token before `end`, which names the digests of both.
-Difference number_difference(const char* what, int64_t end, std::span<const float> expected,
+// Returns a difference of an anchor, which names the digests of both.
+Difference number_difference(const char* what, int64_t anchor, std::span<const float> expected,
                              std::span<const float> found) {
-  return {.what = what,
-          .position = end - 1,
+  return {.what = fmt::format("{} of the anchor at position {}", what, anchor),
+          .position = anchor - 1,
           .expected = "digest " + digest_text(digest_of(std::as_bytes(expected))),
           .found = "digest " + digest_text(digest_of(std::as_bytes(found)))};
 }
@@ -278,11 +279,12 @@ std::optional<Difference> compare_last(const Anchor& stored, const Anchor& compu
     expected.assign(there.logits().begin(), there.logits().end());
   }
   if (same_bits(expected, *stored.last)) return std::nullopt;
-  return number_difference(stored.hidden ? "hidden state of an anchor" : "logits of an anchor",
-                           stored.position, expected, *stored.last);
+  return number_difference(stored.hidden ? "hidden state" : "logits", stored.position, expected,
+                           *stored.last);
 }
 
 // Compares the anchors that tokens determine with those that the replay made at their positions.
+// Of a file, damaged_anchor_of() reports those that are damaged.
 void compare_anchors(const Claim& claim, const Session& again, VerifyReport& report) {
   if (claim.stored == nullptr || report.difference) return;
   const size_t numbers = again.recurrent().shape().numbers;
@@ -291,16 +293,12 @@ void compare_anchors(const Claim& claim, const Session& again, VerifyReport& rep
     if (computed == nullptr || !computed->hidden ||
         !detail::gives_arrays_again(*claim.stored, 0, a->position))
       continue;
-    if (!is_intact(*a)) {
-      report.difference = damage_of_anchor(a->position);
-      return;
-    }
+    if (!is_intact(*a)) continue;  // counts as missing, as for a rewind
     const std::span expected(computed->arrays->numbers(), numbers),
         found(a->arrays->numbers(), numbers);
-    report.difference =
-        same_bits(expected, found)
-            ? compare_last(*a, *computed, again)
-            : number_difference("recurrent arrays of an anchor", a->position, expected, found);
+    report.difference = same_bits(expected, found)
+                            ? compare_last(*a, *computed, again)
+                            : number_difference("recurrent arrays", a->position, expected, found);
     if (report.difference) return;
     ++report.anchors;
   }
@@ -419,7 +417,7 @@ VerifyReport verify(const Snapshot& snapshot, std::shared_ptr<const Model> model
   VerifyReport report = prove(
       claim, replayable_blocks(recipe),
       [&](const State& needed) { return replay(model, needed, o, progress); }, blas);
-  // A stored state leaves out damaged anchors, because they can be computed again.
+  // The comparison leaves out damaged anchors, because they can be computed again.
   if (!report.difference) report.difference = damaged_anchor_of(snapshot, stored.has_value());
   return report;
 }

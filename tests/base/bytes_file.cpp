@@ -368,6 +368,78 @@ TEST(AtomicFile, RefusesAPathThatCannotHoldAFile) {
   EXPECT_EQ(dir.names(), std::vector<std::string>{"a"});
 }
 
+constexpr const char* kStillRoot = "still root";
+
+// Returns error_of(call) of a process in `directory` that is not root, since root may do anything.
+template <typename Call>
+std::string error_without_root(const std::string& directory, const Call& call) {
+  int ends[2];
+  if (::pipe(ends) != 0) return "no pipe";
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const bool dropped = ::chdir(directory.c_str()) == 0 &&
+                         (::geteuid() != 0 || ::setresuid(65534, 65534, 65534) == 0);
+    const std::string error = dropped ? error_of(call) : kStillRoot;
+    ::_exit(::write(ends[1], error.data(), error.size()) < 0 ? 1 : 0);
+  }
+  ::close(ends[1]);
+  char text[4096];
+  const ssize_t size = ::read(ends[0], text, sizeof text);
+  ::close(ends[0]);
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  return {text, size < 0 ? 0 : static_cast<size_t>(size)};
+}
+
+// People protect results with chmod a-w, and cp, editors and databases respect that.
+TEST(AtomicFile, RefusesAFileThatTheProcessMayNotWrite) {
+  const TemporaryDirectory dir;
+  const auto error = [&](const auto& call) { return error_without_root(dir.path(), call); };
+  ASSERT_EQ(::chmod(dir.path().c_str(), 0777), 0);
+  write_file(dir / "kept", "old");
+  ASSERT_EQ(::chmod((dir / "kept").c_str(), 0444), 0);
+  std::filesystem::create_symlink("kept", dir / "link");
+  if (error([] {}) == kStillRoot) GTEST_SKIP() << "root cannot become another user here";
+  for (const std::string name : {"kept", "link"}) {
+    EXPECT_EQ(
+        error([&] { write_file(name, "new"); }),
+        "io: " + name + ": the file is write-protected; name another, or change its permissions");
+  }
+  EXPECT_EQ(read_text(dir / "kept"), "old");
+  EXPECT_EQ(dir.names(), (std::vector<std::string>{"kept", "link"}));
+
+  using stet::AtomicFile;
+  const auto replace = [] {
+    AtomicFile file("kept", 0600, AtomicFile::Existing::replace);
+    file.write(as_bytes("new"));
+    file.commit();
+  };
+  EXPECT_EQ(error(replace), kNoError);
+  EXPECT_EQ(read_text(dir / "kept"), "new");
+  ASSERT_EQ(::chmod((dir / "kept").c_str(), 0666), 0);
+  EXPECT_EQ(error([] { write_file("kept", "newer"); }), kNoError);
+  EXPECT_EQ(read_text(dir / "kept"), "newer");
+}
+
+TEST(AtomicFile, WritesNamesThatLeaveNoRoomForMore) {
+  const TemporaryDirectory dir;
+  std::vector<std::string> names;
+  for (const size_t size : {234, 235, 254, 255}) {
+    names.push_back(std::string(size, 'n'));
+    write_file(dir / names.back(), names.back());
+    EXPECT_EQ(read_text(dir / names.back()), names.back());
+  }
+  EXPECT_EQ(dir.names(), names);
+  const std::string abandoned = std::string(234, 'n') + ".tmp-0123456789abcdef";
+  std::filesystem::copy_file(dir / names[0], dir / abandoned);
+  write_file(dir / names[3], "new");
+  EXPECT_EQ(dir.names(), names);
+  const std::string longer = std::string(256, 'n');
+  EXPECT_EQ(error_of([&] { write_file(dir / longer, "new"); }),
+            "io: " + dir / longer + ": cannot be written: File name too long");
+}
+
 // The link stays. Its target is replaced atomically, through a temporary file in the target's
 // directory.
 TEST(AtomicFile, WritesThroughLinks) {

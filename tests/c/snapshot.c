@@ -335,7 +335,8 @@ static void snapshots_are_converted(void) {
   OK(stet_snapshot_convert(snapshot, "to.stet", NULL, &recipe, NULL, NULL, &error));
   converted = opened("to.stet");
   FAILS_WITH(stet_snapshot_convert(converted, "again.stet", NULL, NULL, NULL, NULL, &error),
-             STET_ERROR_ARGUMENT, "and this needs keys and values");
+             STET_ERROR_ARGUMENT,
+             "and this needs keys and values; restore it with its model, as stet convert does");
   stet_snapshot_free(converted);
   const stet_save_options weights = {.struct_size = sizeof weights,
                                      .flags = STET_SAVE_WITH_WEIGHTS};

@@ -213,6 +213,21 @@ TEST_F(Refusals, ResumeRefusesBeforeAnyOutput) {
             reply);  // without it, damaged parts are computed again when they are needed
 }
 
+TEST_F(Refusals, EditsNameTheOptionOrTheOtherFile) {
+  const std::string other = scratch / "other.stet";
+  succeed({"save", "-m", kTiny, "--ids", "1,2,3", "-o", snapshot});
+  succeed({"save", "-m", asset_path("pocket-gemma3"), "--ids", "1,2,3", "-o", other});
+  const Args edit = {"edit", snapshot, "-m", kTiny, "-o", scratch / "e.stet"};
+  EXPECT_EQ(failure(edit + Args{"--scale", "nan"}), "--scale: expected a finite number, found nan");
+  EXPECT_EQ(failure(edit + Args{"--zero", "--layers", "99"}), "--layers: expected 0..6, found 99");
+  EXPECT_EQ(failure(edit + Args{"--zero", "--heads", "99"}), "--heads: expected 0..1, found 99");
+  for (const char* option : {"--copy", "--splice"})
+    EXPECT_TRUE(failure(edit + Args{option, other})
+                    .starts_with(other + ": model: the model does not fit the snapshot: "));
+  EXPECT_NE(succeed(edit + Args{"--zero", "--keys"}).err.find(": 3 tokens, 1 edit, state "),
+            std::string::npos);
+}
+
 // An option that would have no effect is refused.
 TEST_F(Refusals, OptionsThatWouldBeIgnoredAreStatus2) {
   succeed({"save", "-m", kTiny, "--ids", "1,2,3", "-o", snapshot, "--ctx", "10"});
@@ -242,6 +257,11 @@ TEST_F(Refusals, OptionsThatWouldBeIgnoredAreStatus2) {
             "--list excludes --heads (stet --help)");
   EXPECT_EQ(failure({"inspect", kTiny, "--kv-memory", "5", "--check"}, 2),
             "--kv-memory excludes --check (stet --help)");
+  EXPECT_EQ(failure({"inspect", snapshot, "--kv-memory", "5"}, 2),
+            "--kv-memory: expected a checkpoint's directory or its config.json, found " + snapshot +
+                " (stet --help)");
+  for (const Args& none : {Args{"convert", "", "-o", scratch / "c.stet"}, Args{"verify", ""}})
+    EXPECT_EQ(failure(none, 2), "snapshot: expected a name, found \"\" (stet --help)");
   EXPECT_EQ(failure({"generate", "-m", kTiny, "--ids", "1", "--checkpoint-every", "64"}, 2),
             "--checkpoint-every requires --window-only (stet --help)");
   EXPECT_EQ(failure({"generate", "-m", kTiny, "--ids", "1", "--eos", "320"}, 2),

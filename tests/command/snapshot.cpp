@@ -133,6 +133,29 @@ TEST_F(SnapshotCommand, CheckFollowsTheChainOfADelta) {
   EXPECT_TRUE(o.out.starts_with(parent + ": KV block 0, layer 0: expected digest xxh3:")) << o.out;
 }
 
+TEST_F(SnapshotCommand, TheParentsOfADeltaThatIsReadAreNotReplaced) {
+  const std::string s0 = saved("0.stet"), s1 = scratch / "1.stet", s2 = scratch / "2.stet";
+  const auto delta_of = [](const std::string& from, const std::string& to) {
+    const Outcome o = run_stet({"resume", from, "-m", kGemma, "--ids", ids_of(70), "-n", "0",
+                                "--save", to, "--form", "delta", "--against", from});
+    EXPECT_EQ(o.status, 0) << o.err;
+  };
+  delta_of(s0, s1);
+  delta_of(s1, s2);
+  const std::vector<Args> runs = {{"convert", s2, "-o", s0},
+                                  {"prune", s2, "--keep-last", "1", "-o", s0},
+                                  {"resume", s2, "-m", kGemma, "-n", "0", "--save", s0}};
+  for (const Args& args : runs) {
+    const Outcome o = run_stet(args);
+    EXPECT_EQ(o.status, 1) << args[0];
+    EXPECT_EQ(o.err,
+              "stet: " + s0 + ": the delta needs its parent " + s0 + "; save to another file\n");
+  }
+  EXPECT_EQ(run_stet({"check", s1, s2}).status, 0);
+  EXPECT_EQ(run_stet({"convert", s2, "-o", s2}).status, 0);
+  EXPECT_EQ(run_stet({"convert", s2, "-o", s0}).status, 0);
+}
+
 TEST_F(SnapshotCommand, VerifyProvesTheReplayablePartOfAnEditedState) {
   const std::string file = scratch / "edited.stet";
   const auto m = model(kGemma);
@@ -154,11 +177,29 @@ TEST_F(SnapshotCommand, VerifyProvesTheReplayablePartOfAnEditedState) {
       j["proved"],
       Json::parse(
           R"({"blocks":3,"of":4,"by_digests":0,"logits":true,"whole":false,"from":70,"reason":"the key of position 70, layer 1, head 0 was set"})"));
+  const auto not_proved = [&] {
+    return Json::parse(run_stet({"check", file, "--json"}).out)["not_proved"].get<std::string>();
+  };
+  EXPECT_EQ(not_proved(),
+            "that 3 of 4 blocks of 64 positions equal those recomputed from its tokens (stet "
+            "verify); an edit concerns the rest, which cannot be proved");
   const Json blocks = Json::parse(run_stet({"inspect", file, "--json"}).out)["blocks"];
   ASSERT_EQ(blocks.size(), 3u);
   EXPECT_EQ(blocks[0]["replayable"], true);
   EXPECT_EQ(blocks[1]["replayable"], false);
   EXPECT_EQ(blocks[1]["id"], sha256_text(s.block_identities()[1].id));
+
+  s.rewind(0);  // positions 0 .. 4 are in the block of the edit
+  s.append(random_tokens(*m, 10));
+  s.set_key(1, 0, 5, std::vector<float>(static_cast<size_t>(s.kv().shape().head_dim), 0.5f));
+  Snapshot::save(s, file);
+  EXPECT_EQ(run_stet({"verify", file, "-m", kGemma}).err,
+            "stet: " + file +
+                ": edits: expected a whole block of 64 positions that the tokens give (stet check "
+                "proves the bytes), found none: the key of position 5, layer 1, head 0 was set\n");
+  EXPECT_EQ(
+      not_proved(),
+      "keys, values and logits, which cannot be: an edit concerns each block of 64 positions");
 }
 
 TEST_F(SnapshotCommand, ADeltaWhoseParentIsLostIsComputedAgain) {
@@ -195,9 +236,9 @@ TEST_F(SnapshotCommand, AnotherKvTypeIsAnEdit) {
   const Outcome verified = run_stet({"verify", rounded, "-m", kGemma});
   EXPECT_EQ(verified.status, 1);
   EXPECT_EQ(verified.err, "stet: " + rounded +
-                              ": edits: expected a block that can be recomputed from the tokens "
-                              "(stet check proves the bytes of "
-                              "all), found none: keys and values were rounded to another type\n");
+                              ": edits: expected a whole block of 64 positions that the tokens "
+                              "give (stet check proves the bytes), found none: keys and values "
+                              "were rounded to another type\n");
   EXPECT_EQ(run_stet({"check", rounded}).status, 0);
   EXPECT_EQ(run_stet({"convert", rounded, "--form", "recipe", "-o", scratch / "r.stet"}).status, 1);
 }

@@ -179,6 +179,25 @@ TEST_F(DeltaChains, ADeltaIsNotWrittenOverItsParents) {
   EXPECT_TRUE(same_state(whole, s));
 }
 
+// A file made from a delta, in any form, leaves the delta whole.
+TEST_F(DeltaChains, WhatIsMadeFromADeltaDoesNotReplaceItsParents) {
+  const Session s = make(4, 90);
+  const Snapshot delta = Snapshot::open(name(3)), other = Snapshot::open(name(0));
+  const State state = delta.state();
+  for (const SaveOptions& o : {SaveOptions{}, SaveOptions{.form = SnapshotForm::recipe},
+                               SaveOptions{.form = SnapshotForm::delta, .parent = &other}}) {
+    for (const int parent : {1, 2}) {
+      EXPECT_EQ(error_of([&] { Snapshot::save(state, delta, name(parent), o); }),
+                "argument: " + name(parent) + ": the delta needs its parent " + name(parent) +
+                    "; save to another file");
+    }
+  }
+  EXPECT_EQ(delta.check().blocks, Snapshot::open_with_parents(name(3)).check().blocks);
+  Snapshot::save(state, delta, name(3), {});  // the delta itself may become a whole snapshot
+  EXPECT_EQ(Snapshot::open(name(3)).meta().form, SnapshotForm::full);
+  Snapshot::save(state, Snapshot::open(name(3)), name(2), {});
+}
+
 TEST_F(DeltaChains, ParentsNeverChangeOnceFound) {
   make(3, 90);
   Snapshot snapshot = Snapshot::open_with_parents(name(2), name(1));

@@ -86,7 +86,7 @@ TEST_F(HostileFiles, ASnapshotIsItsOwnersFromItsFirstByte) {
 
 TEST_F(HostileFiles, AFileThatIsReplacedKeepsItsMode) {
   Session s = session();
-  for (const unsigned mode : {0644u, 0600u, 0400u}) {
+  for (const unsigned mode : {0644u, 0600u, 0220u}) {
     Snapshot::save(s, file);
     ASSERT_EQ(::chmod(file.c_str(), mode), 0);
     Snapshot::save(s, file, {.mode = 0666});

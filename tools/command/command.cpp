@@ -146,6 +146,9 @@ std::vector<std::string> unused_tensors(const FileSource& source) {
 }
 
 std::shared_ptr<const FileSource> CheckpointOption::source(bool map) const {
+  if (directory.empty() && !named)
+    throw Error(ErrorKind::io, kDefaultCheckpoint, "", "",
+                "the bundled checkpoint is not beside this program; name one with -m DIR");
   return overriding(checkpoint_source(directory, map, chosen_pre()));
 }
 
@@ -539,7 +542,7 @@ StateDigests SaveFileOptions::write(const State& state, const Snapshot& like,
     usage_error("--output takes a file here; stet store put puts that into a store");
   std::unique_ptr<Snapshot> parent;
   SaveOptions o = options(parent);
-  const auto source = checkpoint.source();
+  const auto source = with_weights || with_tokenizer ? checkpoint.source() : nullptr;
   if (with_weights) {
     // Only the checkpoint that the state was made with may be included.
     const Contract contract = parse_contract(like.meta().contract).value_or(Contract::f32);

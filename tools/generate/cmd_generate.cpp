@@ -273,6 +273,7 @@ void check(const Snapshot& snapshot, const GenerateCommand& o) {
     throw Error(ErrorKind::mismatch, o.snapshot, "kv type", type,
                 o.model.kv + " (--kv; --replay computes it again)");
   }
+  if (!o.save.empty()) snapshot.check_keeps_parents(o.save);
   o.prompt.require_fit(snapshot);
   if (o.generate.max_tokens > 0) o.prompt.require_open(snapshot, o.generate.ignore_eos);
 }

@@ -67,7 +67,9 @@ State opened_state(const EditCommand& o, const Snapshot& snapshot,
 // Opens the other state, of --copy or --splice.
 State open_other(const EditCommand& o, const std::string& path,
                  const std::shared_ptr<const Model>& model) {
-  return opened_state(o, open_state_with_parents(path, {}), model);
+  const Snapshot snapshot = open_state_with_parents(path, {});
+  snapshot.check_compatible(*model, o.model.session_options().compute.contract);
+  return opened_state(o, snapshot, model);
 }
 
 State spliced(const EditCommand& o, const State& state, const std::shared_ptr<const Model>& model) {
@@ -89,8 +91,19 @@ State spliced(const EditCommand& o, const State& state, const std::shared_ptr<co
   return joined;
 }
 
-State changed(const EditCommand& o, State state, const std::shared_ptr<const Model>& model) {
-  if (!o.splice.empty()) return spliced(o, state, model);
+// Throws an Error of the library again, with the option in place of the library's argument.
+[[noreturn]] void name_option(const Error& e) {
+  for (const auto& [field, option] : {std::pair{"factor", "--scale"},
+                                      {"layers", "--layers"},
+                                      {"heads", "--heads"},
+                                      {"values", "--set"}}) {
+    if (e.kind == ErrorKind::argument && e.file.empty() && e.field == field)
+      throw Error(e.kind, "", option, e.expected, e.found);
+  }
+  throw;
+}
+
+State edited(const EditCommand& o, State state, const std::shared_ptr<const Model>& model) {
   const KvRange range = range_of(o, state.size());
   if (o.zero) zero_kv(state, range);
   if (o.scale) scale_kv(state, range, static_cast<float>(*o.scale));
@@ -102,6 +115,15 @@ State changed(const EditCommand& o, State state, const std::shared_ptr<const Mod
     copy_kv(state, model->config(), range, open_other(o, o.copy, model),
             o.from_position.value_or(range.begin));
   return state;
+}
+
+State changed(const EditCommand& o, State state, const std::shared_ptr<const Model>& model) {
+  if (!o.splice.empty()) return spliced(o, state, model);
+  try {
+    return edited(o, std::move(state), model);
+  } catch (const Error& e) {
+    name_option(e);
+  }
 }
 
 // The logits that the last token gives over the changed keys and values.
@@ -196,8 +218,9 @@ void report(const EditCommand& o, const StateDigests& digests, Session& session,
     out(dump(j) + "\n");
     return;
   }
-  say("{}: {} tokens, {} edits, state {}\n", printable(o.output), session.size(),
-      session.edits().size(), sha256_text(digests.id));
+  const size_t edits = session.edits().size();
+  say("{}: {} tokens, {} edit{}, state {}\n", printable(o.output), session.size(), edits,
+      edits == 1 ? "" : "s", sha256_text(digests.id));
   out(fmt::format(
       "beside the same tokens computed again: the first {} positions are equal; keys "
       "differ by {:.4g} at most, values by {:.4g};\n{}\n",

@@ -198,9 +198,9 @@ void run_import(ExportCommand& o) {
       set_arrays(state, from, ModelConfig::from_canonical(snapshot.meta().config, snapshot.path()));
   choose_checkpoint(o.model, snapshot);
   o.save.write(state, snapshot, o.output, o.model.checkpoint);
-  say("{} keys and values{} were set, {} edits in {}\n", changed,
+  say("{} keys and values{} were set, {} edit{} in {}\n", changed,
       arrays == 0 ? "" : fmt::format(" and {} recurrent arrays", arrays), state.edits.size(),
-      printable(o.output));
+      state.edits.size() == 1 ? "" : "s", printable(o.output));
 }
 
 void add_common(Command& sub, ExportCommand& o, const char* output) {

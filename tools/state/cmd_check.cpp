@@ -1,9 +1,11 @@
 // stet check: compares snapshots and packed checkpoints with their digests, without a model.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "stet/base/error.hpp"
+#include "stet/snapshot/verify.hpp"
 #include "tools/command/command.hpp"
 #include "tools/store/store.hpp"
 
@@ -25,10 +27,17 @@ std::string count_text(size_t count, const char* thing) {
 std::string unproved(const Snapshot& s) {
   if (s.meta().form == SnapshotForm::recipe)
     return "keys, values and logits, of which a recipe has digests alone (stet verify)";
-  if (!s.meta().edits.empty())
-    return "that keys and values before the first edit equal those recomputed from its tokens "
-           "(stet "
-           "verify); the rest cannot be proved";
+  if (!s.meta().edits.empty()) {
+    const std::vector<bool> blocks = replayable_blocks(s);
+    const auto given = static_cast<size_t>(std::ranges::count(blocks, true));
+    if (given == 0)
+      return "keys, values and logits, which cannot be: an edit concerns each block of 64 "
+             "positions";
+    return fmt::format(
+        "that {} of {} blocks of 64 positions {} those recomputed from its tokens (stet verify); "
+        "an edit concerns the rest, which cannot be proved",
+        given, blocks.size(), given == 1 ? "equals" : "equal");
+  }
   return "that keys, values and logits equal those recomputed from its tokens (stet verify)";
 }
 

@@ -513,7 +513,10 @@ Json memory_json(const ModelConfig& c, int64_t positions) {
 }
 
 void run_memory(const InspectCommand& o) {
-  const std::string file = std::filesystem::is_directory(o.path) ? o.path + "/config.json" : o.path;
+  const bool directory = std::filesystem::is_directory(o.path);
+  if (!directory && std::filesystem::is_regular_file(o.path) && !o.path.ends_with(".json"))
+    usage_error("--kv-memory", "a checkpoint's directory or its config.json", o.path);
+  const std::string file = directory ? o.path + "/config.json" : o.path;
   const Json j =
       memory_json(parse_model_config(read_text_file(file, size_t{1} << 20), file), o.memory);
   if (o.json)

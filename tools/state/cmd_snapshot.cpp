@@ -23,7 +23,10 @@ struct SnapshotCommand {
 };
 
 void add_snapshot(Command& app, SnapshotCommand& o) {
-  app.add_option("snapshot", o.snapshot, "a snapshot")->required()->type_name("FILE");
+  app.add_option("snapshot", o.snapshot, "a snapshot")
+      ->required()
+      ->type_name("FILE")
+      ->check(named());
   app.add_option("--parent", o.parent, "the snapshot that a delta was made from")
       ->type_name("FILE");
   app.add_flag("--json", o.json, "print a JSON object");
@@ -182,7 +185,7 @@ void refuse_unprovable(const Snapshot& snapshot) {
   if (blocks.empty() || std::ranges::count(blocks, true) > 0) return;
   const auto limit = replay_limit(snapshot.recipe());
   throw Error(ErrorKind::argument, snapshot.path(), "edits",
-              "a block that can be recomputed from the tokens (stet check proves the bytes of all)",
+              "a whole block of 64 positions that the tokens give (stet check proves the bytes)",
               limit ? "none: " + limit->reason : "none");
 }
 

@@ -39,9 +39,9 @@ STET_API FileContent read_file_to_memory(const std::string& path);
 class STET_API AtomicFile {
  public:
   // The treatment of a `path` that is not a regular file. `follow` writes the target of a link,
-  // which need not exist; the link stays. It rejects devices and pipes. `replace` puts the file in
-  // the place of a link, device or pipe, and never touches another file. Use it in directories that
-  // others can write to. Both reject directories.
+  // which need not exist; the link stays. It rejects devices, pipes and files that the process may
+  // not write. `replace` puts the file in the place of any of these, and never touches another
+  // file. Use it in directories that others can write to. Both reject directories.
   enum class Existing { follow, replace };
 
   // Creates the temporary in the file's directory, which must be writable. A replaced regular file
@@ -71,7 +71,7 @@ class STET_API AtomicFile {
   const std::string& path() const { return path_; }
 
  private:
-  void create_temporary(unsigned mode);
+  void create_temporary(const std::string& start, unsigned mode);
   void flush();
   void write_through(std::span<const std::byte> bytes);
   void start_writeback() noexcept;

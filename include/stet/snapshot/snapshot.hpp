@@ -88,7 +88,8 @@ class STET_API Snapshot {
                            const SaveOptions& options = {});
   // Saves a state without a session, for example from a converted or pruned snapshot. `like`
   // provides model and tokenizer. Its sections that do not belong to the state (self-contained
-  // weights, unknown optional ones) are copied.
+  // weights, unknown optional ones) are copied. Throws an argument Error if the file would replace a
+  // parent of `like`.
   static StateDigests save(const State& state, const Snapshot& like, const std::string& path,
                            const SaveOptions& options);
 
@@ -151,6 +152,9 @@ class STET_API Snapshot {
   // Throws an argument Error if the path leads to this snapshot's file or to a parent's. A delta
   // made from it must not replace them.
   void check_may_overwrite(const std::string& path) const;
+  // Throws an argument Error if the path leads to a parent's file of this delta. A snapshot that
+  // is made from it, in whatever form, must not break it.
+  void check_keeps_parents(const std::string& path) const;
   // Throws an Error unless a delta with keys and values of this shape can be made against this
   // snapshot. `path` is where it is written, or empty.
   void check_parent(const KvShape& shape, const std::string& path) const;
