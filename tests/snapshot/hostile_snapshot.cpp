@@ -132,7 +132,7 @@ TEST_F(HostileSnapshot, AnHonestOneIsUsedInEveryWay) {
     const bool recipe = form.form == SnapshotForm::recipe;
     for (const auto& [way, error] : use_in_every_way(file, scratch / "out.stet", m)) {
       const bool needs_kv = way == "convert" || way == "compress" || way == "convert --kv" ||
-                            way.starts_with("prune");
+                            way == "recipe" || way.starts_with("prune");
       if (recipe && needs_kv)
         EXPECT_NE(error.find("this needs keys and values"), std::string::npos) << way << error;
       else
@@ -140,6 +140,16 @@ TEST_F(HostileSnapshot, AnHonestOneIsUsedInEveryWay) {
     }
     expect_harmless("honest");
   }
+}
+
+TEST_F(HostileSnapshot, AStateWithoutTheShapeOfItsModelIsNotSaved) {
+  save();
+  const Snapshot snapshot = Snapshot::open(file);
+  EXPECT_EQ(error_of([&] {
+              Snapshot::save(snapshot.recipe(), snapshot, file, {.form = SnapshotForm::recipe});
+            }),
+            "argument: kv.layers: expected an integer in 1..1048576, found 0");
+  EXPECT_EQ(open_error(), kNoError);
 }
 
 TEST_F(HostileSnapshot, KeysAndValuesHaveTheShapeOfTheConfig) {
