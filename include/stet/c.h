@@ -83,10 +83,11 @@ STET_API void stet_free(void* buffer); /* frees a "new" buffer */
 
 /* Sets the interrupt callback of the calling thread. Calls of this thread that process tokens call
  * it when a pass through the model begins, and then every few milliseconds between pieces of work.
+ * Saving, converting, restoring and checking a snapshot call it between blocks of 64 positions.
  * It runs on the same thread and must not process tokens itself.
  *
- * If it returns non-zero, the call ends with STET_ERROR_CANCELED. Its sessions are unchanged,
- * except that tokens of a reply already drawn remain. NULL removes the callback. */
+ * If it returns non-zero, the call ends with STET_ERROR_CANCELED. Its sessions and files are
+ * unchanged, except that tokens of a reply already drawn remain. NULL removes the callback. */
 typedef int32_t (*stet_interrupt_callback)(void* context);
 STET_API void stet_set_interrupt(stet_interrupt_callback interrupt, void* context);
 

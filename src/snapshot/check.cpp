@@ -7,6 +7,7 @@
 #include "src/snapshot/kv_blocks.hpp"
 #include "src/snapshot/parents.hpp"
 #include "src/snapshot/recurrent.hpp"
+#include "src/threads/interrupt_check.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/memory.hpp"
 #include "stet/files/archive.hpp"
@@ -22,6 +23,16 @@ size_t check_files(const SnapshotFile& file, const char* name, const FileSource*
   const ArchiveIndex index = read_archive_index(file.content(name), file.path + ": " + name);
   for (const ArchiveIndex::Entry& entry : index.entries) files->open(entry.name);
   return index.entries.size();
+}
+
+// Checks that the file still holds the contents that were decoded when it was opened. Another
+// program may have overwritten or cut it since.
+void check_contents(const SnapshotFile& file) {
+  const StateDigests now = decode_file(file.bytes, file.path, file.mapping)->digests;
+  if (!(now.state == file.digests.state))
+    snapshot_damaged(file.path, "state", digest_text(file.digests.state), digest_text(now.state));
+  if (now.id != file.digests.id)
+    snapshot_damaged(file.path, "id", sha256_text(file.digests.id), sha256_text(now.id));
 }
 
 // Checks that the id in the header belongs to the state in the file.
@@ -108,9 +119,9 @@ class BlockCheck {
 
 }  // namespace
 
-// Checks the id, the blocks and the files of archives. Opening has checked everything else.
 SnapshotCheck Snapshot::check(int threads) const {
   SnapshotCheck done;
+  check_contents(*file_);
   done.files = check_files(*file_, "WEIGHTS", weights().get()) +
                check_files(*file_, "TOKENIZR", tokenizer_files().get());
   check_id(*file_);
@@ -120,6 +131,7 @@ SnapshotCheck Snapshot::check(int threads) const {
   const BlockCheck blocks(*file_, &chain);
   std::vector<std::optional<Error>> faults(file_->visible.size());
   run_each(threads_or_all(threads), faults.size(), [&](size_t block) {
+    check_interrupt();
     try {
       blocks.check(static_cast<int64_t>(block));
     } catch (const Error& e) {

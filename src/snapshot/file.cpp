@@ -387,13 +387,9 @@ std::vector<EncodedSection> encode_contents(const SnapshotContents& contents) {
     if (!bytes.empty()) add(name, bytes, must_know);
   };
   const std::string meta = encode_meta(contents.meta);
-  if (meta.size() > kMaxMetaBytes) {
-    throw Error(ErrorKind::capacity, "", "META",
-                "messages, turns and edits of at most " + std::to_string(kMaxMetaBytes) + " bytes",
-                std::to_string(meta.size()));
-  }
   ByteWriter prunes, removed;
   encode_prunes(contents.meta.prunes, prunes, removed);
+  check_meta(contents.meta, {meta, prunes.data(), removed.data()});
   add("META", std::as_bytes(std::span(meta)));
   add("TOKENS", std::as_bytes(std::span(contents.tokens)));
   add("VISIBLE", std::as_bytes(std::span(contents.visible)));

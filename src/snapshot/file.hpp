@@ -40,8 +40,8 @@ struct EncodedSection {
   std::vector<std::byte> bytes;
   bool must_know = true;
 };
-// Returns the sections before KVINDEX, in their order. Throws a capacity Error if META becomes
-// longer than readers accept.
+// Returns the sections before KVINDEX, in their order. Throws a capacity Error for META that readers
+// would refuse.
 std::vector<EncodedSection> encode_contents(const SnapshotContents& contents);
 
 // Returns the offset of a section that follows byte `end` of the file.

@@ -8,6 +8,7 @@
 
 #include "src/base/digest_bytes.hpp"
 #include "src/snapshot/meta.hpp"
+#include "src/threads/interrupt_check.hpp"
 #include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
 #include "stet/model/contract.hpp"
@@ -29,6 +30,7 @@ std::vector<Digest> all_block_digests(const KvCache& kv, int threads) {
   std::vector<Digest> digests(blocks * layers);
   kv.check_all(threads_or_all(threads));
   run_each(threads_or_all(threads), blocks, [&](size_t b) {
+    check_interrupt();
     const std::vector<Digest> of = kv.block_info(static_cast<int64_t>(b)).digests(kv.shape());
     std::copy(of.begin(), of.end(), digests.begin() + static_cast<std::ptrdiff_t>(b * layers));
   });
@@ -376,6 +378,7 @@ std::vector<Sha256> block_hashes(const State& state, std::span<const int64_t> bl
   state.kv.check_all(threads_or_all(threads));
   for (const int64_t b : blocks) state.kv.block_info(b).check_all(state.kv.shape(), b);
   run_each(threads_or_all(threads), blocks.size(), [&](size_t i) {
+    check_interrupt();
     contents[i] = state.kv.block_info(blocks[i]).content(state.kv.shape());
   });
   return contents;

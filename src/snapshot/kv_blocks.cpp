@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "src/snapshot/file.hpp"
+#include "src/threads/interrupt_check.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/limits.hpp"
 #include "stet/model/config.hpp"
@@ -276,6 +277,7 @@ void KvSectionWriter::note(int64_t block, uint32_t encoding, uint64_t size) {
 void KvSectionWriter::write(std::span<const int64_t> blocks, const Append& append) {
   std::vector<std::byte> copy;
   for (size_t i = 0; compress_ == 0 && i < blocks.size(); ++i) {
+    check_interrupt();
     const std::span<const std::byte> bytes = bytes_of(blocks[i], copy);
     append(bytes);
     note(blocks[i], kv_.block_info(blocks[i]).holds_all() ? kRaw : kHeldRaw, bytes.size());
@@ -293,6 +295,7 @@ std::vector<std::vector<std::byte>> KvSectionWriter::compress(
     std::span<const int64_t> blocks) const {
   std::vector<std::vector<std::byte>> packed(blocks.size());
   run_each(threads_, blocks.size(), [&](size_t i) {
+    check_interrupt();
     std::vector<std::byte> copy;
     const std::span<const std::byte> bytes = bytes_of(blocks[i], copy);
     if (!bytes.empty()) packed[i] = compress_shuffled(bytes, kv_.shape().element_size(), compress_);

@@ -141,7 +141,6 @@ constexpr KvEdit::What kEdits[] = {KvEdit::What::key,     KvEdit::What::value,
                                    KvEdit::What::kv_type, KvEdit::What::callback,
                                    KvEdit::What::splice,  KvEdit::What::arrays};
 constexpr const char* kHows[] = {"set", "scale", "copy"};  // indexed by KvEdit::How
-constexpr size_t kMaxEditSource = 1 << 16;
 
 }  // namespace
 
@@ -185,7 +184,9 @@ std::vector<KvEdit> decode_edits(const JsonReader& json, const SnapshotMeta& m) 
     if (known == std::end(kHows)) entry.fail("how", "set, scale or copy");
     e.how = static_cast<KvEdit::How>(known - std::begin(kHows));
     e.source = entry.string_or("source", "");
-    if (e.source.size() > kMaxEditSource) entry.fail("source", "at most 65536 bytes");
+    if (e.source.size() > kMaxEditSource)
+      throw Error(ErrorKind::format, json.file(), entry.path_of("source"),
+                  fmt::format("at most {} bytes", kMaxEditSource), std::to_string(e.source.size()));
     const bool ranged = e.what != KvEdit::What::kv_type;
     if (ranged ? e.position < 0 || (e.end >= 0 && e.end <= e.position)
                : e.position >= 0 || e.end >= 0)

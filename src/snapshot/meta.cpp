@@ -376,4 +376,46 @@ SnapshotMeta decode_meta(const MetaSections& sections, const std::string& file) 
   return m;
 }
 
+namespace {
+
+void check_edit_sources(const std::vector<KvEdit>& edits) {
+  for (size_t i = 0; i < edits.size(); ++i) {
+    const size_t size = edits[i].source.size();
+    if (size > kMaxEditSource)
+      throw Error(ErrorKind::capacity, "", fmt::format("edits[{}].source", i),
+                  fmt::format("at most {} bytes", kMaxEditSource),
+                  fmt::format("{}; splice the parts in several steps", size));
+  }
+}
+
+// Advises to have less of the things that fill META. Returns "" if no kind of them is numerous.
+std::string advice(const SnapshotMeta& m) {
+  const GenerationState& g = m.generation;
+  const std::pair<size_t, const char*> most = std::max(
+      {std::pair(m.edits.size(), "edits; one of a range of positions counts once"),
+       std::pair(m.interventions.size(), "interventions"), std::pair(g.turns.size(), "turns"),
+       std::pair(m.chat.messages.size(), "messages"), std::pair(g.stop_ids.size(), "stop ids"),
+       std::pair(g.stop_strings.size(), "stop strings"),
+       std::pair(g.sampling.logit_bias.size(), "biases")});
+  if (most.first < 1000) return "";
+  return fmt::format("; use fewer than {} {}", most.first, most.second);
+}
+
+}  // namespace
+
+void check_meta(const SnapshotMeta& m, const MetaSections& sections) {
+  if (sections.json.size() > kMaxMetaBytes) {
+    throw Error(ErrorKind::capacity, "", "META",
+                fmt::format("messages, turns and edits of at most {} bytes", kMaxMetaBytes),
+                std::to_string(sections.json.size()));
+  }
+  check_edit_sources(m.edits);
+  try {
+    decode_meta(sections, "");
+  } catch (const Error& e) {
+    if (!e.field.empty()) throw Error(ErrorKind::argument, "", e.field, e.expected, e.found);
+    throw Error(ErrorKind::capacity, "", "META", e.expected, e.found + advice(m));
+  }
+}
+
 }  // namespace stet

@@ -23,6 +23,8 @@ struct MetaSections {
 };
 // `file` names the source in errors. Throws a format or unsupported Error.
 SnapshotMeta decode_meta(const MetaSections& sections, const std::string& file);
+// Throws a capacity Error if decode_meta() would refuse the sections that `meta` was encoded to.
+void check_meta(const SnapshotMeta& meta, const MetaSections& sections);
 
 int64_t meta_vocab(const SnapshotMeta& meta);
 int64_t meta_hidden(const SnapshotMeta& meta);

@@ -20,6 +20,25 @@ namespace {
 
 constexpr int kMostCandidates = 4096;  // files in a delta's directory tried as a renamed parent
 
+// Thrown for a chain beyond the limits, which no search for other files makes shorter.
+class ChainTooLong : public Error {
+ public:
+  ChainTooLong(ErrorKind kind, const std::string& path, const std::string& limit)
+      : Error(kind, path, "parent", limit,
+              "more; make a delta in its middle full: stet convert FILE -o FILE") {}
+};
+
+// Throws unless a delta may have so many parents, with META sections of so many bytes together.
+// Readers and writers of a chain both call it.
+void check_chain(ErrorKind kind, const std::string& path, size_t parents, size_t meta_bytes) {
+  if (parents > kMaxParents)
+    throw ChainTooLong(kind, path, "at most " + std::to_string(kMaxParents) + " deltas in a chain");
+  if (meta_bytes > kMaxParentsMetaBytes)
+    throw ChainTooLong(
+        kind, path,
+        "a chain with META sections of at most " + std::to_string(kMaxParentsMetaBytes) + " bytes");
+}
+
 class Directory {
  public:
   explicit Directory(const std::string& path) : stream_(::opendir(path.c_str())) {}
@@ -148,9 +167,7 @@ SnapshotChain::SnapshotChain(std::shared_ptr<const SnapshotFile> file,
   std::optional<std::string> given = path;
   for (const SnapshotFile* f = file_.get(); f->meta.form == SnapshotForm::delta;
        f = parents_.back().get()) {
-    if (parents_.size() == kMaxParents)
-      snapshot_damaged(file_->path, "parent",
-                       "at most " + std::to_string(kMaxParents) + " deltas in a chain", "more");
+    check_chain(ErrorKind::format, file_->path, parents_.size() + 1, meta_bytes_);
     add(given ? open_parent(*f, *std::exchange(given, std::nullopt)) : find_parent(*f), *f);
   }
 }
@@ -181,12 +198,7 @@ void SnapshotChain::check_is_new(const SnapshotFile& parent, const SnapshotFile&
 void SnapshotChain::add(std::shared_ptr<const SnapshotFile> parent, const SnapshotFile& of) {
   check_is_new(*parent, of);
   meta_bytes_ += parent->content("META").size();
-  if (meta_bytes_ > kMaxParentsMetaBytes) {
-    snapshot_damaged(
-        file_->path, "parent",
-        "a chain with META sections of at most " + std::to_string(kMaxParentsMetaBytes) + " bytes",
-        "more");
-  }
+  check_chain(ErrorKind::format, file_->path, parents_.size() + 1, meta_bytes_);
   parents_.push_back(std::move(parent));
 }
 
@@ -247,7 +259,18 @@ void Snapshot::check_parent(const KvShape& shape, const std::string& to) const {
     throw Error(ErrorKind::mismatch, path(), "parent",
                 "a snapshot with keys and values of the same shape", "another");
   }
-  if (!to.empty()) check_may_overwrite(to);
+  Snapshot whole = *this;
+  try {
+    whole.find_parents();
+  } catch (const ChainTooLong&) {
+    throw;
+  } catch (const Error&) {
+    // A chain with a missing file can be completed later, and its length is not known before.
+  }
+  size_t meta_bytes = file_->content("META").size();
+  for (const auto& parent : whole.parents_) meta_bytes += parent->file_->content("META").size();
+  check_chain(ErrorKind::capacity, to, whole.parents_.size() + 1, meta_bytes);
+  if (!to.empty()) whole.check_may_overwrite(to);
 }
 
 void Snapshot::check_may_overwrite(const std::string& path) const {

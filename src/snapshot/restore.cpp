@@ -8,6 +8,7 @@
 #include "src/snapshot/kv_blocks.hpp"
 #include "src/snapshot/parents.hpp"
 #include "src/snapshot/recurrent.hpp"
+#include "src/threads/interrupt_check.hpp"
 #include "stet/base/error.hpp"
 #include "stet/kv/kv_writer.hpp"
 #include "stet/snapshot/snapshot.hpp"
@@ -137,6 +138,7 @@ class BlockLoader {
   std::vector<int64_t> load() {
     std::vector<std::shared_ptr<KvBlock>> blocks(file_.visible.size());
     run_each(threads_or_all(how_.session.compute.threads), blocks.size(), [&](size_t b) {
+      check_interrupt();
       try {
         blocks[b] = load_block(static_cast<int64_t>(b));
       } catch (const Error& e) {

@@ -156,7 +156,8 @@ class SnapshotWriter {
         options_(options),
         like_(like),
         stored_(stored_blocks(contents, options.parent)),
-        recurrent_(state, contents, options.parent) {
+        recurrent_(state, contents, options.parent),
+        encoded_(encode_contents(contents)) {
     if (options.weights_files != nullptr)
       weights_.emplace(*options.weights_files, Model::files_of(*options.weights_files));
     if (options.tokenizer_files != nullptr)
@@ -168,7 +169,6 @@ class SnapshotWriter {
   }
 
   void write(Output& out) {
-    encoded_ = encode_contents(contents_);
     place_sections();
     for (size_t i = 0; i + 1 < sections_.size(); ++i) {
       pad(out, sections_[i].offset);
@@ -261,9 +261,9 @@ class SnapshotWriter {
   const SnapshotFile* const like_;
   const std::vector<int64_t> stored_;
   const RecurrentSections recurrent_;
+  const std::vector<EncodedSection> encoded_;
   bool indexed_ = false, windowed_ = false;
   std::optional<ArchiveWriter> weights_, tokenizer_;
-  std::vector<EncodedSection> encoded_;
   std::vector<std::byte> index_room_;
   std::vector<SnapshotSection> sections_;
   std::vector<Payload> payloads_;  // one for each section

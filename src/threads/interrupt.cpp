@@ -5,9 +5,15 @@
 #include <thread>
 #include <utility>
 
+#include "src/threads/interrupt_check.hpp"
 #include "stet/threads/team.hpp"
 
 namespace stet {
+namespace {
+
+constexpr std::chrono::milliseconds kBetweenQuestions(5);
+
+}  // namespace
 
 // The interrupt of one run. The thread that began the run polls it; its whole team sees the result.
 class Interruption {
@@ -20,7 +26,7 @@ class Interruption {
     const auto now = std::chrono::steady_clock::now();
     if (now < next_) return false;
     if (what_.ask(what_.context) != 0) stopped_.store(true, std::memory_order_relaxed);
-    next_ = std::chrono::steady_clock::now() + std::chrono::milliseconds(5);
+    next_ = std::chrono::steady_clock::now() + kBetweenQuestions;
     return stopped();
   }
 
@@ -42,6 +48,14 @@ Interrupt set_interrupt(const Interrupt& interrupt) noexcept {
 }
 
 const char* Interrupted::what() const noexcept { return "interrupted"; }
+
+void check_interrupt() {
+  thread_local std::chrono::steady_clock::time_point next;
+  const Interrupt interrupt = interrupt_of_thread;
+  if (interrupt.ask == nullptr || std::chrono::steady_clock::now() < next) return;
+  if (interrupt.ask(interrupt.context) != 0) throw Interrupted();
+  next = std::chrono::steady_clock::now() + kBetweenQuestions;
+}
 
 bool interrupted(Interruption& interruption) { return interruption.poll(); }
 

@@ -377,6 +377,18 @@ TEST_P(Chat, APrunedConversationGoesOnAndKnowsHowFarItCanGoBack) {
               std::string::npos);
     c.retry();
     EXPECT_EQ(digests_of(c.session()).state, asked);
+    const std::string limit = "argument: turns: expected turns that began after the last prune, ";
+    EXPECT_EQ(error_of([&] { c.rewind(1); }),
+              limit + "found 1, of which the first began at the prune; edit its message instead");
+    EXPECT_EQ(error_of([&] { c.rewind(2); }),
+              limit +
+                  "found 2, of which the first began before; fork or save a chat before it is "
+                  "pruned");
+    EXPECT_EQ(digests_of(c.session()).state, asked);
+    edited = c.messages();  // the advice helps
+    edited.back().content = "What is m?";
+    c.prompt(edited);
+    EXPECT_EQ(c.messages().back().content, "What is m?");
   }
 }
 

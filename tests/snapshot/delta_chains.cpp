@@ -6,6 +6,7 @@
 #include <optional>
 #include <thread>
 
+#include "stet/snapshot/encode.hpp"
 #include "stet/snapshot/snapshot.hpp"
 #include "tests/support/models.hpp"
 
@@ -90,11 +91,52 @@ TEST_F(DeltaChains, RestoringUsesTheThreadsOfItsSession) {
   }
 }
 
+constexpr const char* kTooLong =
+    ": parent: expected at most 256 deltas in a chain, found more; make a delta in its middle "
+    "full: "
+    "stet convert FILE -o FILE";
+
 TEST_F(DeltaChains, ALongerOneIsRefused) {
-  make(258, 1);
-  EXPECT_EQ(
-      error_of([&] { Snapshot::open_with_parents(name(257)); }),
-      "format: " + name(257) + ": parent: expected at most 256 deltas in a chain, found more");
+  Session s = make(257, 1);
+  s.append(std::span(ids).subspan(257, 1));
+  const auto save = [&](bool found_before) {
+    Snapshot parent = Snapshot::open(name(256));
+    if (found_before) parent.find_parents();
+    Snapshot::save(s, name(257), {.form = SnapshotForm::delta, .parent = &parent});
+  };
+  for (const bool found_before : {false, true}) {
+    EXPECT_EQ(error_of([&] { save(found_before); }), "capacity: " + name(257) + kTooLong);
+    EXPECT_FALSE(std::filesystem::exists(name(257)));
+  }
+  const Snapshot last = Snapshot::open(name(256));
+  StateDigests digests;
+  EXPECT_EQ(error_of([&] {
+              encode_snapshot(s, {.form = SnapshotForm::delta, .parent = &last}, &digests);
+            }),
+            std::string("capacity") + kTooLong);
+  // The message says how to go on.
+  const Snapshot middle = Snapshot::open_with_parents(name(100));
+  Snapshot::save(middle.state(), middle, name(100), {});
+  save(false);
+  EXPECT_EQ(Snapshot::open_with_parents(name(257)).parents().size(), size_t{157});
+}
+
+// Versions before wrote longer chains. A delta of them does not make them longer.
+TEST_F(DeltaChains, ALongerOneThatExistsIsRefused) {
+  Session s = make(257, 1);
+  // The first file, which was full, becomes a delta of another.
+  Snapshot::save(s, scratch / "base.stet");
+  const Snapshot base = Snapshot::open(scratch / "base.stet");
+  const Snapshot first = Snapshot::open(name(0));
+  Snapshot::save(first.state(), first, name(0), {.form = SnapshotForm::delta, .parent = &base});
+  EXPECT_EQ(error_of([&] { Snapshot::open_with_parents(name(256)); }),
+            "format: " + name(256) + kTooLong);
+  const Snapshot last = Snapshot::open(name(256));
+  EXPECT_EQ(error_of([&] {
+              Snapshot::save(s, name(257), {.form = SnapshotForm::delta, .parent = &last});
+            }),
+            "format: " + name(256) + kTooLong);
+  EXPECT_FALSE(std::filesystem::exists(name(257)));
 }
 
 // The parent's file is replaced with a delta of the child's state, which makes a cycle.

@@ -132,7 +132,7 @@ TEST_F(HostileSnapshot, AnHonestOneIsUsedInEveryWay) {
     const bool recipe = form.form == SnapshotForm::recipe;
     for (const auto& [way, error] : use_in_every_way(file, scratch / "out.stet", m)) {
       const bool needs_kv = way == "convert" || way == "compress" || way == "convert --kv" ||
-                            way.starts_with("prune");
+                            way == "recipe" || way.starts_with("prune");
       if (recipe && needs_kv)
         EXPECT_NE(error.find("this needs keys and values"), std::string::npos) << way << error;
       else
@@ -140,6 +140,16 @@ TEST_F(HostileSnapshot, AnHonestOneIsUsedInEveryWay) {
     }
     expect_harmless("honest");
   }
+}
+
+TEST_F(HostileSnapshot, AStateWithoutTheShapeOfItsModelIsNotSaved) {
+  save();
+  const Snapshot snapshot = Snapshot::open(file);
+  EXPECT_EQ(error_of([&] {
+              Snapshot::save(snapshot.recipe(), snapshot, file, {.form = SnapshotForm::recipe});
+            }),
+            "argument: kv.layers: expected an integer in 1..1048576, found 0");
+  EXPECT_EQ(open_error(), kNoError);
 }
 
 TEST_F(HostileSnapshot, KeysAndValuesHaveTheShapeOfTheConfig) {
@@ -344,6 +354,63 @@ TEST_F(HostileSnapshot, MetaHasALimit) {
   EXPECT_FALSE(std::filesystem::exists(scratch / "large.stet"));
 }
 
+// Files of the sizes around each limit: either the writer refuses them, or they can be opened.
+TEST_F(HostileSnapshot, AWriterMakesNothingThatAReaderRefuses) {
+  const auto error_of_saving = [&](const std::function<void(Session&)>& change) {
+    Session s(m, options(1));
+    s.append(some_ids(3));
+    change(s);
+    write_file(file, "before");
+    const std::string error = error_of([&] { Snapshot::save(s, file); });
+    if (error == kNoError)
+      EXPECT_EQ(open_error(), kNoError);
+    else
+      EXPECT_EQ(read_text(file), "before");
+    return error;
+  };
+  const auto edits = [](size_t count, size_t source) {
+    return [=](Session& s) {
+      const float zero[64] = {};
+      s.set_key(0, 0, 1, std::span(zero).first(static_cast<size_t>(s.kv().shape().head_dim)));
+      State state = s.state();
+      state.edits.resize(count, state.edits[0]);
+      state.edits[0].source.assign(source, 'x');
+      s = Session(s.shared_model(), std::move(state), options(1));
+    };
+  };
+  EXPECT_EQ(error_of_saving(edits(1, kMaxEditSource)), kNoError);
+  EXPECT_EQ(error_of_saving(edits(1, kMaxEditSource + 1)),
+            "capacity: edits[0].source: expected at most 65536 bytes, found 65537; splice the "
+            "parts in several steps");
+  EXPECT_EQ(error_of_saving(edits(30'000, 1)), kNoError);
+  // The limit depends on the length of META, so its number is left out.
+  const auto advice_of = [&](const std::function<void(Session&)>& change) {
+    const std::string error = error_of_saving(change);
+    EXPECT_EQ(error.substr(0, 56), "capacity: META: expected JSON whose values take at most ")
+        << error;
+    return error.substr(std::min(error.size(), error.find("bytes")));
+  };
+  EXPECT_EQ(
+      advice_of(edits(50'000, 1)),
+      "bytes, found more; use fewer than 50000 edits; one of a range of positions counts once");
+  EXPECT_EQ(advice_of([](Session& s) { s.generation().stop_ids.assign(3'000'000, 1); }),
+            "bytes, found more; use fewer than 3000000 stop ids");
+  EXPECT_EQ(advice_of([](Session& s) { s.generation().stop_strings.assign(1'000'000, "x"); }),
+            "bytes, found more; use fewer than 1000000 stop strings");
+  const auto nested = [](int levels) {
+    std::string text;
+    for (int i = 0; i < levels; ++i) text += R"({"a":)";
+    return [text = text + "1" + std::string(static_cast<size_t>(levels), '}')](Session& s) {
+      s.chat().variables = text;
+    };
+  };
+  EXPECT_EQ(error_of_saving(nested(62)), kNoError);
+  EXPECT_EQ(error_of_saving(nested(63)),
+            "capacity: META: expected JSON at most 64 levels deep, found more levels");
+  EXPECT_EQ(error_of_saving([](Session& s) { s.chat().now = int64_t{1} << 41; }),
+            "argument: dialogue.now: expected an integer in 0..1099511627776, found 2199023255552");
+}
+
 TEST_F(HostileSnapshot, AsManyValuesAsMetaHoldsAreHarmless) {
   save();
   change_meta([](Json& j) {
@@ -394,16 +461,23 @@ TEST_F(HostileSnapshot, AChainHasALimitOfWhatMustBeParsed) {
   s.chat().messages = {{"user", text, "", 0, 3, false}};
   const auto name = [&](int i) { return scratch / (std::to_string(i) + ".stet"); };
   Snapshot::save(s, name(0));
-  for (int i = 1; i <= 9; ++i) {
+  const auto save = [&](int i) {
     const Snapshot parent = Snapshot::open(name(i - 1));
     s.append(some_ids(1));
     Snapshot::save(s, name(i), {.form = SnapshotForm::delta, .parent = &parent});
-  }
+  };
+  for (int i = 1; i <= 7; ++i) save(i);
   EXPECT_EQ(error_of([&] { Snapshot::open_with_parents(name(7)); }), kNoError);
-  EXPECT_EQ(
-      error_of([&] { Snapshot::open_with_parents(name(9)); }),
-      "format: " + name(9) +
-          ": parent: expected a chain with META sections of at most 67108864 bytes, found more");
+  const std::string limit =
+      ": parent: expected a chain with META sections of at most 67108864 bytes, found more; make a "
+      "delta in its middle full: stet convert FILE -o FILE";
+  EXPECT_EQ(error_of([&] { save(8); }), "capacity: " + name(8) + limit);
+  EXPECT_FALSE(std::filesystem::exists(name(8)));
+  // The first file, which was full, becomes a delta of another.
+  Snapshot::save(s, scratch / "base.stet");
+  const Snapshot base = Snapshot::open(scratch / "base.stet"), first = Snapshot::open(name(0));
+  Snapshot::save(first.state(), first, name(0), {.form = SnapshotForm::delta, .parent = &base});
+  EXPECT_EQ(error_of([&] { Snapshot::open_with_parents(name(7)); }), "format: " + name(7) + limit);
 }
 
 // Restoring shifted positions takes time proportional to their number, not to prunes times tokens.

@@ -5,14 +5,19 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
+#include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <thread>
 
 #include "src/blas/openblas.hpp"
 #include "stet/generate/generate.hpp"
 #include "stet/model/product.hpp"
 #include "stet/snapshot/snapshot.hpp"
+#include "stet/threads/interrupt.hpp"
 #include "tests/support/models.hpp"
 #include "tests/support/snapshot_image.hpp"
 
@@ -618,6 +623,69 @@ TEST_F(SnapshotTest, AFailedWriteLeavesTheOldFile) {
 }
 
 // Readers of the path see the whole old snapshot or the whole new one.
+// Another process overwrites each section of an open snapshot in place, or cuts the file.
+TEST_F(SnapshotTest, ACheckReadsTheFileAgain) {
+  const auto change = [&](uint64_t at, uint64_t size) {
+    std::fstream f(file, std::ios::in | std::ios::out | std::ios::binary);
+    f.seekp(static_cast<std::streamoff>(at));
+    f << std::string(size, '\0');
+  };
+  for (const SnapshotForm form : {SnapshotForm::full, SnapshotForm::recipe}) {
+    const SaveOptions how = {.form = form, .compress = have_zlib() ? 1 : 0};
+    Session s = session(70);
+    Snapshot::save(s, file, how);
+    const std::string whole = read_text(file);
+    const std::vector<Snapshot::Section> sections = Snapshot::open(file).sections();
+    for (const Snapshot::Section& section : sections) {
+      write_file(file, whole);
+      const Snapshot snapshot = Snapshot::open(file);
+      EXPECT_EQ(error_of([&] { snapshot.check(); }), kNoError);
+      if (section.size == 0) continue;
+      change(section.offset, section.size);
+      const std::string error = error_of([&] { snapshot.check(); });
+      EXPECT_EQ(error.find("format: " + file + ": " + section.name), size_t{0}) << error;
+    }
+    write_file(file, whole);
+    const Snapshot cut = Snapshot::open(file);
+    std::filesystem::resize_file(file, 64);
+    EXPECT_EQ(error_of([&] { cut.check(); }).find("format: " + file + ": header: "), size_t{0});
+    write_file(file, whole);
+    const Snapshot replaced = Snapshot::open(file);
+    Session other = session(70);
+    other.generation().sampling.seed = 1;
+    Snapshot::save(other, scratch / "other.stet", how);
+    std::ofstream(file, std::ios::binary) << read_text(scratch / "other.stet");  // the same inode
+    EXPECT_EQ(error_of([&] { replaced.check(); }),
+              "format: " + file + ": state: expected " + digest_text(replaced.digests().state) +
+                  ", found " + digest_text(digests_of(other).state));
+  }
+}
+
+// The interrupt ends the call at its n-th question.
+TEST_F(SnapshotTest, AnInterruptEndsASaveAndLeavesTheFile) {
+  Session s = session(130);
+  Snapshot::save(s, scratch / "source.stet");
+  const Snapshot source = Snapshot::open(scratch / "source.stet");
+  const Digest before = digests_of(s).state;
+  const std::function<void()> calls[] = {
+      [&] { Snapshot::save(s, file); },
+      [&] { Snapshot::save(s, file, {.compress = have_zlib() ? 9 : 0, .threads = 2}); },
+      [&] { Snapshot::save(source.state(), source, file, {.threads = 1}); },
+      [&] { source.check(); }};
+  for (const auto& call : calls) {
+    write_file(file, "before");
+    std::this_thread::sleep_for(std::chrono::milliseconds(6));  // it asks every 5 ms
+    const Interrupt none = set_interrupt({[](void*) { return 1; }, nullptr});
+    EXPECT_THROW(call(), Interrupted);
+    set_interrupt(none);
+    EXPECT_EQ(read_text(file), "before");
+    EXPECT_EQ(digests_of(s).state, before);
+  }
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(scratch / ""), {}), 2);
+  calls[0]();
+  EXPECT_EQ(Snapshot::open(file).digests().state, before);
+}
+
 TEST_F(SnapshotTest, SavingOverASnapshotIsAtomic) {
   Session a = session(5), b = session(130);
   const Digest states[] = {Snapshot::save(a, file).state, digests_of(b).state};

@@ -53,7 +53,7 @@ inline Uses use_in_every_way(const std::string& path, const std::string& output,
   if (have_zlib())
     use("compress", [&] { write(open().state({.map = false}), {.compress = 1, .threads = 1}); });
   use("convert --kv", [&] { write(with_kv_type(open().state(), KvType::bf16), {.threads = 1}); });
-  use("recipe", [&] { write(open().recipe(), {.form = SnapshotForm::recipe, .threads = 1}); });
+  use("recipe", [&] { write(open().state(), {.form = SnapshotForm::recipe, .threads = 1}); });
   use("prune", [&] { write(pruned(false), {.threads = 1}); });
   use("prune --positions shift", [&] { write(pruned(true), {.threads = 1}); });
   use("transcript", [&] { open().recipe().transcript(); });

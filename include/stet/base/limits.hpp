@@ -17,6 +17,7 @@ constexpr int64_t kMaxPositions = int64_t{1} << 24;
 
 // Limits of a snapshot.
 constexpr size_t kMaxMetaBytes = size_t{16} << 20;  // the META section
+constexpr size_t kMaxEditSource = size_t{1} << 16;  // the text that names the sources of an edit
 // Keys and values of 64 positions. The largest published shape needs 0.6 GB.
 constexpr size_t kMaxBlockBytes = size_t{1} << 30;
 constexpr uint64_t kMaxDeflateRatio = 1100;  // ratio of a compressed block; deflate reaches 1032

@@ -411,6 +411,20 @@ STET_INL void Conversation::cut(int64_t position, size_t messages) {
   all.resize(std::min(all.size(), messages));
 }
 
+namespace detail {
+
+// Throws if the session cannot be rewound to `to`, where the first of the `turns` begins.
+inline void check_after_prune(const Session& session, int64_t to, int64_t turns) {
+  if (session.prunes().empty() || to > session.prunes().back().left()) return;
+  const bool at_prune = to == session.prunes().back().left();
+  throw Error(ErrorKind::argument, "", "turns", "turns that began after the last prune",
+              std::to_string(turns) + ", of which the first began " +
+                  (at_prune ? "at the prune; edit its message instead"
+                            : "before; fork or save a chat before it is pruned"));
+}
+
+}  // namespace detail
+
 STET_INL void Conversation::rewind(int64_t turns) {
   const std::vector<Message>& all = messages();
   size_t first = all.size();
@@ -431,6 +445,8 @@ STET_INL void Conversation::rewind(int64_t turns) {
     const int64_t begin = turn.prompt + shifted_out(session_.prunes());
     if (later && begin == position + 1) position = begin;
   }
+  const int64_t to = std::max<int64_t>(0, position - shifted_out(session_.prunes()));
+  detail::check_after_prune(session_, to, turns);
   cut(position, first);
 }
 

@@ -90,7 +90,8 @@ class Conversation {
   std::string close();
 
   // Discards the last `turns` user messages and everything after each of them. Restores the session
-  // as it was before the first of them. Throws an argument Error if there are fewer.
+  // as it was before the first of them. Throws an argument Error if there are fewer, or if the first
+  // did not begin after the last prune.
   void rewind(int64_t turns);
   // Discards the last reply, so that reply() generates another. Throws an argument Error if there
   // is none.

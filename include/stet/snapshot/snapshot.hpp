@@ -156,7 +156,7 @@ class STET_API Snapshot {
   // is made from it, in whatever form, must not break it.
   void check_keeps_parents(const std::string& path) const;
   // Throws an Error unless a delta with keys and values of this shape can be made against this
-  // snapshot. `path` is where it is written, or empty.
+  // snapshot. A chain beyond limits.hpp is refused. `path` is where it is written, or empty.
   void check_parent(const KvShape& shape, const std::string& path) const;
   uint64_t file_size() const { return file_->bytes.size(); }
   uint32_t version() const { return snapshot_version(meta().kv); }  // version of the file format

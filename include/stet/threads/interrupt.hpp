@@ -1,4 +1,4 @@
-// Interrupts: a thread that waits for a forward pass can end it early.
+// Interrupts: a thread that waits for a long call, such as a forward pass, can end it early.
 #pragma once
 
 #include <exception>
@@ -14,10 +14,11 @@ struct Interrupt {
 };
 // Sets the interrupt of the calling thread and returns the previous one. Passes that this thread
 // starts call `ask` on this thread: once at their start, then between pieces of work, at most every
-// few milliseconds. A null `ask` removes it. `ask` must not throw or begin a pass.
+// few milliseconds. Saving, restoring and checking a snapshot call it between blocks. A null `ask`
+// removes it. `ask` must not throw or begin a pass.
 STET_API Interrupt set_interrupt(const Interrupt& interrupt) noexcept;
 
-// Thrown by a call whose pass was ended. The call has not changed its sessions.
+// Thrown by a call that was ended. The call has changed neither its sessions nor a file.
 class STET_API Interrupted : public std::exception {
  public:
   const char* what() const noexcept override;

@@ -1,0 +1,11 @@
+// Lets the calling thread's interrupt end work that is not a pass through the model.
+#pragma once
+
+namespace stet {
+
+// Throws Interrupted if the calling thread's interrupt (interrupt.hpp) asks for it. Callers call it
+// between pieces of work; it asks at most every 5 milliseconds. Other threads of a team may call
+// it, too: they have no interrupt.
+void check_interrupt();
+
+}  // namespace stet
