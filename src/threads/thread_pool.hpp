@@ -38,10 +38,12 @@ class ThreadPool {
   static void serve(Helper& me);
 
   const pid_t process_ = current_process();
-  [[maybe_unused]] const ThreadPool* const of_parent_;  // only keeps it reachable
-  std::mutex mutex_;                                    // guards the members below
+  std::mutex mutex_;  // guards the members below
   std::vector<std::unique_ptr<Helper>> helpers_;
   bool ended_ = false;
+
+ protected:                            // compilers warn of private members that are never read
+  const ThreadPool* const of_parent_;  // only keeps it reachable
 };
 
 }  // namespace stet
