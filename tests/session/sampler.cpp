@@ -515,7 +515,7 @@ TEST(Sampler, RefusesLogitsThatAreNoDistribution) {
   }
   EXPECT_EQ(refusal([] { Sampler(0); }),
             "vocab_size: expected a positive integer up to 1048576, found 0");
-  EXPECT_EQ(refusal([] { Sampler(std::numeric_limits<int>::max()); }),
+  EXPECT_EQ(refusal([] { Sampler{std::numeric_limits<int>::max()}; }),
             "vocab_size: expected a positive integer up to 1048576, found 2147483647");
 }
 

@@ -56,7 +56,8 @@ export function keys(e) {
   if (e.target.closest("input, textarea, select") || e.ctrlKey || e.metaKey || e.altKey) return;
   const simple = { "?": help, z: undoDelete, "/": () => { focusPane("talk"); $("text").focus(); } }[e.key];
   if (simple) { e.preventDefault(); return simple(); }
-  if (e.key === "." && $("step").getAttribute("aria-disabled") === "false") return attempt(() => reply({ n: 1 }));
+  if (e.key === "." && $("step").getAttribute("aria-disabled") === "false")
+    return attempt(() => reply({ max_tokens: 1 }));
   if (e.key === "u" && back()) return handlers.go(back());
   operation(e);
 }

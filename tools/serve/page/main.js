@@ -40,7 +40,7 @@ function wireReplies() {
   $("text").addEventListener("input", fit);
   for (const button of all("#replying button")) button.dataset.title = button.title;
   clicked("go", unless(() => reply({})));
-  clicked("step", unless(() => reply({ n: 1 })));
+  clicked("step", unless(() => reply({ max_tokens: 1 })));
   clicked("retry", unless(retry));
   clicked("back", unless(() => show(back())));
   clicked("stop", () => page.running?.abort());

@@ -75,7 +75,7 @@ async function stopped(from) {
 // Continues with one token that the user has chosen.
 export async function choose(id) {
   const before = state(),
-    event = await post(path("/continue"), { ...readSettings(), n: 1, max_tokens: undefined, choose: id });
+    event = await post(path("/continue"), { ...readSettings(), max_tokens: 1, choose: id });
   await show(event.state.id);
   finished(event, before, {});
 }
