@@ -83,7 +83,7 @@ class RopePlaces {
  public:
   RopePlaces(const JsonReader& top, const std::string& layer_type, const char* otherwise)
       : top_(top) {
-    // In transformers, a null rope_scaling means none, and a null rope_parameters the default.
+    // transformers takes a null rope_scaling as none, and a null rope_parameters as the default.
     if (otherwise != nullptr && !top.has_object("rope_parameters") && !top.names("rope_scaling")) {
       objects_.push_back(parse_json(otherwise, top.file()));
       return;
