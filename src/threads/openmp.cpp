@@ -6,12 +6,14 @@
 #include <dlfcn.h>
 #include <omp.h>
 #include <pthread.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -41,6 +43,20 @@ bool run_openmp(int, bool, const std::function<void(Team)>&) { return false; }
 #else
 
 namespace {
+
+// Call this before the runtime's first use. LLVM's registers the process in a file of shared memory.
+// A process that was killed meanwhile leaves the file empty, and reading it would end a later process
+// of the same number with SIGBUS.
+void remove_empty_registration() {
+  [[maybe_unused]] static const bool removed = [] {
+    const std::string file = "/dev/shm/__KMP_REGISTERED_LIB_" + std::to_string(getpid()) + "_" +
+                             std::to_string(getuid());
+    struct stat found;
+    const bool empty = lstat(file.c_str(), &found) == 0 && S_ISREG(found.st_mode) &&
+                       found.st_uid == geteuid() && found.st_size == 0;
+    return empty && unlink(file.c_str()) == 0;
+  }();
+}
 
 // Helpers in use by all runs, and the most that a single run ever requested.
 std::atomic<int> helpers_in_use{0}, helpers_wanted{0};
@@ -170,10 +186,14 @@ void check_openmp_environment() {
   }
 }
 
-int openmp_threads() { return std::clamp(omp_get_max_threads(), 1, kMaxThreads); }
+int openmp_threads() {
+  remove_empty_registration();
+  return std::clamp(omp_get_max_threads(), 1, kMaxThreads);
+}
 
 bool run_openmp(int size, bool operations, const std::function<void(Team)>& work) {
   if (!survived_fork()) return false;
+  remove_empty_registration();
   thread_local HelperBalance worth;
   if (operations && !worth.are_worth_it(HelperBalance::Clock::now)) return run_alone(work), true;
   const HelperBudget helpers(size - 1);

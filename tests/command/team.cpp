@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <string>
 
+#include "src/threads/openmp.hpp"
 #include "src/threads/processors.hpp"
 
 namespace stet::test::team_tests {
@@ -56,6 +57,19 @@ TEST(OpenMpEnvironment, IsObeyedAndChangesNoBit) {
     const Said found = shell(std::string(variable) + " " + kGenerate + "openmp");
     EXPECT_EQ(found.status, 0) << variable;
     EXPECT_TRUE(found.out.ends_with(expected.out)) << variable << ": " << found.out;
+  }
+}
+
+// A killed process may leave the file in which LLVM's runtime registers it. `$$` is the number of the
+// shell, and then of the command.
+TEST(OpenMpEnvironment, AnEmptyRegistrationOfAKilledProcessIsHarmless) {
+  if (!openmp_is_tunable()) GTEST_SKIP() << "built without LLVM's OpenMP";
+  const Said expected = shell(kGenerate + "own");
+  for (const std::string& option : {kGenerate + "openmp", kGenerate + "openmp --threads 2"}) {
+    const Said found =
+        shell("file=/dev/shm/__KMP_REGISTERED_LIB_$$_$(id -u); : > $file && exec " + option);
+    EXPECT_EQ(found.status, 0) << found.out;
+    EXPECT_EQ(found.out, expected.out);
   }
 }
 
