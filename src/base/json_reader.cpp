@@ -310,12 +310,16 @@ nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::stri
   return parse<nlohmann::ordered_json>(text, file);
 }
 
+JsonReader json_reader(SortedJson value, const std::string& file) {
+  return JsonAccess::make(std::move(value), file);
+}
+
 JsonReader parse_json(std::string_view text, const std::string& file) {
-  return JsonAccess::make(parse<SortedJson>(text, file), file);
+  return json_reader(parse<SortedJson>(text, file), file);
 }
 
 JsonReader parse_python_json(std::string_view text, const std::string& file) {
-  return JsonAccess::make(parse_python<SortedJson>(text, file), file);
+  return json_reader(parse_python<SortedJson>(text, file), file);
 }
 
 nlohmann::json parse_python_json_value(std::string_view text, const std::string& file) {

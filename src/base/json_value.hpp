@@ -28,6 +28,8 @@ nlohmann::ordered_json parse_ordered_python_json(std::string_view text, const st
 [[noreturn]] void throw_json_fault(std::string_view text, const std::string& file, size_t position,
                                    const std::string& token, int id, std::string_view what);
 
+// Returns a reader of a value. Throws a format Error that names `file` if it is no object.
+JsonReader json_reader(nlohmann::json value, const std::string& file);
 // Returns the value behind a reader.
 const nlohmann::json& json_of(const JsonReader& reader);
 

@@ -69,6 +69,9 @@ class OwningSource : public FileSource {
   std::string read(const std::string& name, size_t limit) const override {
     return source_->read(name, limit);
   }
+  JsonReader json(const std::string& name, size_t limit) const override {
+    return source_->json(name, limit);
+  }
   std::shared_ptr<const FileBytes> open(const std::string& name) const override {
     const std::shared_ptr<const FileBytes> file = source_->open(name);
     return std::make_shared<const FileBytes>(file->path(), file->bytes(), both(file, keeps_alive_),

@@ -129,9 +129,7 @@ namespace {
 // Reads the sizes by which packed projections are divided, and whether attention has gates. Only
 // config.json has them; the shapes of the tensors do not show them.
 KeyHeads read_key_heads(const FileSource& source) {
-  const char* const config = "config.json";
-  const JsonReader top =
-      parse_python_json(source.read(config, kIndexLimit), source.path_of(config));
+  const JsonReader top = source.json("config.json", kIndexLimit);
   const std::optional<JsonReader> nested = top.object("text_config");
   const JsonReader& json = nested ? *nested : top;
   const std::string type = top.string_or("model_type", "");

@@ -75,8 +75,7 @@ std::vector<std::string> files_ending(const std::string& directory, const std::s
 }
 
 std::string base_of_adapter(const FileSource& source) {
-  const JsonReader adapter =
-      parse_python_json(source.read(kAdapterConfig, kMostConfig), source.path_of(kAdapterConfig));
+  const JsonReader adapter = source.json(kAdapterConfig, kMostConfig);
   const std::string base = adapter.string_or("base_model_name_or_path", "");
   return base.empty() ? "" : " of " + base;
 }

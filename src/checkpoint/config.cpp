@@ -513,7 +513,10 @@ void require_causal(const JsonReader& json) {
 }  // namespace
 
 ModelConfig parse_model_config(const std::string& text, const std::string& file) {
-  const JsonReader json = parse_python_json(text, file);
+  return read_model_config(parse_python_json(text, file));
+}
+
+ModelConfig read_model_config(const JsonReader& json) {
   const auto nested = json.has_object("text_config") ? json.object("text_config") : std::nullopt;
   for (const JsonReader* const place : {nested ? &*nested : &json, &json}) {
     refuse_other_weights(json, *place);
@@ -528,14 +531,14 @@ ModelConfig parse_model_config(const std::string& text, const std::string& file)
     for (const auto& [name, factors] : {std::pair("short_factor", &rope.short_factors),
                                         std::pair("long_factor", &rope.long_factors)}) {
       if (factors->size() != pairs)
-        throw Error(ErrorKind::format, file, name,
+        throw Error(ErrorKind::format, json.file(), name,
                     std::to_string(pairs) + " numbers, one for each pair of rotated dimensions",
                     std::to_string(factors->size()));
     }
   }
   const std::vector<std::string> names = json.strings("architectures");
   config.architecture = names.empty() ? family.architectures[0] : names[0];
-  check_members(config, file);
+  check_members(config, json.file());
   return config;
 }
 

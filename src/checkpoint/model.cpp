@@ -49,8 +49,7 @@ GenerationConfig read_generation(const FileSource& source, const ModelConfig& co
     g = parse_generation_config(source.read(kGenerationName, kConfigLimit),
                                 source.path_of(kGenerationName), config.vocab_size);
   } else {
-    g.ignored = settings_in_config(
-        parse_python_json(source.read(kConfigName, kConfigLimit), source.path_of(kConfigName)));
+    g.ignored = settings_in_config(source.json(kConfigName, kConfigLimit));
   }
   if (g.eos_ids.empty()) g.eos_ids = config.eos_ids;
   return g;
@@ -79,9 +78,8 @@ struct Plan {
 
 Plan read_plan(const FileSource& source) {
   require_model(source);
-  const std::string file = source.path_of(kConfigName);
-  const std::string text = source.read(kConfigName, kConfigLimit);
-  return {parse_model_config(text, file), &family_of(parse_python_json(text, file))};
+  const JsonReader json = source.json(kConfigName, kConfigLimit);
+  return {read_model_config(json), &family_of(json)};
 }
 
 std::unique_ptr<Model> build(Plan plan, WeightLoader& weights) {

@@ -65,6 +65,9 @@ class OverridingSource : public FileSource {
                   std::to_string(text->second->size()));
     return *text->second;
   }
+  JsonReader json(const std::string& name, size_t limit) const override {
+    return texts_.contains(name) ? FileSource::json(name, limit) : source_->json(name, limit);
+  }
 
  private:
   // Returns whether an override hides the file `name`. A given chat_template.jinja also replaces the

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <map>
 
+#include "src/base/json_value.hpp"
 #include "src/base/known_content.hpp"
 #include "src/files/additional_templates.hpp"
 #include "stet/base/error.hpp"
@@ -142,6 +143,9 @@ class CopyingSource : public FileSource {
   std::string read(const std::string& name, size_t limit) const override {
     return source_->read(name, limit);
   }
+  JsonReader json(const std::string& name, size_t limit) const override {
+    return source_->json(name, limit);
+  }
 
   std::shared_ptr<const FileBytes> open(const std::string& name) const override {
     const std::shared_ptr<const FileBytes> file = source_->open(name);
@@ -165,6 +169,10 @@ FileBytes::FileBytes(std::string path, std::span<const std::byte> bytes,
       bytes_(bytes),
       keeps_alive_(std::move(keeps_alive)),
       mapping_(std::move(mapping)) {}
+
+JsonReader FileSource::json(const std::string& name, size_t limit) const {
+  return parse_python_json(read(name, limit), path_of(name));
+}
 
 void FileBytes::check_unchanged() const {
   if (mapping_ != nullptr) mapping_->check_unchanged();

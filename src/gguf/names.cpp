@@ -334,7 +334,7 @@ void GgufNames::add_long_factors(nlohmann::ordered_json& c) const {
   c["rope_scaling"] = to;
   if (!keys_.has(key("rope.scaling.attn_factor"))) return;
   // A factor that follows from the positions is left out, since the file has it rounded to float32.
-  const ModelConfig paper = parse_model_config(c.dump(), keys_.path());
+  const ModelConfig paper = read_model_config(json_reader(c, keys_.path()));
   const double factor = need_number("rope.scaling.attn_factor");
   if (std::abs(factor - static_cast<double>(rope_magnitude(paper.ropes.at(0)))) > 1e-5)
     c["rope_scaling"]["attention_factor"] = factor;
@@ -509,7 +509,7 @@ void GgufNames::add_experts(nlohmann::ordered_json& c) const {
     c["clip_qkv"] = published_number("attention.clamp_kqv");
 }
 
-std::string GgufNames::config() const {
+nlohmann::ordered_json GgufNames::config() const {
   Json c = {{"architectures", {architecture_.class_name}},
             {"model_type", architecture_.model_type},
             {"vocab_size", vocab_size_},
@@ -521,7 +521,7 @@ std::string GgufNames::config() const {
     add_own(c);
   }
   c.update(ids_config());
-  return c.dump();
+  return c;
 }
 
 // Sampling keys of llama.cpp override the generation_config.json that stet stored: a user may have

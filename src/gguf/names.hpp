@@ -77,7 +77,7 @@ class GgufNames {
   // architecture, and a format Error for missing or inconsistent keys.
   explicit GgufNames(const std::vector<Gguf>& parts);
 
-  std::string config() const;  // config.json
+  nlohmann::ordered_json config() const;  // the object of config.json
   std::string generation_config() const;
   int64_t vocab_size() const { return vocab_size_; }
 

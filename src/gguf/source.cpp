@@ -3,7 +3,9 @@
 
 #include <filesystem>
 #include <map>
+#include <nlohmann/json.hpp>
 
+#include "src/base/json_value.hpp"
 #include "src/gguf/gguf.hpp"
 #include "src/gguf/names.hpp"
 #include "src/gguf/tensors.hpp"
@@ -15,27 +17,29 @@
 namespace stet {
 namespace {
 
+constexpr const char* kConfig = "config.json";
+
 class GgufSource : public FileSource {
  public:
   GgufSource(const std::string& path, const std::vector<Gguf>& parts, const std::string& pre)
       : FileSource(path, path + ": ") {
     const GgufNames names(parts);
-    put("config.json", names.config());
+    config_ = names.config();
     put("generation_config.json", names.generation_config());
     add_vocabulary(parts.front(), names.vocab_size(), pre);
     for (const Gguf& part : parts) files_[gguf_part_name(files_.size())] = part.file();
   }
 
   bool has(const std::string& name) const override {
-    return texts_.contains(name) || files_.contains(name);
+    return name == kConfig || texts_.contains(name) || files_.contains(name);
   }
   std::shared_ptr<const FileBytes> open(const std::string& name) const override {
     if (const auto file = files_.find(name); file != files_.end()) return file->second;
-    const auto text = texts_.find(name);
-    if (text == texts_.end())
-      throw Error(ErrorKind::io, path_of(name), "", "", "the checkpoint has no such file");
-    return std::make_shared<const FileBytes>(path_of(name), std::as_bytes(std::span(*text->second)),
-                                             text->second);
+    const auto text = text_of(name);
+    return std::make_shared<const FileBytes>(path_of(name), std::as_bytes(std::span(*text)), text);
+  }
+  JsonReader json(const std::string& name, size_t limit) const override {
+    return name == kConfig ? json_reader(config_, path_of(name)) : FileSource::json(name, limit);
   }
   std::string read(const std::string& name, size_t limit) const override {
     const auto file = open(name);
@@ -51,6 +55,18 @@ class GgufSource : public FileSource {
     texts_[name] = std::make_shared<const std::string>(std::move(text));
   }
 
+  // Writes config.json each time, since only snapshots and packed copies of the model have its text.
+  std::shared_ptr<const std::string> text_of(const std::string& name) const {
+    if (name == kConfig) {
+      constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
+      return std::make_shared<const std::string>(config_.dump(-1, ' ', false, kReplace));
+    }
+    const auto text = texts_.find(name);
+    if (text == texts_.end())
+      throw Error(ErrorKind::io, path_of(name), "", "", "the checkpoint has no such file");
+    return text->second;
+  }
+
   // Adds the tokenizer's files. Since weights need no vocabulary, an unusable one adds a file with
   // the reason instead.
   void add_vocabulary(const Gguf& keys, int64_t vocab_size, const std::string& pre) {
@@ -62,6 +78,7 @@ class GgufSource : public FileSource {
     }
   }
 
+  nlohmann::ordered_json config_;
   std::map<std::string, std::shared_ptr<const std::string>> texts_;
   std::map<std::string, std::shared_ptr<const FileBytes>> files_;
 };

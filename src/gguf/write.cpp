@@ -169,8 +169,7 @@ class Conversion {
       : options_(o),
         source_(source),
         checkpoint_(Checkpoint::open(source)),
-        config_(parse_model_config(source.read("config.json", kConfigBytes),
-                                   source.path_of("config.json"))),
+        config_(read_model_config(source.json("config.json", kConfigBytes))),
         architecture_(architecture_for(config_, source.path_of("config.json"))),
         needs_(Model::weights_of(source, checkpoint_)),
         threads_(o.threads > 0 ? o.threads : default_threads()) {
@@ -187,7 +186,7 @@ class Conversion {
     GgufWriter writer(path, keys(left_out), declared);
     for (const Tensor& e : entries_) write(e, writer);
     for (const auto& file : checkpoint_.files()) file->check_unchanged();
-    require_same_config(writer.uncommitted(), path);
+    require_same_config(writer.uncommitted());
     writer.commit();
     return left_out;
   }
@@ -480,10 +479,10 @@ class Conversion {
 
   // Reads the file back and throws if the config differs: llama.cpp's keys cannot express every
   // config.
-  void require_same_config(const std::string& temporary, const std::string& path) const {
+  void require_same_config(const std::string& temporary) const {
     const auto source = gguf_source(temporary);
     const auto back = nlohmann::json::parse(
-        parse_model_config(source->read("config.json", kConfigBytes), path).canonical());
+        read_model_config(source->json("config.json", kConfigBytes)).canonical());
     const auto config = nlohmann::json::parse(config_.canonical());
     for (const auto& [key, value] : config.items()) {
       const auto found = back.value(key, nlohmann::json());

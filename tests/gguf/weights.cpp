@@ -6,6 +6,7 @@
 
 #include "stet/checkpoint/checkpoint.hpp"
 #include "stet/checkpoint/gguf.hpp"
+#include "stet/checkpoint/overrides.hpp"
 #include "stet/checkpoint/packed.hpp"
 #include "stet/checkpoint/safetensors.hpp"
 #include "stet/snapshot/snapshot.hpp"
@@ -54,6 +55,25 @@ TEST_F(GgufWeights, LieInTheFile) {
                                                                           : 1u)
         << name;
   }
+}
+
+// Values and text of config.json come from the same keys, also behind a source that overrides files.
+TEST_F(GgufWeights, TheConfigAsValuesEqualsItsText) {
+  const auto source = gguf_source(scratch / "m.gguf");
+  const auto other = overridden(source, {std::nullopt, {7}});
+  for (const FileSource* const files : {source.get(), other.get()}) {
+    const std::string text = files->read("config.json", 1 << 20);
+    const JsonReader values = files->json("config.json", 1 << 20);
+    EXPECT_EQ(values.text(), parse_json(text, "").text());
+    EXPECT_EQ(values.file(), scratch / "m.gguf: config.json");
+    EXPECT_EQ(read_model_config(values).canonical(), parse_model_config(text, "").canonical());
+  }
+  const std::string eos = "eos_token_id", generation = "generation_config.json";
+  EXPECT_EQ(other->json(generation, 1 << 20).integer_or_integers(eos, 0, 99),
+            std::vector<int64_t>{7});
+  const std::string all = std::to_string(source->read(generation, 1 << 20).size());
+  EXPECT_EQ(error_of([&] { source->json(generation, 1); }, ErrorKind::format),
+            scratch / "m.gguf: generation_config.json: expected at most 1 bytes, found " + all);
 }
 
 TEST_F(GgufWeights, ASnapshotHoldsTheFileItself) {

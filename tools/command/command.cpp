@@ -158,7 +158,7 @@ std::shared_ptr<const FileSource> CheckpointOption::overriding(
   if (!overrides.eos_ids.empty() && source->has("config.json")) {
     int64_t vocab = INT64_MAX;
     try {
-      vocab = parse_model_config(source->read("config.json", kMostConfig), "").vocab_size;
+      vocab = read_model_config(source->json("config.json", kMostConfig)).vocab_size;
     } catch (const Error&) {  // reported when the model is loaded
     }
     for (const int32_t id : overrides.eos_ids) {

@@ -71,8 +71,7 @@ size_t read_dimensions(const Model& model, const Field& f) {
   const int64_t all = model.config().hidden_size;
   const int64_t asked = f.integer(1, all).value_or(all);
   if (asked == all) return static_cast<size_t>(all);
-  const std::string file = model.source().path_of("config.json");
-  const JsonReader config = parse_json(model.source().read("config.json", kConfigLimit), file);
+  const JsonReader config = model.source().json("config.json", kConfigLimit);
   const std::vector<int64_t> declared = config.integers("matryoshka_dimensions", 1, all);
   if (declared.empty() && !config.boolean_or("is_matryoshka", false))
     throw RequestError(400, "unsupported_field",

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "stet/api.h"
+#include "stet/base/json_reader.hpp"
 #include "stet/files/file.hpp"
 #include "stet/files/mapped_file.hpp"
 
@@ -50,7 +51,7 @@ class STET_API FileBytes {
 };
 
 // A source of files. Immutable: any number of threads may use one at once.
-class FileSource {
+class STET_API FileSource {
  public:
   virtual ~FileSource() = default;
 
@@ -60,6 +61,10 @@ class FileSource {
   virtual std::shared_ptr<const FileBytes> open(const std::string& name) const = 0;
   // Returns a copy of the content. Throws a format Error if it has more than `limit` bytes.
   virtual std::string read(const std::string& name, size_t limit) const = 0;
+  // Returns the object that a JSON file consists of; Infinity and NaN are numbers there. Throws a
+  // format Error for other content, or a text of more than `limit` bytes. A source that makes the
+  // file from other data returns the values without a text in between.
+  virtual JsonReader json(const std::string& name, size_t limit) const;
 
   // Throws an io Error for a file that does not belong to the source, because snapshots must not
   // include foreign files. A directory owns the regular files in it, including those that links in

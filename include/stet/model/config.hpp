@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "stet/api.h"
+#include "stet/base/json_reader.hpp"
 #include "stet/kernels/router.hpp"
 #include "stet/kv/recurrent_state.hpp"
 
@@ -216,6 +217,8 @@ STET_API RecurrentShape recurrent_shape(const ModelConfig& config);
 // argument Error for a value outside 1 .. the maximum.
 STET_API int64_t checked_capacity(const ModelConfig& config, int64_t capacity);
 
+// Reads the object of a config.json.
+STET_API ModelConfig read_model_config(const JsonReader& json);
 // Parse the text of a file. `file` names it in errors.
 STET_API ModelConfig parse_model_config(const std::string& text, const std::string& file);
 STET_API GenerationConfig parse_generation_config(const std::string& text, const std::string& file,
