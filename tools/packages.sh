@@ -40,13 +40,14 @@ compile_jobs() {
   echo $((processors < memory ? processors : memory))
 }
 
-# build PRESET [TARGET...]: prints only errors.
+# build PRESET [TARGET...]: prints only errors. With KEEP_GOING it compiles the rest after one.
 build() {
   local preset=$1 log
   shift
   log=$(mktemp)
   if ! { cmake --preset "$preset" &&
-         cmake --build --preset "$preset" --parallel "$(compile_jobs)" ${*:+--target "$@"}; } >"$log" 2>&1; then
+         cmake --build --preset "$preset" --parallel "$(compile_jobs)" ${*:+--target "$@"} \
+           ${KEEP_GOING:+-- -k 0}; } >"$log" 2>&1; then
     grep -E 'error|warning|FAILED' -A4 "$log" | head -n 60 >&2 || true  # matches nothing if cmake itself failed
     tail -n 20 "$log" >&2
     rm -f "$log"

@@ -221,8 +221,9 @@ TEST_F(BadCheckpoint, NoDecoder) {
       "found ";
   for (const auto& [value, found] :
        {std::pair<Json, const char*>(false, "false"), {nullptr, "null"}})
-    EXPECT_EQ(config_error(ErrorKind::unsupported, [&](Json& j) { j["is_causal"] = value; }),
-              "@/config.json: " + fault + found);
+    EXPECT_EQ(
+        config_error(ErrorKind::unsupported, [value = value](Json& j) { j["is_causal"] = value; }),
+        "@/config.json: " + fault + found);
   EXPECT_EQ(config_error(ErrorKind::unsupported,
                          [](Json& j) {
                            j["text_config"] = {{"is_causal", false}};
@@ -262,7 +263,7 @@ TEST_F(BadGemma4, NoDecoder) {
   for (const auto& [value, found] :
        {std::pair<Json, const char*>(true, "true"), {"all", "\"all\""}})
     EXPECT_EQ(config_error(ErrorKind::unsupported,
-                           [&](Json& j) { j["use_bidirectional_attention"] = value; }),
+                           [value = value](Json& j) { j["use_bidirectional_attention"] = value; }),
               std::string("@/config.json: use_bidirectional_attention: expected null or false or "
                           "\"vision\", found ") +
                   found);

@@ -1,11 +1,13 @@
 // Reads the header of a GGUF file: keys and tensors, and the config and tokenizer made from them.
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 
+#include "src/base/json_value.hpp"
 #include "src/gguf/gguf.hpp"
 #include "src/gguf/names.hpp"
 #include "src/gguf/vocabulary.hpp"
-#include "stet/base/json_reader.hpp"
+#include "stet/model/config.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 using namespace stet;
@@ -19,7 +21,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     for (const GgufTensor& t : parts[0].tensors()) fuzz::touch(t.bytes);
     const GgufNames names(parts);
     for (const GgufTensor& t : parts[0].tensors()) names.published(t);
-    parse_json(names.config(), "config.json");
     vocabulary_files(parts[0], names.vocab_size());
+    read_model_config(json_reader(names.config(), "config.json"));
   });
 }
