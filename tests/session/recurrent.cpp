@@ -422,6 +422,41 @@ TEST(WithoutAttention, StatesAreSavedForkedRewoundAndRestored) {
   }
 }
 
+// A session of whole blocks can be restored from one that keeps windows only, and lacks what that had
+// dropped. An edit is dropped by a rewind to before it.
+TEST(RecurrentWindows, ARewindProcessesWhatWasAnnounced) {
+  const auto m = recurrent_model();
+  const std::vector<int32_t> ids = random_tokens(*m, 400);
+  int64_t told = 0;
+  SessionOptions windows = options(1);
+  windows.anchor_bytes = 0;
+  windows.window = {true, 0, [&](int64_t tokens) { told += tokens; }};
+  Session s(m, windows), edited(m, windows);
+  s.append(ids);
+  edited.append(ids);
+  edited.set_array(0, 0, std::vector<float>(s.recurrent().array(0, 0).size(), 3.0f));
+  const TemporaryDirectory scratch;
+  Snapshot::save(s, scratch / "s.stet", {});
+  Session whole = Snapshot::open(scratch / "s.stet").restore(m, {.session = options(1)});
+  for (const int64_t to : {121, 90}) {
+    Session fresh(m, options(1));
+    fresh.append(std::span(ids).first(static_cast<size_t>(to)));
+    for (const Session* each : {&s, &edited, &whole}) {
+      Session one = each->fork();
+      told = 0;
+      const int64_t before = recurrent_test_rows();
+      EXPECT_EQ(one.rewind_cost(to), to);
+      one.rewind(to);
+      EXPECT_EQ(recurrent_test_rows() - before, to);
+      EXPECT_EQ(told, each == &whole ? 0 : to);
+      EXPECT_TRUE(same_bytes(one.recurrent().numbers(), fresh.recurrent().numbers()));
+      EXPECT_EQ(digests_of(one).id, digests_of(fresh).id);
+      one.append({ids.data(), 30});
+      EXPECT_EQ(recurrent_test_rows() - before, to + 30);
+    }
+  }
+}
+
 TEST(WithoutAttention, AnotherTypeOfKeysAndValuesIsNoEdit) {
   for (const Subject& subject : subjects_without_attention()) {
     const auto m = model(subject.directory);
