@@ -250,8 +250,10 @@ static void states_are_captured_in_a_batch(void) {
   second.points = kPoints + 1, second.point_count = 1;
   second.state_positions = kSecond, second.state_position_count = 1;
   const stet_capture_options* const options[] = {&first, &second};
-  stet_session* sessions[] = {session_of(QWEN35, NULL, 10), session_of(QWEN35, NULL, 30)};
-  stet_session* alone[] = {session_of(QWEN35, NULL, 10), session_of(QWEN35, NULL, 30)};
+  stet_session *sessions[2] = {session_of(QWEN35, NULL, 10), NULL}, *alone[2] = {NULL, NULL};
+  OK(stet_session_fork(sessions[0], &sessions[1], &error));
+  OK(stet_session_append(sessions[1], ids + 10, 20, &error));
+  for (size_t i = 0; i < 2; ++i) OK(stet_session_fork(sessions[i], &alone[i], &error));
   const stet_batch_entry entries[] = {{sessions[0], ids + 10, 90}, {sessions[1], ids + 30, 1}};
   stet_capture *captures[2] = {NULL, NULL}, *expected[2] = {NULL, NULL}, *none[2];
   FAILS(stet_batch_capture(entries, 2, kPoints, 2, none, &error), STET_ERROR_ARGUMENT,
