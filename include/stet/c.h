@@ -784,6 +784,11 @@ STET_API stet_status stet_batch_append(const stet_batch_entry* entries, size_t c
 STET_API stet_status stet_batch_capture(const stet_batch_entry* entries, size_t count,
                                         const char* const* points, size_t point_count,
                                         stet_capture** captures, stet_error** error);
+/* Like stet_batch_capture(), with points and positions of hook_state for each entry. options is
+ * [count], for the entries in this order; logits and on_progress are refused. */
+STET_API stet_status stet_batch_capture_with(const stet_batch_entry* entries, size_t count,
+                                             const stet_capture_options* const* options,
+                                             stet_capture** captures, stet_error** error);
 
 /* ---- Generation ----------------------------------------------------------------------------- */
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Callable, Dict, Iterable, Iterator, List, Opti
 
 from . import _arguments as arguments
 from ._calls import Call, calls_of
-from ._library import F32, Capture, Error, P, refuse
+from ._library import F32, Capture, Error, P, refuse, sized
 from ._session import seen, with_sessions
 from ._locks import with_locks
 from ._uses import Using
 from .comparison import Comparison
 from .generation import CGenerateOptions, CReply, Recorder, Reply, Sampling, Speculator, settings_of
 from .intervention import Intervention
-from .session import Session
+from .session import CCaptureOptions, Session
 from .snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -178,14 +178,19 @@ def generate_batch(rows: Sequence[Union[Session, Row]], tokenizer: Optional["Tok
     return made
 
 
-def append_batch(entries: Sequence[Tuple[Session, arguments.Ids]], points: Iterable[str] = ()) -> List[Dict[str, F32]]:
+def append_batch(entries: Sequence[Tuple[Session, arguments.Ids]], points: Iterable[str] = (),
+                 state_positions: Sequence[arguments.Ids] = ()) -> List[Dict[str, F32]]:
     """Appends each session's own tokens in shared passes, with the bits of separate appends.
-    Returns the results of Session.append for each entry. After a failure all sessions are
-    unchanged."""
+    Returns the results of Session.append for each entry. `state_positions` has the positions of
+    each entry. After a failure all sessions are unchanged."""
     entries = arguments.sequence(entries, "entries", "(session, ids)")
     for i, entry in enumerate(entries):
         if not isinstance(entry, tuple) or len(entry) != 2 or not isinstance(entry[0], Session):
             refuse("entries[%d]" % i, "(session, ids)", repr(entry))
+    of_states = arguments.sequence(state_positions, "state_positions", "positions for each entry")
+    of_states = of_states or [()] * len(entries)
+    if len(of_states) != len(entries):
+        refuse("state_positions", "positions for each of %d entries" % len(entries), len(of_states))
     if not entries:
         return []
     arrays = [arguments.ids_of(ids, "entries[%d].ids" % i) for i, (_, ids) in enumerate(entries)]
@@ -193,14 +198,20 @@ def append_batch(entries: Sequence[Tuple[Session, arguments.Ids]], points: Itera
     names = sessions[0].model._matching(points)
 
     def append() -> List[Dict[str, F32]]:
+        states = [s._state_positions(of_states[i], names, arrays[i].size, "state_positions[%d]" % i)
+                  for i, s in enumerate(sessions)]
         batch = (_CBatchEntry * len(entries))(
             *[_CBatchEntry(s._at, arguments.pointer(a, c.c_int32), a.size) for s, a in zip(sessions, arrays)])
         if not names:
             calls_of(sessions, "stet_batch_append", batch, arguments.size(len(entries)))
             return [{} for _ in entries]
+        these = arguments.words(names)
+        options = [sized(CCaptureOptions(points=these, point_count=len(names),
+                                         state_positions=arguments.pointer(p, c.c_int64),
+                                         state_position_count=p.size)) for p in states]
+        each = (P(CCaptureOptions) * len(entries))(*[c.pointer(o) for o in options])
         captures = (c.c_void_p * len(entries))()
-        calls_of(sessions, "stet_batch_capture", batch, arguments.size(len(entries)), arguments.words(names),
-                 arguments.size(len(names)), captures)
+        calls_of(sessions, "stet_batch_capture_with", batch, arguments.size(len(entries)), each, captures)
         return [seen(s, Capture(at), names, len(s)) for s, at in zip(sessions, captures)]
 
     return with_sessions(sessions, append)

@@ -35,7 +35,8 @@ class _CWatch(c.Structure):
                 ("state_position_count", c.c_size_t)]
 
 
-class _CCaptureOptions(c.Structure):
+class CCaptureOptions(c.Structure):
+    """The struct stet_capture_options."""
     _fields_ = [("struct_size", c.c_size_t), ("points", P(c.c_char_p)), ("point_count", c.c_size_t),
                 ("logits", c.c_int32), ("on_progress", OnProgress), ("context", c.c_void_p),
                 ("state_positions", P(c.c_int64)), ("state_position_count", c.c_size_t)]
@@ -135,23 +136,24 @@ class Session(KeysAndValues, Recurrent, Attaching, Replying):
                                 c.byref(capture._at))
             else:
                 options = sized(
-                    _CCaptureOptions(points=these, point_count=len(names), logits=bool(logits), on_progress=told,
+                    CCaptureOptions(points=these, point_count=len(names), logits=bool(logits), on_progress=told,
                                      state_positions=arguments.pointer(states, c.c_int64),
                                      state_position_count=states.size))
                 self._long_call("stet_session_capture_with", arguments.pointer(array, c.c_int32),
                                 arguments.size(array.size), c.byref(options), c.byref(capture._at), of=of)
             return seen(self, capture, names + (["logits"] if logits else []), len(self))
 
-    def _state_positions(self, positions: arguments.Ids, names: List[str], count: int) -> Any:
-        """Returns the positions of states among the next `count`, each once."""
-        states = arguments.integers(positions, "state_positions")
+    def _state_positions(self, positions: arguments.Ids, names: List[str], count: int,
+                         of: str = "state_positions") -> Any:
+        """Returns the positions of states among the next `count`, each once. `of` is the argument."""
+        states = arguments.integers(positions, of)
         if states.size and not any(name.endswith("hook_state") for name in names):
-            refuse("state_positions", "none without a point hook_state", states.tolist())
+            refuse(of, "none without a point hook_state", states.tolist())
         before = len(self)
         for i, position in enumerate(states.tolist()):
-            arguments.integer(position, "state_positions[%d]" % i, before, before + count - 1)
+            arguments.integer(position, "%s[%d]" % (of, i), before, before + count - 1)
             if position in states[:i]:
-                refuse("state_positions[%d]" % i, "each position once", position)
+                refuse("%s[%d]" % (of, i), "each position once", position)
         return states
 
     def logits(self, copy: bool = False) -> F32:

@@ -6,12 +6,26 @@
 
 using namespace stet::c;
 
+namespace {
+
+// Throws for hook_state, which is captured at given positions: those of a reply are not known yet.
+void refuse_states(std::span<const char* const> points) {
+  for (size_t i = 0; i < points.size(); ++i) {
+    if (point_of(points[i], "points").point == stet::Point::state)
+      fail("points[" + std::to_string(i) + "]",
+           "one of every drawn token; appending the reply's tokens captures hook_state", points[i]);
+  }
+}
+
+}  // namespace
+
 stet_status stet_batch_generate(const stet_batch_reply* entries, size_t count,
                                 const stet_tokenizer* tokenizer, const char* const* points,
                                 size_t point_count, stet_capture** captures, stet_reply** replies,
                                 stet_error** error) {
   return guarded(error, [&] {
     const auto names = items(points, point_count, "points");
+    refuse_states(names);
     const auto given = items(entries, count, "entries");
     if (captures != nullptr) std::fill_n(captures, count, nullptr);
     if (count > 0) output(replies, "replies");

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <limits>
 
 #include "src/c/capture.hpp"
@@ -39,6 +40,25 @@ void check_unused(const stet_intervention& i) {
     refuse("threshold", "0, since only STET_CLAMP has one", i.threshold);
   if (no_amount && i.amount != 0 && i.amount != 1)
     refuse("amount", "0, since STET_SET and STET_PROJECT_OUT have none", i.amount);
+}
+
+// Appends the tokens of a batch and captures the points that `options` gives for each entry.
+void capture_batch(std::span<const stet_batch_entry> entries, stet_capture** captures,
+                   const std::function<stet_capture_options(size_t)>& options) {
+  std::deque<CaptureBuilder> captured;
+  std::vector<stet::BatchEntry> batch;
+  for (const stet_batch_entry& entry : entries) {
+    stet::Session& s = *at(entry.session, "entries.session").at;
+    const auto ids = items(entry.ids, entry.count, "entries.ids");
+    const stet_capture_options o = options(batch.size());
+    captured.emplace_back(s, ids.size(), items(o.points, o.point_count, "points"), false,
+                          items(o.state_positions, o.state_position_count, "state_positions"));
+    batch.push_back({&s, ids, &captured.back().watch()});
+  }
+  if (!entries.empty()) output(captures, "captures");
+  std::fill_n(captures, entries.size(), nullptr);
+  stet::append(batch);
+  for (size_t i = 0; i < entries.size(); ++i) captures[i] = captured[i].release();
 }
 
 }  // namespace
@@ -170,18 +190,25 @@ stet_status stet_batch_capture(const stet_batch_entry* entries, size_t count,
                                const char* const* points, size_t point_count,
                                stet_capture** captures, stet_error** error) {
   return guarded(error, [&] {
-    const auto names = items(points, point_count, "points");
-    std::deque<CaptureBuilder> captured;
-    std::vector<stet::BatchEntry> batch;
-    for (const stet_batch_entry& entry : items(entries, count, "entries")) {
-      stet::Session& s = *at(entry.session, "entries.session").at;
-      const auto ids = items(entry.ids, entry.count, "entries.ids");
-      batch.push_back({&s, ids, &captured.emplace_back(s, ids.size(), names, false).watch()});
-    }
-    if (count > 0) output(captures, "captures");
-    std::fill_n(captures, count, nullptr);
-    stet::append(batch);
-    for (size_t i = 0; i < count; ++i) captures[i] = captured[i].release();
+    stet_capture_options all{};
+    all.points = points;
+    all.point_count = point_count;
+    capture_batch(items(entries, count, "entries"), captures, [&](size_t) { return all; });
+  });
+}
+
+stet_status stet_batch_capture_with(const stet_batch_entry* entries, size_t count,
+                                    const stet_capture_options* const* options,
+                                    stet_capture** captures, stet_error** error) {
+  return guarded(error, [&] {
+    const auto all = items(entries, count, "entries");
+    const auto each = items(options, count, "options");
+    capture_batch(all, captures, [&](size_t i) {
+      const stet_capture_options o = input(&at(each[i], "options"), "options");
+      if (o.logits != 0) fail("options.logits", "0 in a batch", std::to_string(o.logits));
+      if (o.on_progress != nullptr) fail("options.on_progress", "NULL in a batch", "a function");
+      return o;
+    });
   });
 }
 

@@ -11,6 +11,7 @@
 
 #include "kernels/compare.hpp"
 #include "src/snapshot/meta.hpp"
+#include "src/snapshot/recurrent.hpp"
 #include "stet/kernels/float_environment.hpp"
 
 namespace stet {
@@ -177,10 +178,10 @@ std::optional<Difference> in_messages(const State& a, const State& b) {
 }
 
 std::optional<Difference> in_shape(const KvShape& a, const KvShape& b) {
-  const auto text = [](const KvShape& s) {
+  const auto text = [&](const KvShape& s) {
     std::string shape =
         fmt::format("{} {} x {} x {}", kv_type_name(s.type), s.layers, s.kv_heads, s.head_dim);
-    for (const KvLayer& l : s.table)
+    for (const KvLayer& l : a.table == b.table ? std::vector<KvLayer>() : s.table)
       shape += fmt::format(", {}: {} x {}+{}", l.owner, l.kv_heads, l.key_dim, l.value_dim);
     return shape;
   };
@@ -279,8 +280,10 @@ void add_kv(Comparison& c, const State& a, const State& b) {
   c.equal_positions = std::min({both, position_or(in_visibility(a, b), both),
                                 position_or(kv.key, both), position_or(kv.value, both)});
   c.layers = std::move(kv.layers);
-  const std::string note =
-      a.size() == b.size() ? "" : fmt::format("of the {} positions that both have", both);
+  const std::string note = a.kv.shape().block_bytes() == 0 ? "none: no layer has any"
+                           : a.size() == b.size()
+                               ? ""
+                               : fmt::format("of the {} positions that both have", both);
   c.parts.push_back({"keys", std::move(kv.key), true, note});
   c.parts.push_back({"values", std::move(kv.value), true, note});
 }
@@ -389,6 +392,25 @@ Part kv_by_digests(const Snapshot& a, const Snapshot& b, int64_t* equal_position
   return part;
 }
 
+// Adds a part for the recurrent arrays, if there are any.
+void add_array_digests(Comparison& c, const Snapshot& a, const Snapshot& b) {
+  const std::vector<Digest>&x = a.file()->arrays, &y = b.file()->arrays;
+  if (x.empty() && y.empty()) return;
+  Part part{"recurrent arrays", std::nullopt, true, "compared by digest alone"};
+  const auto parted = std::ranges::mismatch(x, y);
+  if (x.size() != y.size()) {
+    part = {part.name, std::nullopt, false, "their shapes differ"};
+  } else if (parted.in1 != x.end()) {
+    const auto layers =
+        recurrent_layers(recurrent_shape(ModelConfig::from_canonical(a.meta().config, a.path())));
+    part.difference = Difference{.what = part.name,
+                                 .layer = layers[static_cast<size_t>(parted.in1 - x.begin())],
+                                 .expected = digest_or(*parted.in1),
+                                 .found = digest_or(*parted.in2)};
+  }
+  c.parts.push_back(std::move(part));
+}
+
 Comparison compare_by_digests(const Snapshot& a, const Snapshot& b) {
   const State x = a.recipe(), y = b.recipe();
   Comparison c;
@@ -400,6 +422,7 @@ Comparison compare_by_digests(const Snapshot& a, const Snapshot& b) {
   };
   c.parts.push_back({"visibility", in_visibility(mask(a), mask(b), std::min(x.size(), y.size()))});
   c.parts.push_back(kv_by_digests(a, b, &c.equal_positions));
+  add_array_digests(c, a, b);
   const Digest &mine = a.digests().logits, &theirs = b.digests().logits;
   c.parts.push_back({"logits", in_text("logits", digest_or(mine), digest_or(theirs)), true,
                      "by digest: their divergence is not known"});

@@ -218,7 +218,6 @@ void compare_logits(const Claim& claim, Session& again, VerifyReport& report) {
 
 // Compares the recurrent arrays after the last token.
 void compare_arrays(const Claim& claim, const Session& again, VerifyReport& report) {
-  report.recurrent = !claim.arrays.empty();
   report.arrays = !report.recurrent;
   if (report.arrays || report.difference || again.size() != claim.recipe.size()) return;
   const bool set = std::ranges::any_of(
@@ -319,12 +318,14 @@ void compare_within_tolerance(const Claim& claim, Session& again, VerifyReport& 
 VerifyReport prove(const Claim& claim, std::vector<bool> given,
                    const std::function<Session(const State&)>& compute, bool blas) {
   VerifyReport report;
-  report.of = static_cast<int64_t>(given.size());
   if (!claim.recipe.edits.empty()) report.limit = replay_limit(claim.recipe);
   State needed = needed_recipe(claim.recipe, given);
   if (claim.stored != nullptr) needed.anchors = claim.stored->anchors;
   Session again = compute(needed);
   report.tokens = again.transcript_size();
+  report.recurrent = !claim.arrays.empty();
+  // Without keys and values, blocks hold nothing that could be proved.
+  report.of = again.kv().shape().block_bytes() > 0 ? std::ssize(given) : 0;
   if (blas) {
     Proof(claim, again.kv(), std::vector<bool>(given.size(), false)).run(report);
     if (!report.difference) compare_within_tolerance(claim, again, report);
@@ -332,6 +333,7 @@ VerifyReport prove(const Claim& claim, std::vector<bool> given,
   }
   again.logits();
   Proof(claim, again.kv(), std::move(given)).run(report);
+  report.blocks = std::min(report.blocks, report.of);
   compare_arrays(claim, again, report);
   compare_stored_arrays(claim, report);
   compare_anchors(claim, again, report);
@@ -365,18 +367,27 @@ std::optional<Difference> damaged_anchor_of(const Snapshot& snapshot, bool with_
 std::string VerifyReport::how() const {
   if (tolerance > 0) return fmt::format("within {} (BLAS)", tolerance);
   if (by_digests == 0) return "byte for byte";
+  if (blocks == 0) return "by digests";
   if (by_digests == blocks) return "by digests of every layer of every block";
   return fmt::format("byte for byte, {} of {} blocks in part by digests", by_digests, blocks);
 }
 
 std::string VerifyReport::text() const {
   if (difference) return "different: " + difference->text();
+  const bool keys = of > 0 || !recurrent;
   if (whole())
-    return fmt::format("keys, values{} and logits are equal, {}",
-                       recurrent ? ", recurrent arrays" : "", how());
+    return fmt::format("{}{} and logits are equal, {}", keys ? "keys, values" : "",
+                       !recurrent ? ""
+                       : keys     ? ", recurrent arrays"
+                                  : "recurrent arrays",
+                       how());
   const std::string rest =
       limit ? fmt::format("; not proved, from position {} on: {}", limit->position, limit->reason)
             : "";
+  if (!keys)
+    return (logits ? "the logits were recomputed from the tokens and are equal, " + how()
+                   : "nothing is proved") +
+           rest;
   if (blocks == 0)
     return fmt::format(
         "nothing is proved: none of the {} blocks can be recomputed from the tokens{}", of, rest);

@@ -19,7 +19,7 @@ void copy_blocks(Store& from, Store& to, const std::vector<Sha256>& places, Stor
     const std::vector<StoredBlock> found = from.blocks_at(some);
     std::vector<Store::NewBlock> blocks;
     for (size_t i = 0; i < some.size(); ++i) {
-      if (found[i].bytes.empty())
+      if (!found[i].found())
         ++report.missing_blocks;
       else
         blocks.push_back(

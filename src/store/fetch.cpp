@@ -109,7 +109,7 @@ void BlockFetch::settle(const std::vector<size_t>& some, std::vector<StoredBlock
     Item& item = items_[some[k]];
     bytes += found[k].carried;
     if (item.stage != Stage::coming) continue;  // computed in the meantime
-    item.stage = found[k].bytes.empty() ? Stage::missing : Stage::here;
+    item.stage = found[k].found() ? Stage::here : Stage::missing;
     item.block = std::move(found[k]);
   }
   settled_ = now;

@@ -229,7 +229,7 @@ StoredBlock Store::anchor(const Sha256& identity) {
   });
   t.read_seconds = seconds_now() - start;
   t.read_bytes = b.carried;
-  ++(!b.bytes.empty() ? t.hits : b.refused.empty() ? t.misses : t.refused);
+  ++(b.found() ? t.hits : b.refused.empty() ? t.misses : t.refused);
   if (t.refused > 0) {
     const std::lock_guard lock(mutex_);
     refused_.insert(name);
@@ -276,7 +276,7 @@ std::vector<StoredBlock> Store::request(std::span<const Sha256> places,
   });
   t.read_seconds = seconds_now() - start;
   for (const StoredBlock& b : all) {
-    ++(!b.bytes.empty() ? t.hits : b.refused.empty() ? t.misses : t.refused);
+    ++(b.found() ? t.hits : b.refused.empty() ? t.misses : t.refused);
     t.read_bytes += b.carried;
   }
   if (t.refused > 0) {

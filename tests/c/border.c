@@ -135,6 +135,7 @@ static void sessions_need_arguments(void) {
   MISSES(stet_session_take_healed(NULL, &text, &size, &error), "session");
   MISSES(stet_batch_append(NULL, 1, &error), "entries");
   MISSES(stet_batch_capture(NULL, 1, NULL, 0, &(stet_capture*){NULL}, &error), "entries");
+  MISSES(stet_batch_capture_with(NULL, 1, NULL, &(stet_capture*){NULL}, &error), "entries");
   MISSES(stet_sampling_init(NULL, &error), "sampling");
   MISSES(stet_session_get_sampling(NULL, &sampling, &error), "session");
   MISSES(stet_session_set_sampling(NULL, &sampling, &error), "session");

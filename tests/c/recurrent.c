@@ -224,6 +224,71 @@ static void states_are_captured_where_asked(void) {
   stet_session_free(other);
 }
 
+static int32_t never_called(void* context, int64_t done) {
+  (void)context;
+  return (int32_t)done;
+}
+
+/* Returns the rows of one point of a capture, of `count` numbers in all. */
+static const float* rows_of(const stet_capture* capture, size_t index, size_t count) {
+  const float* rows = NULL;
+  size_t found = 0, width = 0;
+  OK(stet_capture_rows(capture, index, &rows, &found, &width, &error));
+  CHECK(found * width == count);
+  return rows;
+}
+
+static void states_are_captured_in_a_batch(void) {
+  static const char* const kPoints[] = {"blocks.1.hook_decay", "blocks.1.hook_state"};
+  static const int64_t kFirst[] = {99, 20}, kSecond[] = {30};
+  stet_capture_options first = {.struct_size = sizeof first,
+                                .points = kPoints,
+                                .point_count = 2,
+                                .state_positions = kFirst,
+                                .state_position_count = 2};
+  stet_capture_options second = first;
+  second.points = kPoints + 1, second.point_count = 1;
+  second.state_positions = kSecond, second.state_position_count = 1;
+  const stet_capture_options* const options[] = {&first, &second};
+  stet_session *sessions[2] = {session_of(QWEN35, NULL, 10), NULL}, *alone[2] = {NULL, NULL};
+  OK(stet_session_fork(sessions[0], &sessions[1], &error));
+  OK(stet_session_append(sessions[1], ids + 10, 20, &error));
+  for (size_t i = 0; i < 2; ++i) OK(stet_session_fork(sessions[i], &alone[i], &error));
+  const stet_batch_entry entries[] = {{sessions[0], ids + 10, 90}, {sessions[1], ids + 30, 1}};
+  stet_capture *captures[2] = {NULL, NULL}, *expected[2] = {NULL, NULL}, *none[2];
+  FAILS(stet_batch_capture(entries, 2, kPoints, 2, none, &error), STET_ERROR_ARGUMENT,
+        "batch[0]: points[1]: expected state_positions: the positions at which to capture "
+        "blocks.1.hook_state, of 4096 bytes each, found none");
+  OK(stet_batch_capture_with(entries, 2, options, captures, &error));
+  for (size_t i = 0; i < 2; ++i)
+    OK(stet_session_capture_with(alone[i], entries[i].ids, entries[i].count, options[i],
+                                 &expected[i], &error));
+  CHECK_FLOATS(rows_of(captures[0], 0, 360), rows_of(expected[0], 0, 360), 360);
+  CHECK_FLOATS(rows_of(captures[0], 1, 2048), rows_of(expected[0], 1, 2048), 2048);
+  CHECK_FLOATS(rows_of(captures[1], 0, 1024), rows_of(expected[1], 0, 1024), 1024);
+
+  second.logits = 1;
+  FAILS(stet_batch_capture_with(entries, 2, options, none, &error), STET_ERROR_ARGUMENT,
+        "options.logits: expected 0 in a batch, found 1");
+  second.logits = 0;
+  second.on_progress = never_called;
+  FAILS(stet_batch_capture_with(entries, 2, options, none, &error), STET_ERROR_ARGUMENT,
+        "options.on_progress: expected NULL in a batch, found a function");
+  const stet_batch_reply replies[] = {{sessions[0], NULL}};
+  stet_reply* reply = NULL;
+  FAILS(stet_batch_generate(replies, 1, NULL, kPoints, 2, none, &reply, &error),
+        STET_ERROR_ARGUMENT,
+        "points[1]: expected one of every drawn token; appending the reply's tokens captures "
+        "hook_state, found blocks.1.hook_state");
+  for (size_t i = 0; i < 2; ++i) {
+    check_id(sessions[i], alone[i], 1);
+    stet_capture_free(captures[i]);
+    stet_capture_free(expected[i]);
+    stet_session_free(sessions[i]);
+    stet_session_free(alone[i]);
+  }
+}
+
 static void states_can_be_changed(void) {
   stet_session* session = session_of(QWEN35, NULL, 20);
   stet_session* plain = session_of(QWEN35, NULL, 100);
@@ -271,6 +336,7 @@ int test_recurrent(void) {
   a_written_array_is_an_edit();
   anchors_are_listed_and_limited();
   states_are_captured_where_asked();
+  states_are_captured_in_a_batch();
   states_can_be_changed();
   other_models_have_none();
   return 0;

@@ -5,6 +5,7 @@
 
 #include "stet/snapshot/snapshot.hpp"
 #include "tests/support/models.hpp"
+#include "tests/support/recurrent_family.hpp"
 #include "tests/support/run_command.hpp"
 
 namespace stet::test::snapshot_tests {
@@ -200,6 +201,41 @@ TEST_F(SnapshotCommand, VerifyProvesTheReplayablePartOfAnEditedState) {
   EXPECT_EQ(
       not_proved(),
       "keys, values and logits, which cannot be: an edit concerns each block of 64 positions");
+}
+
+TEST_F(SnapshotCommand, ModelsWithoutAttentionHaveNoKeysAndValues) {
+  const std::string model = subjects_without_attention()[0].directory;
+  const std::string a = scratch / "a.stet", b = scratch / "b.stet", q = scratch / "q.stet";
+  run_stet({"save", "-m", model, "--ids", ids_of(70), "-o", a});
+  run_stet({"resume", a, "-m", model, "--ids", "4", "-n", "0", "--save", b});
+  EXPECT_TRUE(run_stet({"check", a})
+                  .out.ends_with("; not proved: that recurrent arrays and logits equal those "
+                                 "recomputed from its tokens (stet "
+                                 "verify)\n"));
+  EXPECT_NE(run_stet({"verify", a, "-m", model})
+                .out.find("; recurrent arrays and logits are equal, byte for byte; state "),
+            std::string::npos);
+  EXPECT_NE(run_stet({"inspect", a})
+                .out.find("\nkeys and values              none: no layer has attention "),
+            std::string::npos);
+  const std::string diff = run_stet({"diff", a, b}).out;
+  EXPECT_NE(diff.find("\nkeys              equal         none: no layer has any\n"),
+            std::string::npos)
+      << diff;
+  EXPECT_NE(diff.find("\na is a prefix of b: 70 common tokens\ndifferent: "), std::string::npos)
+      << diff;
+  EXPECT_TRUE(
+      run_stet({"convert", a, "--kv", "q8", "-o", q})
+          .err.starts_with("keys and values: f32 -> q8, which changes no bytes: no layer has "
+                           "attention\n"));
+  EXPECT_EQ(run_stet({"verify", q, "-m", model}).status, 0);
+  EXPECT_NE(run_stet({"diff", a, q}).out.find(" f32 3 x 0 x 0 in a, q8 3 x 0 x 0 in b\n"),
+            std::string::npos);
+  EXPECT_EQ(run_stet({"measure", "-m", model, "--ids", "1,2", "--norms"}).err,
+            "stet: --norms: expected a layer with attention, found none\n");
+  EXPECT_EQ(
+      run_stet({"export", a, "-o", scratch / "a.safetensors"}).err,
+      "70 positions of 0 layers and 6 recurrent arrays in " + scratch / "a.safetensors" + "\n");
 }
 
 TEST_F(SnapshotCommand, ADeltaWhoseParentIsLostIsComputedAgain) {

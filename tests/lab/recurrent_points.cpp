@@ -1,5 +1,6 @@
 // Points of recurrent layers: what is captured there, and interventions on states.
 #include <algorithm>
+#include <list>
 #include <map>
 #include <memory>
 
@@ -137,6 +138,71 @@ TEST_P(RecurrentPoints, CapturesDoNotDependOnChunksAndChangeNothing) {
       }
     }
   }
+}
+
+TEST_P(RecurrentPoints, CapturesOfABatchAreThoseOfEachAlone) {
+  const int64_t before[] = {0, 20, 63, 5}, after[] = {kSize, kAt, kSize, 6};
+  const std::vector<int64_t> states[] = {{99, 0, 64}, {20, 69, 70}, {}, {5}};
+  const auto begun = [&](size_t i, int64_t chunk, int threads) {
+    Session s = session(chunk, threads);
+    if (has_states() && i % 2 == 1) s.attach(change(Op::scale, 5, 66, {1}));
+    if (before[i] > 0) s.append(part(0, before[i]));
+    return s;
+  };
+  const auto watch_of = [&](size_t i, Captured& to) {
+    Watch watch = watch_into(to, states[i]);
+    if (states[i].empty())
+      std::erase_if(watch.points, [](const PointAt& at) { return at.point == Point::state; });
+    return watch;
+  };
+  std::vector<Captured> alone(4);
+  std::vector<Session> expected;
+  for (size_t i = 0; i < 4; ++i) {
+    const Watch watch = watch_of(i, alone[i]);
+    expected.push_back(begun(i, 512, 1));
+    expected[i].append(part(before[i], after[i]), nullptr, nullptr, nullptr, &watch);
+  }
+  for (const auto& [chunk, threads] :
+       {std::pair(512, 1), std::pair(1, 1), std::pair(7, 2), std::pair(64, 1)}) {
+    std::vector<Captured> found(4);
+    std::list<Watch> watches;
+    std::vector<Session> sessions;
+    std::vector<BatchEntry> batch;
+    for (size_t i = 0; i < 4; ++i) sessions.push_back(begun(i, chunk, threads));
+    for (size_t i = 0; i < 4; ++i) {
+      watches.push_back(watch_of(i, found[i]));
+      batch.push_back({&sessions[i], part(before[i], after[i]), &watches.back()});
+    }
+    append(batch);
+    for (size_t i = 0; i < 4; ++i) {
+      const std::string what = std::to_string(chunk) + ", entry " + std::to_string(i);
+      EXPECT_EQ(found[i], alone[i]) << what;
+      expect_same(sessions[i], expected[i], what);
+    }
+  }
+}
+
+TEST(WatchedStates, OfAPassFitInMemory) {
+  const auto m = model(data_path("models/qwen35-odd-tiny"));
+  constexpr int64_t kEach = 60;  // no anchor ends a pass
+  const std::vector<int32_t> ids = random_tokens(*m, kEach);
+  size_t row = 0, seen = 0, passes = 0;
+  Watch watch{{}, [&](const PointAt&, int64_t, Rows r) { seen += r.width * sizeof(float); }};
+  for (const PointAt& at : points_of(m->config())) {
+    if (at.point != Point::state) continue;
+    watch.points.push_back(at);
+    row += static_cast<size_t>(point_width(m->config(), at, 0)) * sizeof(float);
+  }
+  for (int64_t p = 0; p < kEach; ++p) watch.state_positions.push_back(p);
+  const size_t sessions = (size_t{64} << 20) / (row * static_cast<size_t>(kEach)) + 1;
+  std::vector<Session> all;
+  std::vector<BatchEntry> batch;
+  for (size_t i = 0; i < sessions; ++i)
+    all.emplace_back(m, options(1, STET_DEFAULT_ISA, static_cast<int64_t>(sessions) * kEach));
+  for (Session& s : all) batch.push_back({&s, ids, &watch});
+  append(batch, {.after_layer = [&] { ++passes; }});
+  EXPECT_EQ(seen, row * sessions * static_cast<size_t>(kEach));
+  EXPECT_EQ(passes / static_cast<size_t>(m->config().layers), 2u);
 }
 
 TEST_P(RecurrentPoints, CapturesGoWithHiddenStates) {

@@ -104,6 +104,27 @@ class Recurrent(unittest.TestCase):
                      "hook_state")
         self.assertEqual(len(s), 150)
 
+    def test_states_are_captured_in_a_batch(self):
+        model, points = stet.Model(common.tiny("granite-odd-tiny")), ["*.hook_state", "blocks.0.hook_beta"]
+        sessions, alone = [model.session() for _ in range(2)], [model.session() for _ in range(2)]
+        for s in (sessions[1], alone[1]):
+            s.append(IDS[:20])
+        entries, positions = [(sessions[0], IDS), (sessions[1], IDS[20:30])], [[149, 3], [29]]
+        for (_, ids), one, at, found in zip(entries, alone, positions,
+                                            stet.append_batch(entries, points, state_positions=positions)):
+            expected = one.append(ids, points, state_positions=at)
+            self.assertEqual([*found], [*expected])
+            for name, rows in expected.items():
+                self.assertEqual((found[name].shape, found[name].tobytes()), (rows.shape, rows.tobytes()), name)
+        self.assertEqual([s.digests() for s in sessions], [s.digests() for s in alone])
+        two = [(s, [5]) for s in sessions]
+        for given, field in (([[150]], "state_positions"), ([[150], [31]], "state_positions[1][0]"),
+                             ([[150], 30], "state_positions[1]"), (5, "state_positions")):
+            self.refused(lambda: stet.append_batch(two, points, given), field)
+        self.refused(lambda: stet.append_batch(two, ["hook_embed"], [[150], []]), "state_positions[0]", "hook_state")
+        self.refused(lambda: stet.generate_batch(sessions, points=["*.hook_state"]), "points[0]", "drawn token")
+        self.assertEqual([len(s) for s in sessions], [150, 30])
+
     def test_an_edit_whose_logits_cannot_be_had_says_so(self):
         s = self.session(count=5)
         with s.changing(["hook_embed"], lambda point, first, rows: None):

@@ -807,6 +807,10 @@ class Recurrent(unittest.TestCase):
                             self.assertEqual(answer["error"]["param"], "?layer")
                             self.assertIn("%d, which has no attention" % layer, answer["error"]["message"])
                 self.assertIn(None, norms["keys"])
+                attending = [layer for layer, kind in enumerate(kinds) if kind != period]
+                kv, attention = (server.get(state + path) for path in ("/kv", "/attention"))
+                self.assertEqual((attention["layer"], attention["attention_layers"]), (attending[0], attending))
+                self.assertEqual((kv["layer"], kv["own_layers"]), (attending[0], attending))
                 status, answer = server.call("POST", state + "/prune", {"keep_last": 2})
                 self.assertEqual((status, answer["error"]["code"]), (400, "recurrent_model"), answer)
 

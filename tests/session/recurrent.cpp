@@ -7,7 +7,9 @@
 
 #include "stet/session/splice.hpp"
 #include "stet/session/trace.hpp"
+#include "stet/snapshot/compare.hpp"
 #include "stet/snapshot/snapshot.hpp"
+#include "stet/snapshot/verify.hpp"
 #include "tests/support/models.hpp"
 #include "tests/support/recurrent_family.hpp"
 
@@ -418,6 +420,85 @@ TEST(WithoutAttention, StatesAreSavedForkedRewoundAndRestored) {
     EXPECT_NE(message_of([&] { s.set_key(0, 0, 3, {}); }).find("0, which is recurrent"),
               std::string::npos);
   }
+}
+
+// A session of whole blocks can be restored from one that keeps windows only, and lacks what that had
+// dropped. An edit is dropped by a rewind to before it.
+TEST(RecurrentWindows, ARewindProcessesWhatWasAnnounced) {
+  const auto m = recurrent_model();
+  const std::vector<int32_t> ids = random_tokens(*m, 400);
+  int64_t told = 0;
+  SessionOptions windows = options(1);
+  windows.anchor_bytes = 0;
+  windows.window = {true, 0, [&](int64_t tokens) { told += tokens; }};
+  Session s(m, windows), edited(m, windows);
+  s.append(ids);
+  edited.append(ids);
+  edited.set_array(0, 0, std::vector<float>(s.recurrent().array(0, 0).size(), 3.0f));
+  const TemporaryDirectory scratch;
+  Snapshot::save(s, scratch / "s.stet", {});
+  Session whole = Snapshot::open(scratch / "s.stet").restore(m, {.session = options(1)});
+  for (const int64_t to : {121, 90}) {
+    Session fresh(m, options(1));
+    fresh.append(std::span(ids).first(static_cast<size_t>(to)));
+    for (const Session* each : {&s, &edited, &whole}) {
+      Session one = each->fork();
+      told = 0;
+      const int64_t before = recurrent_test_rows();
+      EXPECT_EQ(one.rewind_cost(to), to);
+      one.rewind(to);
+      EXPECT_EQ(recurrent_test_rows() - before, to);
+      EXPECT_EQ(told, each == &whole ? 0 : to);
+      EXPECT_TRUE(same_bytes(one.recurrent().numbers(), fresh.recurrent().numbers()));
+      EXPECT_EQ(digests_of(one).id, digests_of(fresh).id);
+      one.append({ids.data(), 30});
+      EXPECT_EQ(recurrent_test_rows() - before, to + 30);
+    }
+  }
+}
+
+TEST(WithoutAttention, AnotherTypeOfKeysAndValuesIsNoEdit) {
+  for (const Subject& subject : subjects_without_attention()) {
+    const auto m = model(subject.directory);
+    const std::vector<int32_t> ids = random_tokens(*m, 100);
+    SessionOptions as_q8 = options(1);
+    as_q8.kv_type = KvType::q8;
+    Session s(m, options(1)), expected(m, as_q8);
+    for (Session* each : {&s, &expected}) each->append(ids);
+    Session rounded(m, with_kv_type(s.state(), KvType::q8), options(1));
+    EXPECT_TRUE(rounded.edits().empty());
+    EXPECT_EQ(digests_of(rounded).id, digests_of(expected).id) << subject.name;
+    EXPECT_EQ(rounded.rewind_cost(64), 0);
+    EXPECT_EQ(verify(rounded).text(), "recurrent arrays and logits are equal, byte for byte");
+  }
+}
+
+TEST(WithoutAttention, VerifySaysWhatIsProved) {
+  const auto m = model(subjects_without_attention()[0].directory);
+  const std::vector<int32_t> ids = random_tokens(*m, 100);
+  const TemporaryDirectory scratch;
+  Session s(m, options(1));
+  s.append(ids);
+  Snapshot::save(s, scratch / "recipe.stet", {.form = SnapshotForm::recipe});
+  const VerifyReport report = verify(Snapshot::open(scratch / "recipe.stet"), m, options(1), false);
+  EXPECT_EQ(report.text(), "recurrent arrays and logits are equal, by digests");
+  EXPECT_TRUE(report.whole());
+  EXPECT_EQ(report.of, 0);
+  const RecurrentShape& shape = s.recurrent().shape();
+  s.set_array(1, 0, std::vector<float>(shape.layers[1][0].count(), 0.5f));
+  const std::string rest =
+      "; not proved, from position 99 on: recurrent arrays of layer 1 were set after position 99";
+  EXPECT_EQ(verify(s).text(),
+            "the logits were recomputed from the tokens and are equal, byte for byte" + rest);
+  Snapshot::save(s, scratch / "set.stet");
+  const Comparison c =
+      compare(Snapshot::open(scratch / "recipe.stet"), Snapshot::open(scratch / "set.stet"));
+  const auto part = std::ranges::find(c.parts, "recurrent arrays", &Comparison::Part::name);
+  ASSERT_NE(part, c.parts.end());
+  ASSERT_TRUE(part->difference);
+  EXPECT_EQ(part->difference->layer, 1);
+  s.append(std::span(ids).first(1));
+  EXPECT_EQ(verify(s).text(), "nothing is proved" + rest);
 }
 
 // A session on a random path, and what it must be.

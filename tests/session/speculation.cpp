@@ -235,6 +235,32 @@ TEST(Drafts, AreIgnoredUnderInterventionsOnStates) {
   EXPECT_FALSE(s.accepts(4));
 }
 
+TEST(Drafts, AreUsedAfterTheEndOfAnInterventionOnStates) {
+  const auto m = model(data_path("models/qwen35-tiny"));
+  Session s(m, options(1)), plain(m, options(1));
+  const Ids next = {3, 4, 5, 6, 7};
+  Intervention scale;
+  scale.point = Point::state;
+  scale.op = Intervention::Op::scale;
+  scale.layers = {0};
+  scale.amount = 0.5f;
+  scale.begin = 2, scale.end = 4;
+  for (Session* each : {&s, &plain}) {
+    each->append(Ids{1, 2});
+    each->attach(scale);
+  }
+  append_with_draft(s, next[0], {next[1]});
+  EXPECT_FALSE(s.accepts(next[1])) << "the intervention applies to position 3";
+  s.append({&next[1], 1});
+  append_with_draft(s, next[2], Ids(next.begin() + 3, next.end()));
+  for (size_t i = 3; i < next.size(); ++i) {
+    EXPECT_TRUE(s.accepts(next[i]));
+    s.append({&next[i], 1});
+  }
+  plain.append(next);
+  EXPECT_TRUE(same(s, plain));
+}
+
 // A family of a program's own may not record what its recurrent layers read.
 TEST(Drafts, AreIgnoredByFamiliesThatRecordNothing) {
   const auto m = model(recurrent_model_directory());

@@ -145,6 +145,12 @@ TEST_P(RecurrentStore, StatesWithoutKeysAndValuesComeBack) {
     EXPECT_EQ(prefix->size(), 192);
     prefix->append(std::span(tokens).subspan(192));
     EXPECT_EQ(digests_of(*prefix).id, digests_of(s).id);
+    const std::string to = directory_ / subject.name;
+    create_store(to, 0);
+    Store copy(open_store_backend(to), key, {.fetch = FetchChoice::always});
+    const StoreCopy copied = copy_state(*store, copy, opened.snapshot->digests().id);
+    EXPECT_EQ(copied.blocks, 3u + 1u) << "blocks without bytes are copied, too";
+    EXPECT_EQ(copied.missing_blocks, 0u);
   }
 }
 

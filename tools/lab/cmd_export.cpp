@@ -136,7 +136,10 @@ void run_export(ExportCommand& o) {
     file->write(tensor++, 0, std::as_bytes(std::span(x)));
   }
   file->commit();
-  say("{} positions of {} layers in {}\n", state.size(), shape.layers, printable(o.output));
+  const int64_t layers = (static_cast<int64_t>(shapes.size() - arrays.size()) - 3) / 2;
+  say("{} positions of {} layers{} in {}\n", state.size(), layers,
+      arrays.empty() ? "" : fmt::format(" and {} recurrent arrays", arrays.size()),
+      printable(o.output));
 }
 
 // Sets vectors that differ from the state. Returns their number.

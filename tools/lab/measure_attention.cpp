@@ -80,6 +80,8 @@ std::vector<double> norms_of(const State& state, int64_t layer, bool key) {
 
 std::vector<HeatMap> measure_norms(const State& state, const Tokenizer* tokenizer) {
   const KvShape& shape = state.kv.shape();
+  if (shape.block_bytes() == 0)
+    throw Error(ErrorKind::argument, "", "--norms", "a layer with attention", "none");
   std::vector<HeatMap> maps;
   for (const bool key : {true, false}) {
     HeatMap m{key ? "Norms of keys, over all heads" : "Norms of values, over all heads",

@@ -150,9 +150,10 @@ Response state_attention(Service& service, const Request& request, const Parts& 
                         }
                       }};
     process(service, caller, w, &watch);
-    return Json{{"layers", c.layers}, {"heads", c.heads}, {"layer", layer},
-                {"head", head},       {"first", first},   {"tokens", texts_of(service, w.ids)},
-                {"values", values}};
+    return Json{{"layers", c.layers}, {"attention_layers", attention_layers(shape)},
+                {"heads", c.heads},   {"layer", layer},
+                {"head", head},       {"first", first},
+                {"values", values},   {"tokens", texts_of(service, w.ids)}};
   });
 }
 

@@ -113,7 +113,9 @@ Response diff_states(Service&, const Request&, const Parts&);
 // Returns a request's ?name=, which must be within [min, max], or `fallback`.
 int64_t query_integer(const Request& request, const std::string& name, int64_t fallback,
                       int64_t min, int64_t max);
-// Returns a request's ?layer=, or 0. Throws a RequestError for a layer without attention.
+std::vector<int64_t> attention_layers(const KvShape& shape);
+// Returns a request's ?layer=, or the first layer with attention. Throws a RequestError for a layer
+// without attention.
 int64_t query_attention_layer(const Request& request, const KvShape& shape);
 
 // activations.cpp

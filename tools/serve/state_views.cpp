@@ -77,8 +77,18 @@ int64_t query_integer(const Request& request, const std::string& name, int64_t f
   return value;
 }
 
+std::vector<int64_t> attention_layers(const KvShape& shape) {
+  std::vector<int64_t> all;
+  for (int64_t l = 0; l < shape.layers; ++l) {
+    if (shape.owner(l) >= 0) all.push_back(l);
+  }
+  return all;
+}
+
 int64_t query_attention_layer(const Request& request, const KvShape& shape) {
-  const int64_t layer = query_integer(request, "layer", 0, 0, shape.layers - 1);
+  const std::vector<int64_t> all = attention_layers(shape);
+  const int64_t layer =
+      query_integer(request, "layer", all.empty() ? 0 : all.front(), 0, shape.layers - 1);
   if (shape.owner(layer) < 0)
     refuse("?layer", "a layer with attention", fmt::format("{}, which has no attention", layer));
   return layer;
@@ -220,7 +230,10 @@ Json kv_json(const KvCache& kv, const HeadOf& asked, const Session* before) {
   for (int64_t b = 0; b < kv.blocks(); ++b)
     shared.push_back(before != nullptr && b < before->kv().blocks() &&
                      before->kv().block_info(b).data() == kv.block_info(b).data());
+  std::vector<int64_t> own = attention_layers(shape);
+  std::erase_if(own, [&](int64_t l) { return !shape.owns(l); });
   return {{"layers", shape.layers}, {"heads", shape.layer(layer).kv_heads},
+          {"layer", layer},         {"own_layers", own},
           {"positions", kv.size()}, {"head_dim", row.size()},
           {"step", step},           {"values", values},
           {"shared", shared}};

@@ -25,20 +25,23 @@ std::string count_text(size_t count, const char* thing) {
 
 // Returns what remains unproved, since only a computation could prove it.
 std::string unproved(const Snapshot& s) {
+  const bool keys = s.meta().kv.block_bytes() > 0;
+  const bool arrays = !s.file()->arrays.empty();
+  const std::string parts = std::string(keys ? "keys, values" : "") + (keys && arrays ? ", " : "") +
+                            (arrays ? "recurrent arrays" : "") + " and logits";
   if (s.meta().form == SnapshotForm::recipe)
-    return "keys, values and logits, of which a recipe has digests alone (stet verify)";
+    return parts + ", of which a recipe has digests alone (stet verify)";
   if (!s.meta().edits.empty()) {
     const std::vector<bool> blocks = replayable_blocks(s);
     const auto given = static_cast<size_t>(std::ranges::count(blocks, true));
-    if (given == 0)
-      return "keys, values and logits, which cannot be: an edit concerns each block of 64 "
-             "positions";
+    if (!keys) return parts + ", which an edit concerns";
+    if (given == 0) return parts + ", which cannot be: an edit concerns each block of 64 positions";
     return fmt::format(
         "that {} of {} blocks of 64 positions {} those recomputed from its tokens (stet verify); "
         "an edit concerns the rest, which cannot be proved",
         given, blocks.size(), given == 1 ? "equals" : "equal");
   }
-  return "that keys, values and logits equal those recomputed from its tokens (stet verify)";
+  return "that " + parts + " equal those recomputed from its tokens (stet verify)";
 }
 
 Json check_snapshot(const std::string& path, const CheckCommand& o) {

@@ -127,8 +127,10 @@ std::string verdict(const Comparison& c, const Snapshot& a, const Snapshot& b) {
   const std::string prefix = prefix_of(c, a, b);
   if (!prefix.empty())
     text = fmt::format("{} is a prefix of {}: ", prefix, prefix == "a" ? "b" : "a");
-  text += fmt::format("{} common tokens; keys and values of the first {} positions are equal\n",
-                      c.common_tokens, c.equal_positions);
+  text += fmt::format("{} common tokens", c.common_tokens);
+  if (a.meta().kv.block_bytes() > 0)
+    text += fmt::format("; keys and values of the first {} positions are equal", c.equal_positions);
+  text += '\n';
   return text + fmt::format("different: {}{}\n", fmt::join(different, ", "), rest);
 }
 

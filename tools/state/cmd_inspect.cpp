@@ -233,7 +233,8 @@ Json elements_json(const Snapshot& s, const Present& present) {
   const GenerationState& g = s.generation();
   const int64_t blocks = blocks_of(m.positions);
   add("keys and values",
-      m.form == SnapshotForm::recipe ? "digests: computed again from the tokens"
+      m.kv.block_bytes() == 0          ? "none: no layer has attention"
+      : m.form == SnapshotForm::recipe ? "digests: computed again from the tokens"
       : m.form == SnapshotForm::delta
           ? fmt::format("{} blocks of {}, the rest in {}", kv_type_name(m.kv.type), blocks,
                         printable(m.parent_file))

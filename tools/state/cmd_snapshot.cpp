@@ -153,8 +153,10 @@ void run_convert(const Command& app, SnapshotCommand& o) {
   if (to != from) state = with_kv_type(state, to);
   const StateDigests digests = o.save.write(state, snapshot, o.output, o.model.checkpoint);
   if (to != from)
-    say("keys and values: {} -> {}, an edit: the tokens do not give this state any more\n",
-        kv_type_name(from), kv_type_name(to));
+    say("keys and values: {} -> {}, {}\n", kv_type_name(from), kv_type_name(to),
+        state.kv.shape().block_bytes() == 0
+            ? "which changes no bytes: no layer has attention"
+            : "an edit: the tokens do not give this state any more");
   if (o.json) {
     Json j = saved_json(o.output, digests, state.size());
     j["capacity"] = state.kv.capacity();

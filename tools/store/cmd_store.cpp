@@ -367,7 +367,7 @@ size_t check_records(Store& store, size_t& states, size_t& blocks) {
   for (size_t i = 0; i < names.size(); i += kAtOnce) {
     const auto some = std::span(names).subspan(i, std::min(kAtOnce, names.size() - i));
     for (const StoredBlock& b : store.blocks_at(some)) {
-      blocks += b.bytes.empty() ? 0 : 1;
+      blocks += b.found() ? 1 : 0;
       if (!b.refused.empty()) fault(b.refused);
     }
   }

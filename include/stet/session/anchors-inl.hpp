@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "stet/base/error.hpp"
+#include "stet/kv/kv_writer.hpp"
 
 namespace stet {
 
@@ -15,6 +16,7 @@ namespace detail {
 
 std::shared_ptr<std::vector<float>> logits_of(const Model& model, const ComputeOptions& compute,
                                               const std::vector<float>& hidden);  // batch-inl.hpp
+std::vector<int64_t> partial_blocks(const State& state, int64_t begin, int64_t end);
 
 STET_INL bool gives_arrays_again(const State& state, int64_t from, int64_t to) {
   if (from == to) return true;
@@ -142,6 +144,21 @@ STET_INL int64_t Session::process_again(int64_t to) {
   return from->position;
 }
 
+namespace detail {
+
+// Returns the first `to` positions of `kv`. Blocks that lack layers come from `again`, which ends
+// there and holds the window of the next query.
+STET_INL KvCache cut_kv(const KvCache& kv, KvCache& again, int64_t to) {
+  KvCache cut = kv;
+  for (int64_t b = 0; b < blocks_of(to); ++b) {
+    if (!cut.block_info(b).holds_all()) KvWriter(cut).replace(b, KvWriter(again).share(b));
+  }
+  KvWriter(cut).truncate(to);
+  return cut;
+}
+
+}  // namespace detail
+
 // Cuts the session to `to` positions, with the recurrent arrays there. In an edited state, they are
 // kept as an anchor, because the tokens after them can be processed again only from there on.
 STET_INL void Session::rewind_recurrent(int64_t to) {
@@ -153,8 +170,8 @@ STET_INL void Session::rewind_recurrent(int64_t to) {
   }
   if (recompute_.keeps_windows_only()) recompute_.announce(to - from.position);
   Session again = compute_from(from, to);
-  if (recompute_.keeps_windows_only() && state_.edits.empty())
-    state_.kv = std::move(again.state_.kv);  // holds the window of a query at `to`
+  if (!detail::partial_blocks(state_, 0, to).empty())
+    with_healing([&] { state_.kv = detail::cut_kv(state_.kv, again.state_.kv, to); });
   cut(to);
   state_.recurrent = std::move(again.state_.recurrent);
   for (const auto& a : again.state_.anchors.all()) {

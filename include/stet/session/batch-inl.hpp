@@ -29,16 +29,40 @@ struct WatchedRows {
 
 constexpr size_t kWatchedBytes = size_t{64} << 20;
 
+// Returns the bytes of one row of the watched points: of hook_state, or of the others.
+STET_INL size_t watched_bytes(const ModelConfig& c, const Watch& watch, int64_t positions,
+                              bool states) {
+  size_t numbers = 0;
+  for (const PointAt& at : watch.points) {
+    if ((at.point == Point::state) == states)
+      numbers += static_cast<size_t>(point_width(c, at, positions));
+  }
+  return numbers * sizeof(float);
+}
+
 // Returns the largest number of tokens per pass for which the watched rows fit in memory.
 // `positions` is the number of positions after the call.
 STET_INL size_t watched_rows(const ModelConfig& c, const Watch& watch, int64_t positions,
                              size_t most) {
-  size_t row = 0, state = 0;
-  for (const PointAt& at : watch.points)
-    (at.point == Point::state ? state : row) +=
-        static_cast<size_t>(point_width(c, at, positions)) * sizeof(float);
-  if (state * watch.state_positions.size() > kWatchedBytes) row += state;
+  const size_t row = watched_bytes(c, watch, positions, false);
   return std::clamp<size_t>(row == 0 ? most : kWatchedBytes / row, 1, most);
+}
+
+STET_INL bool captures_state(const Watch& watch, int64_t position) {
+  return std::ranges::find(watch.state_positions, position) != watch.state_positions.end();
+}
+
+// Returns how many of `count` tokens after position `first` fit in a pass. `kept` is the size of
+// the states that the pass already captures, and grows by those of these tokens.
+STET_INL size_t until_states(const ModelConfig& c, const Watch& watch, int64_t first, size_t count,
+                             size_t& kept) {
+  const size_t state = watched_bytes(c, watch, 0, true);
+  for (size_t i = 0; state > 0 && i < count; ++i) {
+    if (!captures_state(watch, first + static_cast<int64_t>(i))) continue;
+    if (kept > 0 && kept + state > kWatchedBytes) return i;
+    kept += state;
+  }
+  return count;
 }
 
 // Throws an argument Error for hook_state without positions: its rows are too large for all.
@@ -297,9 +321,12 @@ STET_INL void BatchAppend::run_pass(size_t most, Workspace& w) {
   while (done(batch_[entry]) == batch_[entry].ids.size()) ++entry;
   w.ids.clear();
   w.spans.clear();
+  size_t states = 0;  // bytes
   for (const BatchEntry& e : batch_.subspan(entry)) {
-    const std::span<const int32_t> part = e.ids.subspan(done(e)).first(
-        std::min(e.session->until_anchor(e.ids.size() - done(e)), most - w.ids.size()));
+    size_t count = std::min(e.session->until_anchor(e.ids.size() - done(e)), most - w.ids.size());
+    if (e.watch != nullptr)
+      count = detail::until_states(model().config(), *e.watch, e.session->size(), count, states);
+    const std::span<const int32_t> part = e.ids.subspan(done(e)).first(count);
     if (part.empty()) break;
     const std::span<const int32_t> draft = e.session->pending_.draft;  // fits: has_drafts()
     State& state = e.session->state_;
@@ -395,8 +422,7 @@ STET_INL std::unique_ptr<Hooks> BatchAppend::hooks_of(
       const size_t stride = detail::round_up(width, kLanes);
       if (at.point == Point::state) {
         for (int64_t p = span.first; p < span.first + static_cast<int64_t>(span.count); ++p) {
-          if (std::ranges::find(e.watch->state_positions, p) == e.watch->state_positions.end())
-            continue;
+          if (!detail::captures_state(*e.watch, p)) continue;
           watched.push_back({e.watch, at, p, Memory(stride * sizeof(float)), {}});
           watched.back().rows = {watched.back().memory.as<float>(), stride, width, 1};
           made().copy_states(static_cast<size_t>(at.layer),

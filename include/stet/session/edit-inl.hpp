@@ -166,7 +166,7 @@ STET_INL State with_kv_type(const State& state, KvType type, int64_t capacity) {
   to.type = type;
   KvCache source = detail::whole_kv(state);
   State changed = state;
-  if (from.type != type && state.size() > 0) {
+  if (from.type != type && state.size() > 0 && from.block_bytes() > 0) {
     detail::keep_logits(changed);
     changed.edits.push_back(detail::entry(state, KvEdit::What::kv_type));
     changed.anchors.keep_by_content();  // keys and values of the other type gave them

@@ -334,13 +334,15 @@ STET_INL std::span<const int32_t> Session::fitting_draft(std::span<const int32_t
 }
 
 // Returns how many positions from `from` on can be drafted. With recurrent layers, a row at whose end
-// an anchor is due needs a pass of its own, since an anchor holds the arrays. So does every row under
-// an intervention on states, which recorded inputs do not contain.
+// an anchor is due needs a pass of its own, since an anchor holds the arrays. So does every row before
+// the end of an intervention on states, which recorded inputs do not contain.
 STET_INL size_t Session::draft_room(int64_t from) const {
   const auto room = static_cast<size_t>(std::max<int64_t>(0, capacity() - from));
   if (state_.recurrent.empty()) return room;
-  const bool changed = std::ranges::any_of(
-      state_.interventions, [](const Intervention& w) { return w.point == Point::state; });
+  const bool changed = std::ranges::any_of(state_.interventions, [&](const Intervention& w) {
+    const int64_t end = reach_of(state_, w).end;
+    return w.point == Point::state && (end < 0 || end > size());
+  });
   if (changed) return 0;
   int64_t anchor = (from / kBlockPositions + 1) * kBlockPositions;
   const auto wanted = std::ranges::upper_bound(anchors_wanted_, from);

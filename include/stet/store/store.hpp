@@ -50,7 +50,8 @@ struct NameEntry {
   bool operator==(const NameEntry&) const = default;
 };
 
-// A block or anchor from a store, after checking. `bytes` is empty if it is missing or was refused.
+// A block or anchor from a store, after checking. `bytes` is empty if it is missing or was refused,
+// and for a block of a model without attention.
 struct StoredBlock {
   RecordKind kind = RecordKind::block;
   std::span<const std::byte> bytes;
@@ -58,6 +59,8 @@ struct StoredBlock {
   std::shared_ptr<const MappedFile> mapping;
   std::string refused;   // why an existing record was refused
   uint64_t carried = 0;  // size of the record as transferred
+
+  bool found() const { return carried > 0 && refused.empty(); }
 };
 
 // Fetching of available blocks: as FetchPolicy decides, or always. Affects only time; `always` is

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <algorithm>
+#include <tuple>
 
 namespace stet::test {
 
@@ -59,6 +60,32 @@ Intervention change_of(const Model& m, uint32_t which) {
   if (w.op == Intervention::Op::scale) return w;
   std::vector<float> values(static_cast<size_t>(point_width(m.config(), {w.point, layer}, 0)));
   for (size_t i = 0; i < values.size(); ++i) values[i] = 0.125f * static_cast<float>(i % 5) - 0.25f;
+  w.values = std::make_shared<const std::vector<float>>(std::move(values));
+  return w;
+}
+
+std::pair<int64_t, int64_t> state_change_positions(uint32_t which, int64_t at) {
+  const int64_t begin = at + which / 16 % 70;
+  return {begin, which % 7 == 0 ? -1 : begin + 1 + which % 3};
+}
+
+Intervention state_change_of(const Model& m, uint32_t which, int64_t at) {
+  const ModelConfig& c = m.config();
+  const bool of_all = which % 2 == 0, rows = which % 5 == 0;
+  Intervention w;
+  w.point = Point::state;
+  w.layers = {layer_of(c, true, which / 3)};
+  if (!of_all) w.heads = {c.recurrence.heads - 1};
+  std::tie(w.begin, w.end) = state_change_positions(which, at);
+  w.op = which % 3 == 0 ? Intervention::Op::scale : Intervention::Op::set;
+  w.amount = w.op == Intervention::Op::scale ? 0.25f : 1;
+  if (w.op == Intervention::Op::scale) return w;
+  const int64_t count = c.recurrence.key_dim * c.recurrence.value_dim *
+                        (of_all ? c.recurrence.heads : 1) *
+                        (rows && w.end >= 0 ? w.end - w.begin : 1);
+  std::vector<float> values(static_cast<size_t>(count));
+  for (size_t i = 0; which % 3 == 1 && i < values.size(); ++i)
+    values[i] = 0.0625f * static_cast<float>(i % 11) - 0.25f;
   w.values = std::make_shared<const std::vector<float>>(std::move(values));
   return w;
 }
@@ -119,7 +146,7 @@ void Timeline::rewind(int64_t size) {
     if (c.kind == Stage::Change::arrays) return true;
     c.after = tokens.size();
     c.moved = true;
-    return c.kind == Stage::Change::intervention;
+    return c.intervenes();
   });
 }
 
@@ -136,6 +163,10 @@ void Timeline::attach(uint32_t which) {
       {stages_.back().tokens.size(), Stage::Change::intervention, which});
 }
 
+void Timeline::change_state(uint32_t which) {
+  stages_.back().changes.push_back({stages_.back().tokens.size(), Stage::Change::of_state, which});
+}
+
 void Timeline::call(bool on) {
   stages_.back().changes.push_back({stages_.back().tokens.size(),
                                     on ? Stage::Change::callback_on : Stage::Change::callback_off});
@@ -149,9 +180,12 @@ void Timeline::set_array(uint32_t which) {
   stages_.back().changes.push_back({stages_.back().tokens.size(), Stage::Change::arrays, which});
 }
 
-bool Timeline::attached_after(int64_t position) const {
+bool Timeline::intervenes_after(int64_t position) const {
   return std::ranges::any_of(stages_.back().changes, [&](const Stage::Change& c) {
-    return c.kind == Stage::Change::intervention && static_cast<int64_t>(c.after) > position;
+    const auto at = static_cast<int64_t>(c.after);
+    const auto [begin, end] = state_change_positions(c.which, at);
+    return (c.intervenes() && at > position) ||
+           (c.kind == Stage::Change::of_state && std::max(begin, end) > position);
   });
 }
 
@@ -173,7 +207,7 @@ bool Timeline::edited() const {
       // Changing the type of an empty state is not an edit.
       const bool of_nothing =
           c.kind == Stage::Change::kv_type && c.after == 0 && &s == stages_.data();
-      if (c.kind != Stage::Change::intervention && !of_nothing) return true;
+      if (!c.intervenes() && !of_nothing) return true;
     }
   }
   return false;
@@ -182,6 +216,8 @@ bool Timeline::edited() const {
 void Timeline::apply(const Model& m, Session& session, const SessionOptions& plain,
                      const Stage::Change& c) {
   if (c.kind == Stage::Change::intervention) session.attach(change_of(m, c.which));
+  if (c.kind == Stage::Change::of_state)
+    session.attach(state_change_of(m, c.which, session.size()));
   if (c.kind == Stage::Change::callback_on) session.attach(callback_of(m));
   if (c.kind == Stage::Change::callback_off) session.detach_callbacks();
   if (c.kind == Stage::Change::kv_type)
@@ -198,6 +234,8 @@ void Timeline::apply(const Model& m, Session& session, const SessionOptions& pla
 std::string Timeline::text_of(const Stage::Change& c) {
   if (c.kind == Stage::Change::intervention)
     return fmt::format("attach(change_of(model, {}))", c.which);
+  if (c.kind == Stage::Change::of_state)
+    return fmt::format("attach(state_change_of(model, {}, plain.size()))", c.which);
   if (c.kind == Stage::Change::callback_on) return "attach(callback_of(model))";
   if (c.kind == Stage::Change::callback_off) return "detach_callbacks()";
   if (c.kind == Stage::Change::kv_type)

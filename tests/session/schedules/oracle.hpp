@@ -18,6 +18,11 @@ inline int32_t token_of(const Model& m, uint32_t text, int64_t position) {
 // A few interventions, in force from where they are attached.
 constexpr uint32_t kChanges = 4;
 Intervention change_of(const Model& m, uint32_t which);
+// Returns an intervention on the state of a recurrent layer: `which` selects the layer, the
+// operation, the heads, and positions from `at` on.
+Intervention state_change_of(const Model& m, uint32_t which, int64_t at);
+// Returns its first position, and the one after its last (-1: unbounded).
+std::pair<int64_t, int64_t> state_change_positions(uint32_t which, int64_t at);
 
 // Returns a state in which an array of a recurrent layer is set.
 State with_array(State state, uint32_t which);
@@ -40,6 +45,7 @@ class Timeline {
   void rewind(int64_t size);
   void prune(int64_t begin, int64_t end, bool shift);
   void attach(uint32_t which);
+  void change_state(uint32_t which);
   // Attaches or detaches a callback from here on.
   void call(bool on);
   // Scales keys and values of a range or, with a source, copies them from there.
@@ -57,8 +63,8 @@ class Timeline {
   bool may_lack_logits() const;
   bool calls() const;   // a callback is attached
   bool edited() const;  // tokens may not reproduce it
-  // Returns true if an intervention was attached after `position`.
-  bool attached_after(int64_t position) const;
+  // Returns true if an intervention was attached after `position`, or names positions after it.
+  bool intervenes_after(int64_t position) const;
 
   void replay(const Model& m, Session& session) const;
   std::string text() const;  // the calls that make it
@@ -72,11 +78,13 @@ class Timeline {
     bool shift = false;
     struct Change {
       size_t after;  // number of tokens before it
-      enum Kind { intervention, callback_on, callback_off, edit, kv_type, arrays } kind;
+      enum Kind { intervention, of_state, callback_on, callback_off, edit, kv_type, arrays } kind;
       uint32_t which = 0;
       Edit what = {};
       KvType type = KvType::f32;
       bool moved = false;  // a rewind to before it has moved it
+
+      bool intervenes() const { return kind == intervention || kind == of_state; }
     };
     std::vector<Change> changes;
   };

@@ -37,6 +37,7 @@ enum class Action {
   // Only for models with recurrent layers:
   keep_anchor,
   set_array,
+  change_state,
   prune_anew,
   damage_arrays,
   put,
@@ -53,19 +54,29 @@ using Steps = std::vector<Step>;
 
 // Draws random steps. Appends, rewinds, saves and restores are the most frequent.
 inline Steps draw_steps(uint32_t seed, size_t count, bool recurrent = false) {
-  static constexpr Action kActions[] = {
-      Action::append,        Action::append,     Action::append,        Action::append_refused,
-      Action::rewind,        Action::rewind,     Action::fork,          Action::prune,
-      Action::attach,        Action::callback,   Action::edit,          Action::edit,
-      Action::round,         Action::splice,     Action::windows,       Action::batch,
-      Action::batch_refused, Action::logits,     Action::set_compute,   Action::save,
-      Action::save,          Action::restore,    Action::restore,       Action::restore_by_threads,
-      Action::convert,       Action::damage,     Action::cut_off,       Action::touch,
-      Action::overwrite,     Action::replace,    Action::keep_anchor,   Action::keep_anchor,
-      Action::keep_anchor,   Action::rewind,     Action::rewind,        Action::fork,
-      Action::set_array,     Action::prune_anew, Action::damage_arrays, Action::put,
-      Action::fetch};
-  constexpr size_t kOfRecurrence = 11;  // the last ones are drawn for recurrent layers only
+  static constexpr Action kActions[] = {Action::append,        Action::append,
+                                        Action::append,        Action::append_refused,
+                                        Action::rewind,        Action::rewind,
+                                        Action::fork,          Action::prune,
+                                        Action::attach,        Action::callback,
+                                        Action::edit,          Action::edit,
+                                        Action::round,         Action::splice,
+                                        Action::windows,       Action::batch,
+                                        Action::batch_refused, Action::logits,
+                                        Action::set_compute,   Action::save,
+                                        Action::save,          Action::restore,
+                                        Action::restore,       Action::restore_by_threads,
+                                        Action::convert,       Action::damage,
+                                        Action::cut_off,       Action::touch,
+                                        Action::overwrite,     Action::replace,
+                                        Action::keep_anchor,   Action::keep_anchor,
+                                        Action::keep_anchor,   Action::rewind,
+                                        Action::rewind,        Action::fork,
+                                        Action::set_array,     Action::prune_anew,
+                                        Action::damage_arrays, Action::put,
+                                        Action::fetch,         Action::change_state,
+                                        Action::change_state};
+  constexpr size_t kOfRecurrence = 13;  // the last ones are drawn for recurrent layers only
   const size_t actions = std::size(kActions) - (recurrent ? 0 : kOfRecurrence);
   std::mt19937 random(seed);
   Steps steps(count);

@@ -235,6 +235,9 @@ void World::take(const Step& step) {
     case Action::set_array:
       set_array(l, step);
       break;
+    case Action::change_state:
+      change_state(l, step);
+      break;
     case Action::prune_anew:
       prune_anew(l, step);
       break;
@@ -415,7 +418,7 @@ void World::prune_anew(Live& live, const Step& step) {
   const std::string call =
       fmt::format("s{}.prune({{{}, {}, false, true}});", live.number, o.keep_last, o.sinks);
   live.looked_at = false;
-  if (live.timeline.attached_after(begin))
+  if (live.timeline.intervenes_after(begin))
     return expect_error(
         call, [&] { live.session.prune(o); }, "no interventions");
   const std::vector<int32_t> stay(live.session.tokens().begin() + end, live.session.tokens().end());
@@ -450,6 +453,15 @@ void World::set_array(Live& live, const Step& step) {
   live.session = Session(shared_.model, with_array(live.session.state(), step.x), options_);
   if (live.timeline.calls()) live.timeline.call(false);
   live.timeline.set_array(step.x);
+}
+
+void World::change_state(Live& live, const Step& step) {
+  if (shared_.model->config().recurrence.heads == 0) return;
+  if (live.session.interventions().size() >= 3) return;
+  say(fmt::format("s{0}.attach(state_change_of(model, {1}, s{0}.size()));", live.number, step.x));
+  live.looked_at = false;
+  live.session.attach(state_change_of(*shared_.model, step.x, live.session.size()));
+  live.timeline.change_state(step.x);
 }
 
 void World::attach(Live& live, const Step& step) {

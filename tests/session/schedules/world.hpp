@@ -69,6 +69,7 @@ class World {
   void prune_anew(Live& live, const Step& step);
   void keep_anchor(Live& live, const Step& step);
   void set_array(Live& live, const Step& step);
+  void change_state(Live& live, const Step& step);
   void put(Live& live);
   void fetch(const Step& step);
   void fetch_prefix(const Live& live);

@@ -2,7 +2,7 @@
 import { get } from "./api.js";
 import { make, percent, put, visible } from "./dom.js";
 
-const chosen = { picture: "attention", layer: 0, head: 0, last: 48 };
+const chosen = { picture: "attention", layer: -1, head: 0, last: 48 };  // layer -1: the first with attention
 
 function choice(name, options, changed) {
   const select = make("select", { ariaLabel: name }, ...options.map(([value, text]) =>
@@ -53,8 +53,9 @@ export function map(values, columns, label, tell, pick) {
 
 async function attention(state, signal, redraw) {
   const last = Math.min(chosen.last, state.positions, Math.floor(2 ** 20 / state.positions));
-  const a = await get(`/v1/states/${state.id}/attention?layer=${chosen.layer}&head=${chosen.head}&last=${last}`,
-    signal);
+  const layer = chosen.layer < 0 ? "" : `layer=${chosen.layer}&`;
+  const a = await get(`/v1/states/${state.id}/attention?${layer}head=${chosen.head}&last=${last}`, signal);
+  chosen.layer = a.layer;
   const text = make("div", { className: "tokens" });
   const name = (p) => `“${visible(a.tokens[p])}” (${p})`;
   const pick = (row) => {
@@ -70,7 +71,8 @@ async function attention(state, signal, redraw) {
   const rows = map(a.values, a.tokens.length,
     `Attention of layer ${chosen.layer}, head ${chosen.head}: ${a.values.length} positions look at ${a.tokens.length}`,
     (y, x) => `${name(a.first + y)} looks at ${name(x)}: ${percent(a.values[y][x])}`, pick);
-  return [choice("layer", numbers("layer", a.layers), redraw), choice("head", numbers("head", a.heads), redraw),
+  const layers = a.attention_layers.map((i) => [i, `layer ${i}`]);
+  return [choice("layer", layers, redraw), choice("head", numbers("head", a.heads), redraw),
     make("p", {}, `Down: the last ${a.values.length} positions; across: the positions that each attends to. ` +
       "Click one to show its tokens below."), ...rows, text];
 }

@@ -39,7 +39,7 @@ async function elements(state, signal) {
     make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, value)))))];
 }
 
-const heat = { layer: 0, head: 0, what: "k" };
+const heat = { layer: -1, head: 0, what: "k" };  // layer -1: the first with attention
 
 function paint(canvas, values, width) {
   const height = values.length, most = Math.max(1e-9, ...values.flat().map(Math.abs));
@@ -56,9 +56,11 @@ function paint(canvas, values, width) {
 async function keysAndValues(state, signal) {
   const place = make("div");
   const draw = async () => {
-    const kv = await get(`/v1/states/${state.id}/kv?layer=${heat.layer}&head=${heat.head}&what=${heat.what}`, signal);
-    const choice = (name, count) => {
-      const select = make("select", { ariaLabel: name }, ...Array.from({ length: count }, (_, i) =>
+    const layer = heat.layer < 0 ? "" : `layer=${heat.layer}&`;
+    const kv = await get(`/v1/states/${state.id}/kv?${layer}head=${heat.head}&what=${heat.what}`, signal);
+    heat.layer = kv.layer;
+    const choice = (name, numbers) => {
+      const select = make("select", { ariaLabel: name }, ...numbers.map((i) =>
         make("option", { value: i, selected: i === heat[name] }, `${name} ${i}`)));
       select.addEventListener("change", () => { heat[name] = Number(select.value); draw(); });
       return select;
@@ -74,7 +76,8 @@ async function keysAndValues(state, signal) {
     const shared = make("div", { className: "shared", title: "blocks of 64 positions" },
       ...kv.shared.map((yes) => make("i", { className: yes ? "yes" : "" })));
     const count = kv.shared.filter(Boolean).length;
-    place.replaceChildren(make("div", { className: "bar" }, choice("layer", kv.layers), choice("head", kv.heads), what),
+    place.replaceChildren(make("div", { className: "bar" }, choice("layer", kv.own_layers),
+        choice("head", [...Array(kv.heads).keys()]), what),
       canvas,
       make("p", {}, `Down: positions; across: ${kv.head_dim} dimensions. ` +
         `${count} of ${kv.shared.length} blocks are shared with the parent:`), shared);
