@@ -148,10 +148,17 @@ class Gguf(unittest.TestCase):
         packed = os.path.join(self.directory.name, "packed")
         run("prepare", "-m", model, "-o", packed)
         self.assertEqual(found[0], run("logits", "-m", packed, *ids))
-        wide = run("logits", "-m", model, *ids, "--compute", "f32")
-        for _ in range(2):  # packed, then mapped
-            again = run("logits", "-m", model, *ids, "--compute", "f32", "--cache-dir", self.directory.name)
-            self.assertEqual(wide, again)
+        cache = os.path.join(self.directory.name, "cache")
+        for made, contract in enumerate(("f32", "bf16"), 1):
+            command = ["logits", "-m", model, *ids, "--compute", contract]
+            wide = run(*command)
+            for more in ([], [], ["--check"]):  # packed, then mapped
+                self.assertEqual(wide, run(*command, "--cache-dir", cache, *more))
+            self.assertEqual(len(self.entries(cache)), made)
+        self.assertEqual(run("logits", "-m", packed, *ids, "--compute", "bf16", status=1),
+                         f"stet: {packed}/packed.safetensors: model.layers.0.mlp.experts.0.gate_proj.weight: expected "
+                         "dtype BF16 for the contract bf16, found mxfp4; take the checkpoint that this one was packed "
+                         "from\n")
 
     def test_a_gpt_oss_file_without_scaling_has_none(self):
         model = os.path.join(self.directory.name, "plain")
