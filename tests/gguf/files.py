@@ -161,19 +161,21 @@ class Gguf(unittest.TestCase):
                          "from\n")
 
     def test_a_gpt_oss_file_without_scaling_has_none(self):
-        model = os.path.join(self.directory.name, "plain")
-        shutil.copytree(os.path.join(ROOT, "tests", "data", "models", "gptoss-tiny"), model)
-        with open(os.path.join(model, "config.json")) as file:
-            config = json.load(file)
-        prints = []
-        for scaling in (config["rope_scaling"], None):
-            config["rope_scaling"] = scaling
-            with open(os.path.join(model, "config.json"), "w") as file:
-                json.dump(config, file)
-            gguf_gpt_oss.write(model, self.file)
-            prints.append(self.fingerprint(model))
-            self.assertEqual(prints[-1], self.fingerprint(self.file))
-        self.assertNotEqual(*prints)
+        for name in ("gptoss-tiny", "gptoss-mxfp4-tiny"):
+            model, again = (os.path.join(self.directory.name, end) for end in (name, "again.gguf"))
+            shutil.copytree(os.path.join(ROOT, "tests", "data", "models", name), model)
+            with open(os.path.join(model, "config.json")) as file:
+                config = json.load(file)
+            prints = []
+            for scaling in (config["rope_scaling"], None):
+                config["rope_scaling"] = scaling
+                with open(os.path.join(model, "config.json"), "w") as file:
+                    json.dump(config, file)
+                gguf_gpt_oss.write(model, self.file)
+                run("convert-model", model, "-o", again)
+                prints.append(self.fingerprint(model))
+                self.assertEqual([prints[-1]] * 2, [self.fingerprint(self.file), self.fingerprint(again)])
+            self.assertNotEqual(*prints)
 
     def test_what_gguf_cannot_say_of_gpt_oss_is_refused(self):
         changes = (("ropes[0].truncate", lambda c: c["rope_scaling"].update(truncate=True), "false", "true"),
