@@ -15,6 +15,7 @@ namespace stet {
 namespace {
 
 constexpr size_t kSuper = 256;  // elements per block of the K types
+constexpr uint32_t kFirstSuper = 12, kMxfp4 = 39;
 
 float half_at(const uint8_t* p) {
   uint16_t bits;
@@ -185,6 +186,34 @@ void to_q4_0(const float* x, uint8_t* b) {
   for (int i = 0; i < 16; ++i) b[2 + i] = static_cast<uint8_t>(nibble(i) | nibble(i + 16) << 4);
 }
 
+// Returns floor(log2(x)) of the logarithm rounded to float32, which is greater by 1 just below some
+// powers of two.
+int floor_log2(float x) {
+  int above = 0;
+  const double below = 1 - static_cast<double>(std::frexp(x, &above));  // x = (1 - below) 2^above
+  constexpr double kInverseLn2 = 1.4426950408889634;
+  return static_cast<int>(std::floor(static_cast<float>(above - below * kInverseLn2)));
+}
+
+// Rounds to the nearest code, of two equally near ones to that nearer to zero. Unlike ggml's
+// reference, keeps the sign of -0, so that every number of a block is rounded to itself.
+void to_mxfp4(const float* x, uint8_t* b) {
+  constexpr int kMostExponent = 252;  // from 253 on, a weight may be infinite
+  float largest = 0;
+  for (int i = 0; i < 32; ++i) largest = std::max(largest, std::fabs(x[i]));
+  const int exponent = largest > 0 ? std::clamp(floor_log2(largest) + 125, 0, kMostExponent) : 0;
+  const float d = std::ldexp(1.0f, exponent - 128);
+  uint8_t codes[32];
+  for (int i = 0; i < 32; ++i) {
+    int magnitude = 0;
+    for (const float middle : {0.5f, 1.5f, 2.5f, 3.5f, 5.0f, 7.0f, 10.0f})
+      magnitude += std::fabs(x[i]) > middle * d ? 1 : 0;
+    const bool negative = std::signbit(x[i]) && (magnitude > 0 || x[i] == 0);
+    codes[i] = static_cast<uint8_t>(magnitude + (negative ? 8 : 0));
+  }
+  store_ggml_block(kMxfp4, static_cast<uint16_t>(exponent), codes, b);
+}
+
 struct Entry {
   uint32_t type;
   GgmlType stored;
@@ -192,7 +221,6 @@ struct Entry {
   void (*quantize)(const float*, uint8_t*) = nullptr;
   void (*quantize_by)(std::span<const float, kSuper>, const float* importance, uint8_t*) = nullptr;
 };
-constexpr uint32_t kFirstSuper = 12, kMxfp4 = 39;
 constexpr Entry kTypes[] = {{0, {"F32", 1, 4}, f32, to_f32},
                             {1, {"F16", 1, 2}, f16, to_f16},
                             {2, {"Q4_0", 32, 18}, q4_0, to_q4_0},
@@ -208,7 +236,7 @@ constexpr Entry kTypes[] = {{0, {"F32", 1, 4}, f32, to_f32},
                             {20, {"IQ4_NL", 32, 18}, iq4_nl},
                             {23, {"IQ4_XS", kSuper, 136}, iq4_xs},
                             {30, {"BF16", 1, 2}, bf16, to_bf16},
-                            {39, {"MXFP4", 32, 17}, mxfp4}};
+                            {39, {"MXFP4", 32, 17}, mxfp4, to_mxfp4}};
 
 const Entry* entry_of(uint32_t type) {
   for (const Entry& e : kTypes) {

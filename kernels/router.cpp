@@ -66,6 +66,11 @@ bool route(const Kernels& kernels, const RouterSettings& s, const float* logits,
   return true;
 }
 
+size_t place_of_expert(const float* chosen, size_t count, size_t expert) {
+  return static_cast<size_t>(std::find(chosen, chosen + count, static_cast<float>(expert)) -
+                             chosen);
+}
+
 size_t group_by_expert(const float* weights, size_t stride, size_t rows, size_t experts,
                        const ExpertSlots& to) {
   std::array<uint32_t, kMostExperts> next = {};

@@ -183,6 +183,11 @@ class Cache {
     }
   }
 
+  // Returns the contract that the packed file of an entry names.
+  Contract stored_contract() const {
+    return use_.contract == Contract::bf16 ? Contract::f32 : use_.contract;
+  }
+
   // Returns the names of the files that an entry copies unchanged from the source.
   std::vector<std::string> texts() const {
     std::vector<std::string> names = Tokenizer::files_of(source_);
@@ -210,7 +215,7 @@ class Cache {
       if (!use_.check && read_small(stamp) == now) return true;
       const auto source = directory_source(entry);
       check_packed(*source, threads_);
-      if (contract_of_weights(*source) != use_.contract) return false;
+      if (contract_of_weights(*source) != stored_contract()) return false;
       for (const std::string& name : texts()) {
         if (!std::ranges::equal(source->open(name)->bytes(), source_.open(name)->bytes()))
           return false;
@@ -251,13 +256,21 @@ class Cache {
   Origin origin_;
 };
 
+bool has_mxfp4(const Checkpoint& checkpoint) {
+  return std::ranges::any_of(checkpoint.names(), [&](const std::string& name) {
+    return checkpoint.find(name)->dtype == DType::mxfp4;
+  });
+}
+
 }  // namespace
 
 std::shared_ptr<const FileSource> cached(std::shared_ptr<const FileSource> source,
                                          const std::string& directory, const CacheOptions& use) {
   if (source->has(kPackedName)) return source;
   CacheOptions plain = use;
-  if (use.contract == Contract::f32_blas || use.contract == Contract::bf16)
+  // The contract bf16 uses the entry of f32, except that it widens blocks of MXFP4.
+  if (use.contract == Contract::f32_blas ||
+      (use.contract == Contract::bf16 && !has_mxfp4(Checkpoint::open(*source))))
     plain.contract = Contract::f32;
   return std::make_shared<const CachedSource>(*source, Cache(*source, directory, plain).entry());
 }

@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "stet/base/error.hpp"
+
 namespace stet {
 namespace {
 
@@ -71,6 +73,14 @@ std::vector<TensorView> split_experts(std::vector<TensorView> tensors) {
       all.push_back(std::move(t));
   }
   return all;
+}
+
+bool is_of_expert(const std::string& name) { return name.find(".experts.") != std::string::npos; }
+
+void require_experts(const ModelConfig& config, const std::string& file) {
+  if (config.experts.count > 0) return;
+  throw Error(ErrorKind::unsupported, file, "", "",
+              "MXFP4 is for matrices of experts, and this model has none; take q4 or a K type");
 }
 
 }  // namespace stet

@@ -1,9 +1,11 @@
 // Splits tensors that hold all experts of a layer into one tensor for each expert.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "stet/files/tensor.hpp"
+#include "stet/model/config.hpp"
 
 namespace stet {
 
@@ -18,5 +20,9 @@ namespace stet {
 // Those of block_sparse_moe.experts are called w1, w3 and w2. Each view has its part of the bytes
 // and names the file's tensor (TensorView::stack). Tensors of other shapes are kept unchanged.
 std::vector<TensorView> split_experts(std::vector<TensorView> tensors);
+// Returns true for the name of one expert's tensor.
+bool is_of_expert(const std::string& name);
+// Throws an unsupported Error that names `file` if the model has no experts to round to MXFP4.
+void require_experts(const ModelConfig& config, const std::string& file);
 
 }  // namespace stet

@@ -7,33 +7,33 @@
 namespace stet {
 namespace {
 
-struct Input {
+struct MatrixInput {
   std::string_view part;  // part of a matrix's name
   Point point;
 };
-constexpr Input kInputs[] = {{".q_proj.", Point::ln1},
-                             {".k_proj.", Point::ln1},
-                             {".v_proj.", Point::ln1},
-                             {".qkv_proj.", Point::ln1},
-                             {".c_attn.", Point::ln1},
-                             {".query_key_value.", Point::ln1},
-                             {".q_gate.", Point::ln1},
-                             {".in_proj", Point::ln1},
-                             {".o_proj.", Point::z},
-                             {"self_attn.out_proj.", Point::z},
-                             {"attn.c_proj.", Point::z},
-                             {"attention.dense.", Point::z},
-                             {".gate_proj.", Point::ln2},
-                             {".up_proj.", Point::ln2},
-                             {".gate_up_proj.", Point::ln2},
-                             {".w1.", Point::ln2},
-                             {".w3.", Point::ln2},
-                             {".w2.", Point::mlp_post},
-                             {".c_fc.", Point::ln2},
-                             {".dense_h_to_4h.", Point::ln2},
-                             {".down_proj.", Point::mlp_post},
-                             {"mlp.c_proj.", Point::mlp_post},
-                             {".dense_4h_to_h.", Point::mlp_post}};
+constexpr MatrixInput kInputs[] = {{".q_proj.", Point::ln1},
+                                   {".k_proj.", Point::ln1},
+                                   {".v_proj.", Point::ln1},
+                                   {".qkv_proj.", Point::ln1},
+                                   {".c_attn.", Point::ln1},
+                                   {".query_key_value.", Point::ln1},
+                                   {".q_gate.", Point::ln1},
+                                   {".in_proj", Point::ln1},
+                                   {".o_proj.", Point::z},
+                                   {"self_attn.out_proj.", Point::z},
+                                   {"attn.c_proj.", Point::z},
+                                   {"attention.dense.", Point::z},
+                                   {".gate_proj.", Point::ln2},
+                                   {".up_proj.", Point::ln2},
+                                   {".gate_up_proj.", Point::ln2},
+                                   {".w1.", Point::ln2},
+                                   {".w3.", Point::ln2},
+                                   {".w2.", Point::mlp_post},
+                                   {".c_fc.", Point::ln2},
+                                   {".dense_h_to_4h.", Point::ln2},
+                                   {".down_proj.", Point::mlp_post},
+                                   {"mlp.c_proj.", Point::mlp_post},
+                                   {".dense_4h_to_h.", Point::mlp_post}};
 
 bool is_head(const ModelConfig& c, std::string_view name) {
   if (name == "lm_head.weight" || name == "embed_out.weight") return true;
@@ -44,36 +44,34 @@ bool is_head(const ModelConfig& c, std::string_view name) {
 // Returns the point whose values a matrix reads: `p`, or the residual stream before attention or MLP
 // if the family has no norm there.
 Point there(const ModelConfig& c, Point p) {
-  if (has_point(c, p) || p == Point::mlp_post) return p;
+  if (has_point(c, p) || (p != Point::ln1 && p != Point::ln2)) return p;
   return p == Point::ln1 ? Point::resid_pre : Point::resid_mid;
 }
 
-// Returns the layer's number, which follows the first dot.
-std::optional<int64_t> layer_of(std::string_view name) {
-  const size_t dot = name.find('.');
-  if (dot == std::string_view::npos) return std::nullopt;
-  int64_t layer = -1;
+// Returns the number that follows `before` in the name.
+std::optional<int64_t> number_after(std::string_view name, std::string_view before) {
+  const size_t at = name.find(before);
+  if (at == std::string_view::npos) return std::nullopt;
+  int64_t number = -1;
   const auto [end, error] =
-      std::from_chars(name.data() + dot + 1, name.data() + name.size(), layer);
-  if (error != std::errc() || layer < 0) return std::nullopt;
-  return layer;
+      std::from_chars(name.data() + at + before.size(), name.data() + name.size(), number);
+  if (error != std::errc() || number < 0) return std::nullopt;
+  return number;
 }
 
-// Returns true for matrices of experts whose inputs no point shows. These are the down projection
-// of each expert and, in Gemma 4, all of them: its experts read another norm than the MLP.
-bool is_unmeasured(const ModelConfig& c, std::string_view name) {
-  return name.find("experts.") != std::string_view::npos &&
-         (c.family == "gemma4" || name.find(".down_proj.") != std::string_view::npos ||
-          name.find(".w2.") != std::string_view::npos);
-}
-
-std::optional<PointAt> input_of(const ModelConfig& c, std::string_view name) {
-  if (!name.ends_with(".weight") || is_unmeasured(c, name)) return std::nullopt;
-  if (is_head(c, name)) return PointAt{Point::ln_final, 0};
-  const auto layer = layer_of(name);
-  for (const Input& input : kInputs) {
-    if (layer && name.find(input.part) != std::string_view::npos)
-      return PointAt{there(c, input.point), *layer};
+// Returns the point, the layer and the expert of a matrix's input.
+std::optional<std::tuple<Point, int64_t, int64_t>> input_of(const ModelConfig& c,
+                                                            std::string_view name) {
+  if (!name.ends_with(".weight")) return std::nullopt;
+  if (is_head(c, name)) return std::tuple(Point::ln_final, 0, 0);
+  const auto layer = number_after(name, "."), expert = number_after(name, "experts.");
+  for (const MatrixInput& input : kInputs) {
+    if (!layer || name.find(input.part) == std::string_view::npos) continue;
+    if (!expert) return std::tuple(there(c, input.point), *layer, 0);
+    if (input.point == Point::mlp_post) return std::tuple(Point::expert_post, *layer, *expert);
+    // Gemma 4's experts read another norm than the MLP, and no point shows it.
+    if (c.family == "gemma4") return std::nullopt;
+    return std::tuple(there(c, input.point), *layer, 0);
   }
   return std::nullopt;
 }
@@ -83,9 +81,10 @@ std::optional<PointAt> input_of(const ModelConfig& c, std::string_view name) {
 std::vector<PointAt> Importance::points() const {
   std::vector<PointAt> all;
   for (int64_t layer = 0; layer < config_.layers; ++layer) {
-    for (const Point p : {Point::ln1, Point::z, Point::ln2, Point::mlp_post}) {
+    for (const Point p : {Point::ln1, Point::z, Point::ln2, Point::mlp_post, Point::expert_indices,
+                          Point::expert_post}) {
       const PointAt at = {there(config_, p), layer};
-      if (has_point(config_, at)) all.push_back(at);  // experts, for one, have no mlp_post
+      if (has_point(config_, at)) all.push_back(at);
     }
   }
   all.push_back({Point::ln_final, 0});
@@ -93,18 +92,32 @@ std::vector<PointAt> Importance::points() const {
 }
 
 void Importance::add(const PointAt& at, Rows rows) {
-  std::vector<double>& squares = squares_[{at.point, at.layer}];
-  squares.resize(rows.width);
+  const auto each = static_cast<size_t>(config_.experts.chosen);
+  if (at.point == Point::expert_indices) chosen_.clear();
   for (size_t i = 0; i < rows.count; ++i) {
     const float* const x = rows.row(i);
-    for (size_t c = 0; c < rows.width; ++c)
-      squares[c] += static_cast<double>(x[c]) * static_cast<double>(x[c]);
+    if (at.point == Point::expert_indices) {
+      chosen_.insert(chosen_.end(), x, x + each);
+    } else if (at.point == Point::expert_post) {
+      const size_t width = rows.width / each;
+      for (size_t k = 0; k < each; ++k)
+        add_squares({at.point, at.layer, chosen_.at(i * each + k)}, x + k * width, width);
+    } else {
+      add_squares({at.point, at.layer, 0}, x, rows.width);
+    }
   }
 }
 
+void Importance::add_squares(const Input& input, const float* x, size_t width) {
+  std::vector<double>& squares = squares_[input];
+  squares.resize(width);
+  for (size_t c = 0; c < width; ++c)
+    squares[c] += static_cast<double>(x[c]) * static_cast<double>(x[c]);
+}
+
 std::vector<float> Importance::of(const std::string& name) const {
-  const auto at = input_of(config_, name);
-  const auto found = at ? squares_.find({at->point, at->layer}) : squares_.end();
+  const auto input = input_of(config_, name);
+  const auto found = input ? squares_.find(*input) : squares_.end();
   if (found == squares_.end()) return {};
   const std::vector<double>& squares = found->second;
   double total = 0;

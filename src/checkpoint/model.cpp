@@ -10,6 +10,7 @@
 
 #include "src/base/json_value.hpp"
 #include "src/checkpoint/checkpoint_source.hpp"
+#include "src/checkpoint/expert_slices.hpp"
 #include "src/checkpoint/model_weights.hpp"
 #include "src/checkpoint/packed.hpp"
 #include "src/checkpoint/settings_in_config.hpp"
@@ -154,6 +155,8 @@ void Model::pack(const FileSource& source, Contract contract, const std::string&
   if (checkpoint.packed())
     throw Error(ErrorKind::unsupported, checkpoint.source(), "", "",
                 "the weights are packed already; take the checkpoint that they were packed from");
+  if (blocks && blocks->type == DType::mxfp4)
+    require_experts(plan.config, source.path_of(kConfigName));
   if (checkpoint.is_gguf()) weights_of(source, checkpoint);
   PackedWriter writer(path, checkpoint, written);
   WrittenWeights weights(checkpoint, find_prefix(checkpoint, *plan.family), contract,

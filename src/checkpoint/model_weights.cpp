@@ -132,6 +132,8 @@ void ModelWeights::note_types(const MatrixRequest& request, const Matrix& matrix
   if (checkpoint_.packed()) {
     if (matrix.type() == WeightType::bf16) return;
     its_type_ = weight_type_name(matrix.type());
+    if (matrix.type() == WeightType::mxfp4)
+      its_type_ += "; take the checkpoint that this one was packed from";
     not_bf16_ = request.tensors[0].name;
     return;
   }

@@ -25,8 +25,7 @@ class WeightPacker;
 // Loads the weights of a model: packs tensors, or uses those of a packed file in place.
 class ModelWeights : public WeightLoader {
  public:
-  // `blocks` says what the contract ggml rounds matrices to. Embeddings and head become q6_k, and
-  // matrices whose columns are no multiple of 256 become q8_0.
+  // `blocks` says what the contract ggml rounds matrices to, as for Model::pack.
   ModelWeights(const Checkpoint& checkpoint, std::string prefix, Contract contract, int threads,
                std::optional<BlockRounding> blocks = std::nullopt);
   ~ModelWeights() override;

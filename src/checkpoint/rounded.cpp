@@ -54,16 +54,17 @@ OwnedTensor rounded_to_blocks(const TensorView& from, bool transposed, DType to,
   const GgmlType type = *ggml_type(ggml_number(to));
   Memory memory(static_cast<size_t>(tensor_bytes(to, view.shape).value()));
   const size_t blocks = columns / type.elements;
+  const float limit = to == DType::mxfp4 ? ggml_limit(ggml_number(to)) : 65520;
   run_each(threads, rows, [&](size_t r) {
     std::vector<float> row(columns);
     read_row(from, transposed, rows, r, row);
-    const auto fits = [](float x) { return x > -65520.0f && x < 65520.0f; };
+    const auto fits = [limit](float x) { return x > -limit && x < limit; };
     const auto bad = std::ranges::find_if_not(row, fits);
     if (bad != row.end()) {
       const auto c = static_cast<size_t>(bad - row.begin());
       throw Error(ErrorKind::unsupported, file,
                   fmt::format("{}[{}, {}]", from.name, transposed ? c : r, transposed ? r : c),
-                  fmt::format("less than 65520 in magnitude for {}", dtype_name(to)),
+                  fmt::format("less than {:g} in magnitude for {}", limit, dtype_name(to)),
                   fmt::format("{:g}", *bad));
     }
     for (size_t b = 0; b < blocks; ++b) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "src/checkpoint/expert_slices.hpp"
 #include "src/checkpoint/rounded.hpp"
 #include "src/checkpoint/tensor_numbers.hpp"
 #include "stet/base/error.hpp"
@@ -110,7 +111,7 @@ Matrix WeightPacker::pack(const Request& request, std::byte* place, bool wide) c
     refuse_infinite(tensor.view);
     views.push_back(&tensor.view);
   }
-  if (blocks_ && !request.looked_up && !request.exact) return pack_rounded(request, views);
+  if (rounds(request)) return pack_rounded(request, views);
   const std::optional<WeightType> type = rounded_type(contract_, request);
   std::vector<Matrix> matrices;
   size_t first = 0;
@@ -130,6 +131,11 @@ Matrix WeightPacker::pack(const Request& request, std::byte* place, bool wide) c
   } catch (const WeightError& e) {
     refuse(e, request);
   }
+}
+
+bool WeightPacker::rounds(const Request& request) const {
+  return blocks_ && !request.looked_up && !request.exact &&
+         (blocks_->type != DType::mxfp4 || is_of_expert(request.tensors[0].canonical));
 }
 
 // Packs each expert on one thread, so that only a few experts are in memory twice. Experts of
@@ -157,7 +163,8 @@ void WeightPacker::add_fingerprint(const std::string& group, const std::string& 
 // Fingerprints the rounded tensors, so that a GGUF file of these blocks has the same name.
 Matrix WeightPacker::pack_rounded(const Request& request, const Views& views) const {
   const auto columns = static_cast<size_t>(request.columns);
-  const DType type = columns % kSuperBlock != 0    ? DType::q8_0
+  const DType type = blocks_->type == DType::mxfp4 ? DType::mxfp4
+                     : columns % kSuperBlock != 0  ? DType::q8_0
                      : is_sensitive(request.group) ? DType::q6_k
                                                    : blocks_->type;
   if (columns % kQuantBlock != 0)

@@ -37,6 +37,8 @@ class WeightPacker {
  private:
   using Views = std::vector<const TensorView*>;
 
+  // Returns true if the matrix is rounded to blocks. To mxfp4 only those of experts are.
+  bool rounds(const WeightLoader::MatrixRequest& request) const;
   Matrix pack_experts(const WeightLoader::MatrixRequest& request) const;
   Matrix pack_rounded(const WeightLoader::MatrixRequest& request, const Views& views) const;
   // Packs the tensors from `first` to `end` into one matrix.

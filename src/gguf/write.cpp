@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "src/checkpoint/expert_slices.hpp"
 #include "src/checkpoint/packed.hpp"
 #include "src/gguf/sampling.hpp"
 #include "src/gguf/write.hpp"
@@ -173,6 +174,7 @@ class Conversion {
         architecture_(architecture_for(config_, source.path_of("config.json"))),
         needs_(Model::weights_of(source, checkpoint_)),
         threads_(o.threads > 0 ? o.threads : default_threads()) {
+    if (o.weights == GgufWeights::mxfp4) require_experts(config_, source.path_of("config.json"));
     for (const WeightSpec& need : needs_) add(need);
     // llama.cpp's GPT-2 stores the head as a tensor of its own.
     if (config_.tied_head && architecture_.layout == GgufLayout::gpt2) add_head();
@@ -215,6 +217,8 @@ class Conversion {
         return in_super_blocks(need, ends ? DType::q6_k : DType::q5_k);
       case GgufWeights::q6_k:
         return in_super_blocks(need, DType::q6_k);
+      case GgufWeights::mxfp4:
+        return is_of_expert(need.canonical) ? DType::mxfp4 : SourceRows::dtype(checkpoint_, need);
     }
     return DType::f32;
   }

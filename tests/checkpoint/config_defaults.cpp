@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "stet/model/config.hpp"
+#include "tests/support/checkpoint_parts.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/models.hpp"
 
@@ -116,6 +117,43 @@ TEST(ConfigDefaults, RotaryPositions) {
       "gemma4-small-tiny",
       {{"rope_parameters", {{"full_attention", proportional}, {"sliding_attention", plain}}}},
       {{"sliding_window", 9}});
+}
+
+// A config of gpt-oss without rotary settings has the published YaRN. With null, or with the default
+// of newer configs, it has none. Linear scaling by 1 changes no bit.
+TEST(ConfigDefaults, GptOssWithoutYarn) {
+  for (const char* const name : {"gptoss-tiny", "gptoss-mxfp4-tiny"}) {
+    const TemporaryDirectory scratch;
+    const auto with = [&](const std::string& which, const Json& fields) {
+      CheckpointParts parts(name);
+      parts.config.erase("rope_scaling");
+      parts.config.update(fields);
+      return Model::load(parts.write(scratch / which));
+    };
+    const auto logits = [](const std::shared_ptr<const Model>& m) {
+      Session session(m, options(1));
+      return all_logits(session, random_tokens(*m, 40));
+    };
+    const Json plain = {{"rope_type", "default"}, {"rope_theta", 150000}};
+    const Json once = {{"rope_type", "linear"}, {"factor", 1.0}};
+    const Json published = {
+        {"rope_type", "yarn"}, {"factor", 32.0},   {"original_max_position_embeddings", 4096},
+        {"beta_fast", 32.0},   {"beta_slow", 1.0}, {"truncate", false}};
+    const auto none = with("null", {{"rope_scaling", nullptr}}),
+               newer = with("newer", {{"rope_parameters", plain}}),
+               both = with("both", {{"rope_scaling", nullptr}, {"rope_parameters", plain}}),
+               linear = with("linear", {{"rope_scaling", once}}),
+               absent = with("absent", Json::object()),
+               newer_null = with("newer_null", {{"rope_parameters", nullptr}}),
+               yarn = with("yarn", {{"rope_scaling", published}});
+    EXPECT_EQ(newer->fingerprint(), none->fingerprint()) << name;
+    EXPECT_EQ(both->fingerprint(), none->fingerprint()) << name;
+    EXPECT_EQ(logits(linear), logits(none)) << name;
+    EXPECT_EQ(absent->fingerprint(), yarn->fingerprint()) << name;
+    EXPECT_EQ(newer_null->fingerprint(), yarn->fingerprint()) << name;
+    EXPECT_NE(none->fingerprint(), yarn->fingerprint()) << name;
+    EXPECT_NE(logits(none), logits(yarn)) << name;
+  }
 }
 
 TEST(ConfigDefaults, SharingAndSparsityOfGemma3n) {

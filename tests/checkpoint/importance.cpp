@@ -3,14 +3,19 @@
 
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
+#include <regex>
 
 #include "kernels/quantize.hpp"
 #include "stet/checkpoint/packed.hpp"
 #include "stet/kernels/ggml.hpp"
 #include "stet/model/importance.hpp"
+#include "stet/model/named_weights.hpp"
 #include "stet/model/weight_loader.hpp"
+#include "tests/support/checkpoint_parts.hpp"
 #include "tests/support/models.hpp"
 #include "tests/support/run_command.hpp"
 
@@ -28,6 +33,48 @@ void measure(Importance& importance, const std::shared_ptr<const Model>& model,
   Session(model, options).append(ids, nullptr, nullptr, nullptr, &watch);
 }
 
+// Sums of squares of the inputs of each expert's last matrix, by layer and expert: [width].
+using ExpertSquares = std::map<std::pair<int64_t, int64_t>, std::vector<double>>;
+
+ExpertSquares squares_of_experts(const std::shared_ptr<const Model>& model,
+                                 const std::vector<int32_t>& ids) {
+  const ModelConfig& c = model->config();
+  Watch watch;
+  for (int64_t layer = 0; layer < c.layers; ++layer) {
+    if (!c.has_experts(layer)) continue;
+    watch.points.push_back({Point::expert_post, layer});
+    watch.points.push_back({Point::expert_indices, layer});
+  }
+  std::map<int64_t, std::vector<float>> inputs, chosen;
+  watch.sink = [&](const PointAt& at, int64_t, Rows rows) {
+    std::vector<float>& to = (at.point == Point::expert_post ? inputs : chosen)[at.layer];
+    for (size_t i = 0; i < rows.count; ++i)
+      to.insert(to.end(), rows.row(i), rows.row(i) + rows.width);
+  };
+  Session(model).append(ids, nullptr, nullptr, nullptr, &watch);
+  ExpertSquares all;
+  for (const auto& [layer, experts] : chosen) {
+    const size_t width = inputs[layer].size() / experts.size();
+    for (size_t i = 0; i < experts.size(); ++i) {
+      std::vector<double>& sums = all[{layer, static_cast<int64_t>(experts[i])}];
+      sums.resize(width);
+      for (size_t k = 0; k < width; ++k) {
+        const double x = inputs[layer][i * width + k];
+        sums[k] += x * x;
+      }
+    }
+  }
+  return all;
+}
+
+// Returns the layer and the expert of an expert's last matrix; nothing for another matrix.
+std::optional<std::pair<int64_t, int64_t>> last_of_expert(const std::string& name) {
+  std::smatch m;
+  const std::regex of_expert(R"(layers\.(\d+)\..*experts\.(\d+)\.(down_proj|w2)\.weight)");
+  if (!std::regex_match(name, m, of_expert)) return std::nullopt;
+  return std::pair(std::stoll(m[1]), std::stoll(m[2]));
+}
+
 TEST(Importance, CoversEveryMultipliedMatrixOfEveryFamily) {
   int families = 0;
   for (const auto& entry : fs::directory_iterator(data_path("models"))) {
@@ -38,22 +85,25 @@ TEST(Importance, CoversEveryMultipliedMatrixOfEveryFamily) {
     const auto model = Model::load(source);
     Importance importance(model->config());
     EXPECT_TRUE(importance.of("layers.0.mlp.up_proj.weight").empty());
-    measure(importance, model, {1, 2, 3, 4, 5});
+    const std::vector<int32_t> ids = {1, 2, 3, 4, 5};
+    measure(importance, model, ids);
+    const ExpertSquares experts = squares_of_experts(model, ids);
     for (const WeightSpec& need : Model::weights_of(*source, Checkpoint::open(*source))) {
       const std::vector<float> of = importance.of(need.canonical);
       const bool embedding = need.canonical.find("emb") == 0 || need.canonical.find("wte") == 0;
-      // Routers are not rounded. Inputs of experts' last matrices are not measured, nor those of
-      // Gemma 4's experts. The same holds for matrices beside attention and the MLP (Gemma 3n and 4),
-      // and for the last ones of recurrent layers.
-      const bool unmeasured =
-          need.exact || need.canonical.find("per_layer_") != std::string::npos ||
-          need.canonical.find("altup") != std::string::npos ||
-          need.canonical.find("laurel") != std::string::npos ||
-          (need.canonical.ends_with(".out_proj.weight") &&
-           need.canonical.find("self_attn.") == std::string::npos) ||
-          (need.canonical.find("experts.") != std::string::npos &&
-           (need.canonical.ends_with("down_proj.weight") || need.canonical.ends_with("w2.weight") ||
-            model->config().family == "gemma4"));
+      // Routers are not rounded. Some experts read nothing, and inputs of the first matrices of Gemma
+      // 4's experts are not measured. The same holds for matrices beside attention and the MLP
+      // (Gemma 3n and 4), and for the last ones of recurrent layers.
+      const auto expert = last_of_expert(need.canonical);
+      const bool unmeasured = need.exact ||
+                              need.canonical.find("per_layer_") != std::string::npos ||
+                              need.canonical.find("altup") != std::string::npos ||
+                              need.canonical.find("laurel") != std::string::npos ||
+                              (need.canonical.ends_with(".out_proj.weight") &&
+                               need.canonical.find("self_attn.") == std::string::npos) ||
+                              (expert && !experts.contains(*expert)) ||
+                              (!expert && need.canonical.find("experts.") != std::string::npos &&
+                               model->config().family == "gemma4");
       if (unmeasured || need.is_vector || need.looked_up ||
           (embedding && !need.canonical.starts_with("embed_out") && !model->config().tied_head)) {
         EXPECT_TRUE(of.empty()) << directory << ": " << need.canonical;
@@ -70,6 +120,86 @@ TEST(Importance, CoversEveryMultipliedMatrixOfEveryFamily) {
     }
   }
   EXPECT_GE(families, 15);
+}
+
+TEST(Importance, OfAnExpertsLastMatrixIsThatOfItsOwnInputs) {
+  for (const char* const name :
+       {"qwen3moe-tiny", "gptoss-mxfp4-tiny", "mixtral-tiny", "gemma4-moe-tiny", "lfm2moe-tiny"}) {
+    const std::string directory = data_path(std::string("models/") + name);
+    const auto m = model(directory);
+    const std::vector<int32_t> ids = stepped_ids(70, 7, m->config().vocab_size);
+    Importance importance(m->config());
+    measure(importance, m, ids, 33);
+    const ExpertSquares experts = squares_of_experts(m, ids);
+    EXPECT_GT(experts.size(), 8u) << name;
+    const auto source = directory_source(directory);
+    size_t compared = 0;
+    for (const WeightSpec& need : Model::weights_of(*source, Checkpoint::open(*source))) {
+      const auto expert = last_of_expert(need.canonical);
+      if (!expert || !experts.contains(*expert)) continue;
+      const std::vector<double>& squares = experts.at(*expert);
+      double mean = 0;
+      for (const double s : squares) mean += s;
+      mean /= static_cast<double>(squares.size());
+      std::vector<float> expected;
+      for (const double s : squares)
+        expected.push_back(static_cast<float>((s / mean + 1e-4) / (1 + 1e-4)));
+      EXPECT_EQ(importance.of(need.canonical), expected) << name << ": " << need.canonical;
+      ++compared;
+    }
+    EXPECT_EQ(compared, experts.size()) << name;
+  }
+}
+
+// Rounding an expert's last matrix to blocks of 256 leaves less error where that expert's own inputs
+// are large.
+TEST(Importance, OfAnExpertMakesItsWeightedErrorSmaller) {
+  const TemporaryDirectory scratch;
+  CheckpointParts parts("olmoe-tiny");
+  const int64_t hidden = parts.config["hidden_size"], width = 256;
+  parts.config["intermediate_size"] = width;
+  for (int layer = 0; layer < parts.config["num_hidden_layers"]; ++layer) {
+    for (int e = 0; e < parts.config["num_experts"]; ++e) {
+      const std::string at = fmt::format("model.layers.{}.mlp.experts.{}.", layer, e);
+      for (const char* const name : {"gate_proj", "up_proj", "down_proj"}) {
+        const bool last = name == std::string("down_proj");
+        parts.remove(at + name + ".weight");
+        parts.add(at + name + ".weight",
+                  last ? std::vector{hidden, width} : std::vector{width, hidden}, 0.3f);
+      }
+    }
+  }
+  const std::string directory = parts.write(scratch / "plain");
+  const auto plain = Model::load(directory);
+  Importance importance(plain->config());
+  measure(importance, plain, stepped_ids(100, 7, plain->config().vocab_size));
+  for (const auto& [name, given] :
+       {std::pair<const char*, const Importance*>("without", nullptr), {"with", &importance}}) {
+    pack_checkpoint(*directory_source(directory), Contract::ggml, scratch / name, 0, nullptr,
+                    BlockRounding{DType::q4_k, given});
+  }
+  const auto with = Model::load(scratch / "with"), without = Model::load(scratch / "without");
+  size_t compared = 0;
+  for (const NamedWeight& weight : named_weights(*plain)) {
+    if (!last_of_expert(weight.name)) continue;
+    const std::vector<float> worth = importance.of(weight.name);
+    const auto x = load_named_weight(*plain, weight.name);
+    const auto error = [&](const std::shared_ptr<const Model>& rounded) {
+      const auto y = load_named_weight(*rounded, weight.name);
+      double sum = 0;
+      for (size_t i = 0; i < x->size(); ++i) {
+        const double miss = static_cast<double>((*y)[i]) - static_cast<double>((*x)[i]);
+        sum += (worth.empty() ? 1 : static_cast<double>(worth[i % worth.size()])) * miss * miss;
+      }
+      return sum;
+    };
+    if (worth.empty())
+      EXPECT_EQ(error(with), error(without)) << weight.name;
+    else
+      EXPECT_LT(error(with), error(without)) << weight.name;
+    compared += worth.empty() ? 0 : 1;
+  }
+  EXPECT_GT(compared, 12u);
 }
 
 TEST(Importance, DoesNotDependOnChunks) {

@@ -148,25 +148,34 @@ class Gguf(unittest.TestCase):
         packed = os.path.join(self.directory.name, "packed")
         run("prepare", "-m", model, "-o", packed)
         self.assertEqual(found[0], run("logits", "-m", packed, *ids))
-        wide = run("logits", "-m", model, *ids, "--compute", "f32")
-        for _ in range(2):  # packed, then mapped
-            again = run("logits", "-m", model, *ids, "--compute", "f32", "--cache-dir", self.directory.name)
-            self.assertEqual(wide, again)
+        cache = os.path.join(self.directory.name, "cache")
+        for made, contract in enumerate(("f32", "bf16"), 1):
+            command = ["logits", "-m", model, *ids, "--compute", contract]
+            wide = run(*command)
+            for more in ([], [], ["--check"]):  # packed, then mapped
+                self.assertEqual(wide, run(*command, "--cache-dir", cache, *more))
+            self.assertEqual(len(self.entries(cache)), made)
+        self.assertEqual(run("logits", "-m", packed, *ids, "--compute", "bf16", status=1),
+                         f"stet: {packed}/packed.safetensors: model.layers.0.mlp.experts.0.gate_proj.weight: expected "
+                         "dtype BF16 for the contract bf16, found mxfp4; take the checkpoint that this one was packed "
+                         "from\n")
 
     def test_a_gpt_oss_file_without_scaling_has_none(self):
-        model = os.path.join(self.directory.name, "plain")
-        shutil.copytree(os.path.join(ROOT, "tests", "data", "models", "gptoss-tiny"), model)
-        with open(os.path.join(model, "config.json")) as file:
-            config = json.load(file)
-        prints = []
-        for scaling in (config["rope_scaling"], None):
-            config["rope_scaling"] = scaling
-            with open(os.path.join(model, "config.json"), "w") as file:
-                json.dump(config, file)
-            gguf_gpt_oss.write(model, self.file)
-            prints.append(self.fingerprint(model))
-            self.assertEqual(prints[-1], self.fingerprint(self.file))
-        self.assertNotEqual(*prints)
+        for name in ("gptoss-tiny", "gptoss-mxfp4-tiny"):
+            model, again = (os.path.join(self.directory.name, end) for end in (name, "again.gguf"))
+            shutil.copytree(os.path.join(ROOT, "tests", "data", "models", name), model)
+            with open(os.path.join(model, "config.json")) as file:
+                config = json.load(file)
+            prints = []
+            for scaling in (config["rope_scaling"], None):
+                config["rope_scaling"] = scaling
+                with open(os.path.join(model, "config.json"), "w") as file:
+                    json.dump(config, file)
+                gguf_gpt_oss.write(model, self.file)
+                run("convert-model", model, "-o", again)
+                prints.append(self.fingerprint(model))
+                self.assertEqual([prints[-1]] * 2, [self.fingerprint(self.file), self.fingerprint(again)])
+            self.assertNotEqual(*prints)
 
     def test_what_gguf_cannot_say_of_gpt_oss_is_refused(self):
         changes = (("ropes[0].truncate", lambda c: c["rope_scaling"].update(truncate=True), "false", "true"),

@@ -1,7 +1,11 @@
 // ggml's blocks, packed for the kernels, decode to the numbers of ggml's reference.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "src/checkpoint/fingerprint.hpp"
@@ -98,6 +102,90 @@ TEST(GgmlBlocks, StackedMatricesHaveTheRowsOfAll) {
   std::vector<float> row(256);
   m.gather(38, row.data());
   EXPECT_TRUE(equal_bits(row, std::span(&u.values[6 * 256], 256)));
+}
+
+// quantize_row_mxfp4_ref of ggml-quants.c, for one block.
+std::array<uint8_t, 17> mxfp4_by_reference(const float* x) {
+  constexpr std::array<int, 16> kValues = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+  float largest = 0;
+  for (int i = 0; i < 32; ++i) largest = std::max(largest, std::fabs(x[i]));
+  std::array<uint8_t, 17> block = {};
+  if (largest > 0) block[0] = static_cast<uint8_t>(std::floor(std::log2(largest)) - 2 + 127);
+  const float d = std::ldexp(1.0f, block[0] - 128);
+  const auto nearest = [&](float v) {
+    size_t best = 0;
+    const auto error = [&](size_t i) { return std::fabs(static_cast<float>(kValues[i]) * d - v); };
+    for (size_t i = 1; i < kValues.size(); ++i) best = error(i) < error(best) ? i : best;
+    return best;
+  };
+  for (size_t i = 0; i < 16; ++i)
+    block[1 + i] = static_cast<uint8_t>(nearest(x[i]) | nearest(x[i + 16]) << 4);
+  return block;
+}
+
+std::array<uint8_t, 17> mxfp4_of(const float* x) {
+  std::array<uint8_t, 17> block;
+  quantize_ggml(ggml_number(DType::mxfp4), x, 1, block.data());
+  return block;
+}
+
+// The largest number of a block decides its exponent; those next to powers of two decide how the
+// logarithm is rounded. The others are multiples of an eighth of the scale, and so often ties.
+TEST(GgmlBlocks, Mxfp4IsRoundedAsTheReferenceRoundsIt) {
+  Stream s(5);
+  for (int power = -120; power <= 126; ++power) {
+    for (int step = -40; step <= 40; ++step) {
+      float largest = std::ldexp(1.0f, power);
+      const float towards = step < 0 ? 0.0f : std::numeric_limits<float>::infinity();
+      for (int i = 0; i < std::abs(step); ++i) largest = std::nextafter(largest, towards);
+      std::array<float, 32> x;
+      for (float& v : x) {
+        const int eighths = static_cast<int>(s.next() % 127) - 63;
+        v = static_cast<float>(eighths == 0 ? 1 : eighths) * std::ldexp(1.0f, power - 6);
+      }
+      x[s.next() % 32] = s.next() % 2 == 0 ? largest : -largest;
+      ASSERT_EQ(mxfp4_of(x.data()), mxfp4_by_reference(x.data())) << power << " " << step;
+    }
+  }
+  for (int i = 0; i < 20000; ++i) {
+    std::array<float, 32> x;
+    for (float& v : x) v = static_cast<float>(static_cast<int>(s.next() % 20001) - 10000) * 3e-5f;
+    ASSERT_EQ(mxfp4_of(x.data()), mxfp4_by_reference(x.data())) << i;
+  }
+}
+
+// Blocks with a 4 or a 6 keep their bytes, too, except that the code of -0, which decodes to 0, becomes
+// that of 0.
+TEST(GgmlBlocks, NumbersOfMxfp4AreRoundedToThemselves) {
+  const Tensor t(DType::mxfp4, 200, 256, 3);
+  for (size_t at = 0; at < t.values.size(); at += 32) {
+    const std::array<uint8_t, 17> block = mxfp4_of(&t.values[at]);
+    std::array<float, 32> back;
+    dequantize_ggml(ggml_number(DType::mxfp4), block.data(), 1, back.data());
+    ASSERT_TRUE(equal_bits(back, std::span(&t.values[at], 32))) << at;
+    std::array<uint8_t, 17> expected;
+    std::memcpy(expected.data(), &t.bytes[at / 32 * 17], expected.size());
+    bool large = false;
+    for (size_t i = 1; i < expected.size(); ++i) {
+      for (const int shift : {0, 4}) {
+        const int code = expected[i] >> shift & 15;
+        large = large || (code & 7) >= 6;
+        if (code == 8) expected[i] = static_cast<uint8_t>(expected[i] & 0xF0 >> shift);
+      }
+    }
+    if (!large) continue;
+    ASSERT_EQ(block, expected) << at;
+  }
+}
+
+TEST(GgmlBlocks, Mxfp4HasNoExponentOfInfiniteWeights) {
+  std::array<float, 32> x = {std::numeric_limits<float>::max(), -3e38f, 1e-45f};
+  EXPECT_EQ(mxfp4_of(x.data())[0], 252);
+  x = {1e-45f, -0.0f};
+  const std::array<uint8_t, 17> least = mxfp4_of(x.data());
+  EXPECT_EQ(least[0], 0);
+  EXPECT_EQ(least[1], 0);
+  EXPECT_EQ(least[2], 8);
 }
 
 TEST(GgmlBlocks, AreNamedByTheirValues) {

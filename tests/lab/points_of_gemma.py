@@ -15,10 +15,10 @@ import numpy as np
 
 STET, ROOT = sys.argv[1:]
 IDS = [(11 * i + 3) % 300 for i in range(24)]
-# The reference leaves these points out, because others determine them: copies of the residual stream,
-# scores and patterns, and products of single heads.
+# The reference leaves these points out, because others determine them. They are copies of the residual stream,
+# scores and patterns, products of single heads, and the numbers within single experts.
 UNSAID = ("hook_q_input", "hook_k_input", "hook_v_input", "attn.hook_attn_scores", "attn.hook_pattern",
-          "attn.hook_result")
+          "attn.hook_result", "mlp.hook_expert_post")
 
 
 def read(path):

@@ -122,6 +122,11 @@ def block(round_block):
     return compute
 
 
+def block_mxfp4(*values):
+    exponents, codes = products.round_mxfp4(thirty_two(values))
+    return integers(exponents) + integers(codes)
+
+
 def six_bits(s, t):
     s, t = ([int(v) for v in x] for x in (s, t))
     return bytes([s[j] | (s[j + 4] >> 4) << 6 for j in range(4)] + [t[j] | (t[j + 4] >> 4) << 6 for j in range(4)] +
@@ -243,6 +248,7 @@ EXAMPLES = {
     "sincos64": lambda x: [text64(y) for y in a.sincos64(f64(x))],
     **{f"product-{kind}": product(kind) for kind in ("f32", "bf16", "q8", "q4", "q4k", "q5k", "q6k")},
     "quantize": quantize, "weights-q8": block(products.round_q8), "weights-q4": block(products.round_q4),
+    "weights-mxfp4": block_mxfp4,
     "weights-q4k": super_block(15, -1.0, 20), "weights-q5k": super_block(31, -0.5, 15), "weights-q6k": six_block,
     "rope-frequencies": rope_frequencies, "rope-angles": rope_angles, "rotate": rotate,
     "shift": lambda *x: rotate(*x, back=True), "store-q8": store_q8, "attention": attend,

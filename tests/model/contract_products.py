@@ -103,6 +103,17 @@ def round_q4(w):
 MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
 
 
+def round_mxfp4(w):
+    """Rounds blocks [..., 32]. Returns the exponents [...] and the codes [..., 32]."""
+    top = np.abs(w).max(axis=-1).astype(F64)
+    with np.errstate(divide="ignore"):
+        power = np.floor(np.log2(top).astype(F32))
+    e = np.where(top > 0, np.clip(power + F32(125), 0, 252), 0).astype(int)
+    values = MXFP4 * np.ldexp(1.0, e - 128)[..., None]
+    codes = np.abs(values[..., None, :] - w[..., None].astype(F64)).argmin(axis=-1)  # the first of equally near ones
+    return e, np.where((w == 0) & np.signbit(w), 8, codes)
+
+
 class Mxfp4:
     """Codes [n][k/32][32] of 0 .. 15, and exponents [n][k/32]."""
 

@@ -304,11 +304,21 @@ class ReferenceModel::Weights {
     const size_t layer = router.find('.') + 1, mlp = router.find('.', layer) + 1;
     const std::string experts = router.substr(0, router.find('.', mlp) + 1);
     Vec out(n.size());
+    std::map<size_t, Vec> inner;
+    size_t width = 0;
     for (size_t e = 0; e < weights.size(); ++e) {
       if (weights[e] == 0) continue;
-      const Vec y = expert(n, experts, e);
+      const Vec y = expert(n, experts, e, inner[e]);
+      width = inner[e].size();
       for (size_t i = 0; i < out.size(); ++i) out[i] += weights[e] * y[i];
     }
+    Vec post;
+    for (const double id : ids) {
+      Vec& one = inner[static_cast<size_t>(id)];
+      one.resize(width);
+      post.insert(post.end(), one.begin(), one.end());
+    }
+    at_point("hook_expert_post", post);
     if (!weights_.contains(experts + "shared_expert.up_proj.weight")) return out;
     const Vec shared = shared_expert(n, experts, at_point);
     for (size_t i = 0; i < out.size(); ++i) out[i] += shared[i];
@@ -331,7 +341,7 @@ class ReferenceModel::Weights {
   }
   // gpt-oss: arXiv 2508.10925. Matrices are stored transposed, and the outputs of gate and up
   // alternate.
-  Vec expert_of_gpt_oss(const Vec& n, const std::string& at, size_t e) const {
+  Vec expert_of_gpt_oss(const Vec& n, const std::string& at, size_t e, Vec& inner) const {
     const auto y = [&](const Vec& x, const std::string& name) {
       const Vec &w = weights_.at(at + name), &bias = weights_.at(at + name + "_bias");
       const size_t outputs = bias.size() / config_.at("num_local_experts").get<size_t>();
@@ -343,7 +353,7 @@ class ReferenceModel::Weights {
     };
     const Vec both = y(n, "experts.gate_up_proj");
     const double limit = config_.at("swiglu_limit");
-    Vec inner(both.size() / 2);
+    inner.resize(both.size() / 2);
     for (size_t i = 0; i < inner.size(); ++i) {
       const double gate = std::min(both[2 * i], limit),
                    up = std::clamp(both[2 * i + 1], -limit, limit);
@@ -351,8 +361,9 @@ class ReferenceModel::Weights {
     }
     return y(inner, "experts.down_proj");
   }
-  Vec expert(const Vec& n, const std::string& at, size_t e) const {
-    if (config_.at("model_type") == "gpt_oss") return expert_of_gpt_oss(n, at, e);
+  // `inner` is set to the input of the expert's last matrix.
+  Vec expert(const Vec& n, const std::string& at, size_t e, Vec& inner) const {
+    if (config_.at("model_type") == "gpt_oss") return expert_of_gpt_oss(n, at, e, inner);
     Vec gate, up;
     std::string down = at + "experts." + std::to_string(e) + ".";
     if (const auto both = weights_.find(at + "input_linear.weight"); both != weights_.end()) {
@@ -366,6 +377,7 @@ class ReferenceModel::Weights {
       down += mixtral ? "w2" : "down_proj";
     }
     for (size_t i = 0; i < gate.size(); ++i) gate[i] = silu(gate[i]) * up[i];
+    inner = gate;
     if (const auto all = weights_.find(at + "output_linear.weight"); all != weights_.end()) {
       const size_t count = config_.at("num_local_experts"), size = all->second.size() / count;
       return product(gate, all->second.data() + e * size, size);

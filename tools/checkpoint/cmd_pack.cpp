@@ -76,15 +76,15 @@ void run(const PackCommand& o) {
   const double start = seconds();
   const auto source = o.checkpoint.source();
   static const std::map<std::string, DType> kBlocks = {
-      {"q4k", DType::q4_k}, {"q5k", DType::q5_k}, {"q6k", DType::q6_k}};
+      {"q4k", DType::q4_k}, {"q5k", DType::q5_k}, {"q6k", DType::q6_k}, {"mxfp4", DType::mxfp4}};
   const auto blocks = kBlocks.find(o.to);
+  if (!o.importance.empty() && !o.to.ends_with("k"))
+    usage_error("--importance is for --to q4k, q5k and q6k only");
   if (blocks != kBlocks.end()) {
     check_pack_directory(o.directory);
     const auto importance = measured(o.checkpoint, o.importance, source, o.threads);
     pack_checkpoint(*source, Contract::ggml, o.directory, o.threads, nullptr,
                     BlockRounding{blocks->second, importance.get()});
-  } else if (!o.importance.empty()) {
-    usage_error("--importance is for --to q4k, q5k and q6k only");
   } else {
     pack_checkpoint(*source, o.to.empty() ? contract_of_weights(*source) : *parse_contract(o.to),
                     o.directory, o.threads);
@@ -116,10 +116,11 @@ void add(Command& app, const std::string& name, const std::string& help,
   if (name == "quantize") {
     sub->add_option(
            "--to", o->to,
-           "q8, q4: integers of 8 or 4 bits in blocks of 32; q4k, q5k, q6k: ggml's K types")
+           "q8, q4: integers of 8 or 4 bits in blocks of 32; q4k, q5k, q6k: ggml's K types; mxfp4: "
+           "experts alone")
         ->type_name("FORMAT")
         ->required()
-        ->check(one_of({"q8", "q4", "q4k", "q5k", "q6k"}));
+        ->check(one_of({"q8", "q4", "q4k", "q5k", "q6k", "mxfp4"}));
     add_importance(*sub, o->importance);
   }
   add_threads(*sub, o->threads);
@@ -127,9 +128,10 @@ void add(Command& app, const std::string& name, const std::string& help,
 }
 
 const std::vector<std::pair<std::string, GgufWeights>> kTypes = {
-    {"f32", GgufWeights::f32},   {"f16", GgufWeights::f16},   {"bf16", GgufWeights::bf16},
-    {"q8_0", GgufWeights::q8_0}, {"q4_0", GgufWeights::q4_0}, {"q4_k", GgufWeights::q4_k},
-    {"q5_k", GgufWeights::q5_k}, {"q6_k", GgufWeights::q6_k}, {"stored", GgufWeights::stored}};
+    {"f32", GgufWeights::f32},      {"f16", GgufWeights::f16},   {"bf16", GgufWeights::bf16},
+    {"q8_0", GgufWeights::q8_0},    {"q4_0", GgufWeights::q4_0}, {"q4_k", GgufWeights::q4_k},
+    {"q5_k", GgufWeights::q5_k},    {"q6_k", GgufWeights::q6_k}, {"mxfp4", GgufWeights::mxfp4},
+    {"stored", GgufWeights::stored}};
 const std::vector<std::pair<std::string, GgufTokenizer>> kTokenizers = {
     {"own", GgufTokenizer::own},
     {"none", GgufTokenizer::none},
@@ -202,7 +204,8 @@ void add_convert_model(Command& app) {
       ->check(named());
   sub->add_option(
          "--type", o->type,
-         "type of matrices: f32, f16, bf16, q8_0, q4_0, q4_k, q5_k or q6_k (default: as stored)")
+         "type of matrices: f32, f16, bf16, q8_0, q4_0, q4_k, q5_k or q6_k, or mxfp4 of experts "
+         "(default: as stored)")
       ->type_name("TYPE")
       ->check(one_of_these(kTypes));
   add_importance(*sub, o->importance);

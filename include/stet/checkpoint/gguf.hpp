@@ -39,7 +39,10 @@ STET_API std::vector<std::string> pre_tokenizer_names();
 // Embeddings and head are q8_0 with q4_0, and q6_k with K types. With K types, matrices whose
 // columns are not a multiple of 256 are q8_0. Norm weights, biases and learned positions are always
 // float32.
-enum class GgufWeights { stored, f32, f16, bf16, q8_0, q4_0, q4_k, q5_k, q6_k };
+//
+// mxfp4 is for the matrices of experts; others are as with `stored`. It is refused for a model without
+// experts.
+enum class GgufWeights { stored, f32, f16, bf16, q8_0, q4_0, q4_k, q5_k, q6_k, mxfp4 };
 
 // The tokenizer to write. own: the checkpoint's, if it has one. placeholder: placeholder tokens, for
 // programs that require a vocabulary but are given ids.

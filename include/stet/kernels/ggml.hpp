@@ -22,11 +22,13 @@ STET_API std::optional<GgmlType> ggml_type(uint32_t type);
 // Converts `blocks` blocks of a type of ggml_type() to float32, exactly as the reference does.
 STET_API void dequantize_ggml(uint32_t type, const void* from, size_t blocks, float* to);
 
-// Converts float32 to F32, F16, BF16, Q8_0, Q4_0 or a K type from Q4_K on. Rounds as
+// Converts float32 to F32, F16, BF16, Q8_0, Q4_0, MXFP4 or a K type from Q4_K on. Rounds as
 // quantize_row_*_ref does:
 //   F16, BF16  to nearest, ties to even
 //   Q8_0       d = max |x| / 127, and round(x (1 / d)), halves away from zero
 //   Q4_0       d = m / -8 for the x of largest magnitude m, and min(15, floor(x (1 / d) + 8.5))
+//   MXFP4      exponent floor(log2(max |x|)) + 125 in 0..252, and the nearest code, ties to zero;
+//              -0 keeps its sign, which the reference drops
 //   K types    by a search (kernels/quantize_super.cpp); if `importance` is not null, it weights
 //              the error of each element by a positive number
 // d is stored as float16, but x is divided by the unrounded d. Values must be finite and below

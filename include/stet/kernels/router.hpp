@@ -40,6 +40,8 @@ struct RouterSettings {
 // Returns false if a logit is not finite. Then all weights are +0.
 STET_API bool route(const Kernels& kernels, const RouterSettings& settings, const float* logits,
                     float* weights, float* chosen);
+// Returns the place of an expert among those that route() chose, or `count` if it is none of them.
+STET_API size_t place_of_expert(const float* chosen, size_t count, size_t expert);
 
 // Rows grouped by expert. A slot is one row of one expert.
 struct ExpertSlots {

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "stet/kernels/router.hpp"
 #include "stet/model/expert_scratch.hpp"
+#include "stet/model/hooks.hpp"
 #include "stet/model/layer.hpp"
 
 namespace stet {
@@ -75,6 +77,30 @@ struct ActiveExpert {
 
   size_t id, first, rows, tile;  // expert; first slot and number of slots; first tile
 };
+
+// Copies the inputs of the down projections to where hooks want them.
+inline void copy_hidden(const LayerPass& at, const ExpertRows& rows) {
+  const Hooks* const hooks = at.p.hooks;
+  if (hooks == nullptr || !hooks->wants(Point::expert_post, at.index)) return;
+  const ExpertScratch& s = at.p.scratch->experts;
+  const size_t width = s.hidden.width, count = s.chosen.width;
+  const auto copy = [&](size_t first, const Rows& to) {
+    const size_t begin = std::max(first, rows.row),
+                 end = std::min(first + to.count, rows.row + rows.count);
+    for (size_t r = begin; r < end; ++r) std::fill_n(to.row(r - first), to.width, 0.0f);
+    for (size_t a = 0; a < s.active; ++a) {
+      const ActiveExpert expert(s, a);
+      for (size_t slot = expert.first; slot < expert.first + expert.rows; ++slot) {
+        const size_t r = rows.row + s.rows[slot];
+        if (r < begin || r >= end) continue;
+        const size_t place = place_of_expert(s.chosen.row(r), count, expert.id);
+        if (place == count) continue;  // computed for an intervention alone
+        std::memcpy(to.row(r - first) + place * width, s.hidden.row(slot), width * sizeof(float));
+      }
+    }
+  };
+  at.t.each(1, [&](size_t) { hooks->each_copy(Point::expert_post, at.index, copy); });
+}
 
 inline void add_bias(const Kernels& k, const Vector& bias, size_t at, float* y, size_t n) {
   if (!bias.empty()) k.add(y, bias.data() + at, n);

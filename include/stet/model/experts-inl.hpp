@@ -69,12 +69,14 @@ STET_INL void mix_experts(const LayerPass& at, const Experts& experts, Gate f, R
     detail::group_rows(at, rows);
     if (n <= kGemvRows && rows.slots <= detail::few_slots(at.config.experts)) {
       detail::few_gates(at, experts, f, rows, from);
+      detail::copy_hidden(at, rows);
       detail::with_vectors(at.p, experts.down, [&at, &experts, &rows, &to](const auto& v) {
         detail::few_downs(at, v, experts, rows, to);
       });
       continue;
     }
     detail::many_gates(at, experts, f, rows, from);
+    detail::copy_hidden(at, rows);
     detail::many_downs(at, experts, rows, to);
   }
 }

@@ -67,8 +67,10 @@ class STET_API Model {
   static std::shared_ptr<const Model> load(std::shared_ptr<const FileSource> source,
                                            int threads = 0, Contract contract = Contract::f32);
   // Writes the weights, packed and rounded as load() would, to a file (packed.hpp:
-  // pack_checkpoint). For the contract ggml, `blocks` gives the type of the matrices. Embeddings
-  // and head become q6_k; matrices whose columns are not a multiple of 256 become q8_0.
+  // pack_checkpoint). For the contract ggml, `blocks` gives the type of the matrices. With K types,
+  // embeddings and head become q6_k, and matrices whose columns are not a multiple of 256 become
+  // q8_0. With mxfp4, only the matrices of experts are rounded. Throws an unsupported Error for
+  // mxfp4 and a model without experts.
   static void pack(const FileSource& source, Contract contract, const std::string& path,
                    int threads = 0, std::atomic<uint64_t>* written = nullptr,
                    std::optional<BlockRounding> blocks = std::nullopt);

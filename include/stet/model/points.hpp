@@ -47,6 +47,8 @@ enum class Point : uint8_t {
   router_logits,   // [experts]: the router's output
   expert_weights,  // [experts]: factors of the experts' outputs; experts with 0 are not computed
   expert_indices,  // [experts per token]: the chosen experts, best first; read-only
+  expert_post,     // [experts per token][width]: inputs of their down projections, 0 for an expert
+                   // that is not computed; read-only
   mlp_pre,         // input of the activation function
   mlp_pre_linear,  // factor of its result; not in GPT-2 and GPT-NeoX
   mlp_post,        // input of the MLP's output matrix
@@ -55,7 +57,7 @@ enum class Point : uint8_t {
   ln_final_scale,  // as ln1_scale
   ln_final,        // the head's input
 };
-constexpr int kPoints = 35;
+constexpr int kPoints = 36;
 
 // Properties of a point.
 struct PointInfo {
@@ -93,6 +95,7 @@ inline const PointInfo& point_info(Point p) {
                                               {"mlp.hook_router_logits", true, true},
                                               {"mlp.hook_expert_weights", true, true},
                                               {"mlp.hook_expert_indices", true, false},
+                                              {"mlp.hook_expert_post", true, false},
                                               {"mlp.hook_pre", true, true},
                                               {"mlp.hook_pre_linear", true, true},
                                               {"mlp.hook_post", true, true},
@@ -130,7 +133,8 @@ inline Point scale_of_norm(Point norm) {
 
 // Returns true for points that only layers with experts have.
 inline bool is_of_router(Point p) {
-  return p == Point::router_logits || p == Point::expert_weights || p == Point::expert_indices;
+  return p == Point::router_logits || p == Point::expert_weights || p == Point::expert_indices ||
+         p == Point::expert_post;
 }
 
 // Returns true for points inside an MLP. In a layer with experts, they are those of the shared expert
@@ -194,7 +198,7 @@ inline bool has_point(const ModelConfig& c, const PointAt& at) {
   return !is_within_mlp(at.point) || !c.has_experts(at.layer) || has_mlp_beside_experts(c);
 }
 
-// Returns the number of heads that the columns are divided into; 0: not by heads.
+// Returns the number of heads, or of chosen experts, that the columns are divided into; 0: neither.
 inline int64_t point_heads(const ModelConfig& c, const PointAt& at) {
   switch (at.point) {
     case Point::k_input:
@@ -215,6 +219,8 @@ inline int64_t point_heads(const ModelConfig& c, const PointAt& at) {
     case Point::decay:
     case Point::state:
       return c.recurrence.heads;
+    case Point::expert_post:
+      return c.experts.chosen;
     default:
       return 0;
   }
@@ -228,6 +234,7 @@ inline int64_t point_width(const ModelConfig& c, const PointAt& at, int64_t posi
   if (is_attention(p)) return layer.heads * positions;
   if (p == Point::result || is_head_input(p)) return point_heads(c, at) * c.hidden_size;
   if (is_norm_scale(p)) return 1;
+  if (p == Point::expert_post) return c.experts.chosen * c.experts.width;
   if (p == Point::conv) return c.recurrence.channels;
   if (p == Point::beta || p == Point::decay) return c.recurrence.heads;
   if (p == Point::state) return c.recurrence.heads * c.recurrence.key_dim * c.recurrence.value_dim;
