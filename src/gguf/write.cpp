@@ -222,6 +222,11 @@ class Conversion {
     return need.columns % kSuperBlock == 0 ? type : DType::q8_0;
   }
 
+  // Makes the tensor float32, which loses nothing, if this part of it has another type.
+  void widen_for(const WeightSpec& part, GgufDeclared& tensor) const {
+    if (ggml_number(dtype_of(part)) != tensor.type) tensor.type = ggml_number(DType::f32);
+  }
+
   // Adds a weight to the tensor of which it is a part. Its parts follow one another: one matrix of
   // all experts, then the other.
   bool add_part(const WeightSpec& need) {
@@ -232,6 +237,7 @@ class Conversion {
       // Matrix 0 of every expert is already in the list when matrix 1 is added.
       const int64_t place = part->matrix == 0 ? part->number - 1 : part->number * part->matrices;
       all.more.insert(all.more.begin() + place, &need);
+      widen_for(need, all.declared);
       if (part->matrix == 0) ++all.declared.shape[0];
       return true;
     }
@@ -272,6 +278,7 @@ class Conversion {
         std::ranges::find_if(entries_, [&](const Tensor& t) { return t.declared.name == name; });
     const Recurrence& r = config_.recurrence;
     found->second = &need;
+    widen_for(need, found->declared);
     found->declared.shape[0] += need.rows;
     found->each = static_cast<size_t>(name.ends_with("attn_q.weight") ? config_.head_dim
                                                                       : r.heads / r.groups);

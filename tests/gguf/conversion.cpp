@@ -1,0 +1,117 @@
+// Checkpoints in uncommon shapes, written as GGUF: the same model again, or refused by name.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <map>
+
+#include "src/gguf/gguf.hpp"
+#include "stet/checkpoint/gguf.hpp"
+#include "stet/checkpoint/packed.hpp"
+#include "stet/kernels/ggml.hpp"
+#include "tests/support/checkpoint_parts.hpp"
+#include "tests/support/models.hpp"
+
+namespace stet::test::conversion_tests {
+namespace {
+
+using Json = nlohmann::json;
+
+class Conversion : public testing::Test {
+ protected:
+  // Writes the checkpoint, and that as a GGUF file.
+  void convert(const CheckpointParts& parts, GgufWeights weights = GgufWeights::stored) {
+    left_out_ = write_gguf(*directory_source(parts.write(directory_)), path_,
+                           {.weights = weights, .tokenizer = GgufTokenizer::none});
+  }
+  // Returns the error of convert(), which leaves no file.
+  std::string refusal(const CheckpointParts& parts) {
+    std::filesystem::remove(path_);
+    const std::string error = message_of([&] { convert(parts); });
+    EXPECT_FALSE(std::filesystem::exists(path_));
+    return error;
+  }
+  Gguf file() const { return Gguf::parse(directory_source(scratch_.path())->open("m.gguf")); }
+  uint32_t type_of(const std::string& name) const {
+    const Gguf written = file();
+    for (const GgufTensor& t : written.tensors()) {
+      if (t.name == name) return t.type;
+    }
+    return ~0u;
+  }
+  void expect_same_model() const {
+    const auto given = Model::load(directory_source(directory_), 1),
+               found = Model::load(gguf_source(path_), 1);
+    EXPECT_EQ(found->config().canonical(), given->config().canonical());
+    EXPECT_EQ(found->fingerprint(), given->fingerprint());
+    Session a(given, options(1)), b(found, options(1));
+    a.append(random_tokens(*given, 9));
+    b.append(random_tokens(*given, 9));
+    EXPECT_TRUE(same_state(a, b));
+  }
+
+  TemporaryDirectory scratch_;
+  std::string directory_ = scratch_ / "m", path_ = scratch_ / "m.gguf";
+  GgufLeftOut left_out_;
+};
+
+// Rounds a float32 tensor to a type of 16 bits.
+void round_to(DType type, CheckpointParts::Tensor& t) {
+  ASSERT_EQ(t.spec.dtype, DType::f32);
+  for (size_t i = 0; i * 4 < t.bytes.size(); ++i) {
+    float x;
+    std::memcpy(&x, &t.bytes[i * 4], 4);
+    quantize_ggml(ggml_number(type), &x, 1, &t.bytes[i * 2], nullptr);
+  }
+  t.bytes.resize(t.bytes.size() / 2);
+  t.spec.dtype = type;
+}
+
+// Gives the dense layer of the fixture the experts of another one.
+CheckpointParts qwen3_moe() {
+  CheckpointParts parts("qwen3moe-tiny");
+  const std::string from = "model.layers.0.mlp.", to = "model.layers.1.mlp.";
+  std::erase_if(parts.tensors(), [&](const auto& t) { return t.spec.name.starts_with(to); });
+  for (const CheckpointParts::Tensor& t : std::vector(parts.tensors())) {
+    if (!t.spec.name.starts_with(from)) continue;
+    parts.tensors().push_back(t);
+    parts.tensors().back().spec.name.replace(0, from.size(), to);
+  }
+  parts.config["mlp_only_layers"] = Json::array();
+  return parts;
+}
+
+TEST_F(Conversion, ExpertsOfDifferentTypesLoseNothing) {
+  using enum DType;
+  for (const auto& [first, other, expected] : {std::tuple(bf16, f32, f32),
+                                               {f32, bf16, f32},
+                                               {f16, f32, f32},
+                                               {bf16, f16, f32},
+                                               {bf16, bf16, bf16},
+                                               {f16, f16, f16}}) {
+    CheckpointParts parts = qwen3_moe();
+    for (CheckpointParts::Tensor& t : parts.tensors()) {
+      if (t.spec.name.find(".experts.") == std::string::npos) continue;
+      const DType type = t.spec.name.find(".experts.0.") != std::string::npos ? first : other;
+      if (type != f32) round_to(type, t);
+    }
+    convert(parts);
+    EXPECT_EQ(type_of("blk.1.ffn_up_exps.weight"), ggml_number(expected));
+    expect_same_model();
+  }
+}
+
+TEST_F(Conversion, MatricesOfOneTensorMayHaveDifferentTypes) {
+  CheckpointParts parts("gemma3n-tiny");
+  const std::string first = "altup_projections.0.weight", other = "altup_projections.1.weight";
+  for (CheckpointParts::Tensor& t : parts.tensors()) {
+    if (t.spec.name.ends_with(first)) round_to(DType::bf16, t);
+    if (t.spec.name.ends_with(other)) round_to(DType::f16, t);
+  }
+  convert(parts);
+  EXPECT_EQ(type_of("altup_proj.weight"), ggml_number(DType::f32));
+  expect_same_model();
+}
+
+}  // namespace
+}  // namespace stet::test::conversion_tests
