@@ -96,9 +96,23 @@ class Writer {
     count("ssm.group_count", r.groups);
     count("ssm.time_step_rank", r.heads);
     count("ssm.inner_size", r.output());
-    if (r.kind == Recurrence::Kind::delta_net) count("full_attention_interval", 4);
+    if (r.kind == Recurrence::Kind::delta_net) add_kinds_of_layers();
     if (r.kind == Recurrence::Kind::mamba2)
       keys_.boolean(key("rope.scaling.finetuned"), std::ranges::count(c_.rope_of, 0) > 0);
+  }
+
+  // llama.cpp gives attention to every n-th layer, unless the file says of each whether it is
+  // recurrent.
+  void add_kinds_of_layers() {
+    const std::vector<int64_t>& kinds = c_.recurrent_of;
+    const auto interval = std::ranges::find(kinds, 0) - kinds.begin() + 1;
+    std::vector<bool> recurrent, regular;
+    for (int64_t i = 0; i < c_.layers; ++i) {
+      recurrent.push_back(kinds[static_cast<size_t>(i)] != 0);
+      regular.push_back((i + 1) % interval != 0);
+    }
+    if (recurrent == regular) return count("full_attention_interval", interval);
+    keys_.booleans(key("attention.recurrent_layers"), recurrent);
   }
 
   void add_own() {

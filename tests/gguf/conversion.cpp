@@ -113,5 +113,47 @@ TEST_F(Conversion, MatricesOfOneTensorMayHaveDifferentTypes) {
   expect_same_model();
 }
 
+// Puts attention into some layers of qwen35-tiny in place of the recurrence.
+CheckpointParts qwen35(const std::vector<std::string>& types) {
+  CheckpointParts parts("qwen35-tiny");
+  const std::vector<CheckpointParts::Tensor> all = parts.tensors();
+  std::erase_if(parts.tensors(),
+                [](const auto& t) { return t.spec.name.find("attn") != std::string::npos; });
+  for (size_t i = 0; i < types.size(); ++i) {
+    const std::string layer = types[i] == "full_attention" ? "model.layers.3." : "model.layers.0.";
+    for (const CheckpointParts::Tensor& t : all) {
+      if (!t.spec.name.starts_with(layer) || t.spec.name.find("attn") == std::string::npos)
+        continue;
+      parts.tensors().push_back(t);
+      parts.tensors().back().spec.name =
+          "model.layers." + std::to_string(i) + "." + t.spec.name.substr(layer.size());
+    }
+  }
+  parts.config.erase("full_attention_interval");
+  parts.config["layer_types"] = types;
+  return parts;
+}
+
+TEST_F(Conversion, LlamaCppFindsTheRecurrentLayers) {
+  const std::string full = "full_attention", linear = "linear_attention",
+                    interval = "qwen35.full_attention_interval",
+                    each = "qwen35.attention.recurrent_layers";
+  for (const auto& [types, expected] : {std::pair(std::vector{linear, linear, linear, full}, 4),
+                                        {{linear, full, linear, full}, 2},
+                                        {{linear, linear, full, linear}, 3},
+                                        {{linear, linear, linear, linear}, 5}}) {
+    convert(qwen35(types));
+    EXPECT_EQ(file().integer(interval, 0, 99), expected);
+    EXPECT_FALSE(file().has(each));
+    expect_same_model();
+  }
+  convert(qwen35({full, full, linear, full}));
+  EXPECT_FALSE(file().has(interval));
+  const Gguf irregular = file();
+  ASSERT_NE(irregular.numbers(each), nullptr);
+  EXPECT_EQ(*irregular.numbers(each), (std::vector<double>{0, 0, 1, 0}));
+  expect_same_model();
+}
+
 }  // namespace
 }  // namespace stet::test::conversion_tests
