@@ -463,6 +463,7 @@ void GgufNames::add_own(nlohmann::ordered_json& c) const {
     copy("attention.scale", "attention_multiplier");
     copy("residual_scale", "residual_multiplier");
     copy("logit_scale", "logits_scaling");
+    if (architecture_.layout == GgufLayout::llama && !has_rope()) add_granite_without_rope(c);
   }
   // GGUF has no key for truncate. A config without rope_scaling would have the published one.
   if (name == "gpt-oss" && c.contains("rope_scaling"))

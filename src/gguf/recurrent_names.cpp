@@ -98,10 +98,26 @@ void GgufNames::add_lfm2(nlohmann::ordered_json& c) const {
     c["routed_scaling_factor"] = published_number("expert_weights_scale");
 }
 
+// Returns whether a Granite rotates queries and keys. llama.cpp uses this key as the switch.
+bool GgufNames::has_rope() const {
+  return keys_.boolean(key("rope.scaling.finetuned")).value_or(true);
+}
+
+// Describes a dense Granite without rotary positions: only Granite 4's config can say so.
+void GgufNames::add_granite_without_rope(nlohmann::ordered_json& c) const {
+  if (architecture_.name != std::string("granite"))
+    keys_.fail(key("rope.scaling.finetuned"), "true", "false");
+  c["architectures"] = {"GraniteMoeHybridForCausalLM"};
+  c["model_type"] = "granitemoehybrid";
+  c["layer_types"] = std::vector<std::string>(c["num_hidden_layers"].get<size_t>(), "attention");
+  c["position_embedding_type"] = "nope";
+  c["num_local_experts"] = 0;
+  c["shared_intermediate_size"] = c["intermediate_size"];
+}
+
 void GgufNames::add_granite_hybrid(nlohmann::ordered_json& c) const {
   if (add_recurrent_types(c, "mamba", "attention")) add_mamba(c);
-  c["position_embedding_type"] =
-      keys_.boolean(key("rope.scaling.finetuned")).value_or(false) ? "rope" : "nope";
+  c["position_embedding_type"] = has_rope() ? "rope" : "nope";
   const int64_t experts =
       keys_.integer(key("expert_count"), 0, static_cast<int64_t>(kMostExperts)).value_or(0);
   c["num_local_experts"] = experts;

@@ -97,8 +97,6 @@ class Writer {
     count("ssm.time_step_rank", r.heads);
     count("ssm.inner_size", r.output());
     if (r.kind == Recurrence::Kind::delta_net) add_kinds_of_layers();
-    if (r.kind == Recurrence::Kind::mamba2)
-      keys_.boolean(key("rope.scaling.finetuned"), std::ranges::count(c_.rope_of, 0) > 0);
   }
 
   // llama.cpp gives attention to every n-th layer, unless the file says of each whether it is
@@ -128,6 +126,7 @@ class Writer {
       number("attention.scale", c_.attention_scale);
       number("residual_scale", c_.residual_scale);
       number("logit_scale", c_.logit_divisor);
+      keys_.boolean(key("rope.scaling.finetuned"), std::ranges::count(c_.rope_of, 0) > 0);
     }
     if (c_.family == "gemma3n") {
       count("altup.num_inputs", c_.streams);

@@ -155,5 +155,43 @@ TEST_F(Conversion, LlamaCppFindsTheRecurrentLayers) {
   expect_same_model();
 }
 
+TEST_F(Conversion, GraniteHasASwitchForPositions) {
+  for (const char* const positions : {"rope", "nope"}) {
+    for (const auto& [name, key] :
+         {std::pair("granite-dense-tiny", "granite.rope.scaling.finetuned"),
+          {"granite-h-tiny", "granitehybrid.rope.scaling.finetuned"}}) {
+      CheckpointParts parts(name);
+      parts.config["position_embedding_type"] = positions;
+      convert(parts);
+      EXPECT_EQ(file().boolean(key), positions == std::string("rope")) << name;
+      expect_same_model();
+    }
+  }
+}
+
+// Mixtral with the names and the config of a Granite 3 with experts.
+CheckpointParts granite_moe() {
+  CheckpointParts parts("mixtral-tiny");
+  parts.rename("block_sparse_moe.gate.", "block_sparse_moe.router.layer.");
+  parts.rename(".w1.", ".gate_proj.");
+  parts.rename(".w2.", ".down_proj.");
+  parts.rename(".w3.", ".up_proj.");
+  parts.config["architectures"] = {"GraniteMoeForCausalLM"};
+  parts.config["model_type"] = "granitemoe";
+  return parts;
+}
+
+TEST_F(Conversion, AGraniteWithExpertsHasPositions) {
+  const std::string key = "granitemoe.rope.scaling.finetuned";
+  convert(granite_moe());
+  EXPECT_EQ(file().boolean(key), true);
+  expect_same_model();
+  std::string bytes = read_text(path_);
+  bytes.at(bytes.find(key) + key.size() + 4) = 0;  // after the key's type
+  write_file(path_, bytes);
+  EXPECT_EQ(message_of([&] { Model::load(gguf_source(path_), 1); }),
+            path_ + ": " + key + ": expected true, found false");
+}
+
 }  // namespace
 }  // namespace stet::test::conversion_tests
