@@ -193,5 +193,14 @@ TEST_F(Conversion, AGraniteWithExpertsHasPositions) {
             path_ + ": " + key + ": expected true, found false");
 }
 
+TEST_F(Conversion, GptOssMayScaleLinearly) {
+  CheckpointParts parts("gptoss-tiny");
+  for (const Json& scaling : {Json{{"rope_type", "linear"}, {"factor", 2.0}}, Json(nullptr)}) {
+    parts.config["rope_scaling"] = scaling;
+    convert(parts);
+    expect_same_model();
+  }
+}
+
 }  // namespace
 }  // namespace stet::test::conversion_tests
