@@ -192,7 +192,15 @@ class Conversion {
   }
 
  private:
+  // Returns the type of a weight in the file. Rows that are no whole blocks are F16, as llama.cpp's
+  // are, or keep their numbers as float32.
   DType dtype_of(const WeightSpec& need) const {
+    const DType type = requested_dtype(need);
+    const auto unit = static_cast<int64_t>(ggml_type(ggml_number(type))->elements);
+    if (need.columns % unit == 0) return type;
+    return options_.weights == GgufWeights::stored ? DType::f32 : DType::f16;
+  }
+  DType requested_dtype(const WeightSpec& need) const {
     // llama.cpp uses biases, norms, tables and routers only in float32.
     if (need.is_vector || (need.looked_up && !need.in_place) || need.exact) return DType::f32;
     const bool ends = need.canonical.find("layers.") != 0 && need.canonical.find("h.") != 0;

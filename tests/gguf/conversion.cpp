@@ -202,5 +202,46 @@ TEST_F(Conversion, GptOssMayScaleLinearly) {
   }
 }
 
+// A checkpoint whose attention has 56 columns.
+CheckpointParts with_rows_of_56() {
+  CheckpointParts parts("qwen3-tiny");
+  const auto layers = parts.config["num_hidden_layers"].get<int>();
+  parts.config["head_dim"] = 14;
+  parts.config["num_attention_heads"] = 4;
+  parts.config["num_key_value_heads"] = 2;
+  const auto hidden = parts.config["hidden_size"].get<int64_t>();
+  for (int i = 0; i < layers; ++i) {
+    const std::string at = "model.layers." + std::to_string(i) + ".self_attn.";
+    for (const auto& [stem, shape] :
+         std::map<std::string, std::vector<int64_t>>{{"q_proj", {56, hidden}},
+                                                     {"k_proj", {28, hidden}},
+                                                     {"v_proj", {28, hidden}},
+                                                     {"o_proj", {hidden, 56}},
+                                                     {"q_norm", {14}},
+                                                     {"k_norm", {14}}}) {
+      parts.remove(at + stem + ".weight");
+      parts.add(at + stem + ".weight", shape, 0.5f);
+    }
+  }
+  return parts;
+}
+
+TEST_F(Conversion, RowsThatAreNoWholeBlocksAreF16) {
+  const CheckpointParts parts = with_rows_of_56();
+  for (const auto& [weights, type] : {std::pair(GgufWeights::q8_0, DType::q8_0),
+                                      {GgufWeights::q4_0, DType::q4_0},
+                                      {GgufWeights::q4_k, DType::q8_0},
+                                      {GgufWeights::bf16, DType::bf16}}) {
+    convert(parts, weights);
+    EXPECT_EQ(type_of("blk.0.attn_q.weight"), ggml_number(type));
+    EXPECT_EQ(type_of("blk.0.attn_output.weight"),
+              ggml_number(type == DType::bf16 ? DType::bf16 : DType::f16));
+    const auto source = gguf_source(path_);
+    const auto loaded = Model::load(source, 1, contract_of_weights(*source));
+    Session session(loaded, options(1, STET_DEFAULT_ISA, 512, contract_of_weights(*source)));
+    session.append(random_tokens(*loaded, 9));
+  }
+}
+
 }  // namespace
 }  // namespace stet::test::conversion_tests

@@ -32,13 +32,13 @@ STET_API std::shared_ptr<const FileSource> checkpoint_source(const std::string& 
 // Returns the supported values of tokenizer.ggml.pre.
 STET_API std::vector<std::string> pre_tokenizer_names();
 
-// Matrix types for write_gguf(). `stored` keeps f32, bf16 and f16, converts packed q8 and q4
-// losslessly to Q8_0 and Q4_0, and widens the quantized types of a GGUF file. The others round as
-// ggml's reference does (kernels/ggml.hpp).
+// Matrix types for write_gguf(). `stored` loses nothing: it keeps the type of a matrix. Packed q8 and
+// q4 become Q8_0 and Q4_0, and experts of different types become f32. The others round as ggml's
+// reference does (kernels/ggml.hpp).
 //
 // Embeddings and head are q8_0 with q4_0, and q6_k with K types. With K types, matrices whose
-// columns are not a multiple of 256 are q8_0. Norm weights, biases and learned positions are always
-// float32.
+// columns are not a multiple of 256 are q8_0. Those whose columns are not a multiple of 32 are f16.
+// Norm weights, biases and learned positions are always float32.
 enum class GgufWeights { stored, f32, f16, bf16, q8_0, q4_0, q4_k, q5_k, q6_k };
 
 // The tokenizer to write. own: the checkpoint's, if it has one. placeholder: placeholder tokens, for
