@@ -90,10 +90,12 @@ void GgufNames::add_lfm2(nlohmann::ordered_json& c) const {
   c["num_experts"] = experts;
   c["num_experts_per_tok"] = need("expert_used_count", experts);
   c["moe_intermediate_size"] = need("expert_feed_forward_length", kMaxSize);
-  c["num_dense_layers"] =
-      keys_.integer(key("leading_dense_block_count"), 0, kMaxLayers).value_or(0);
+  const int64_t dense = keys_.integer(key("leading_dense_block_count"), 0, kMaxLayers).value_or(0);
+  c["num_dense_layers"] = dense;
   c["norm_topk_prob"] = keys_.boolean(key("expert_weights_norm")).value_or(true);
-  c["use_expert_bias"] = layer_with("exp_probs_b.bias").has_value();
+  // Without experts no tensor tells whether they would have biases, as published ones do.
+  c["use_expert_bias"] =
+      dense >= c["num_hidden_layers"].get<int64_t>() || layer_with("exp_probs_b.bias").has_value();
   if (keys_.has(key("expert_weights_scale")))
     c["routed_scaling_factor"] = published_number("expert_weights_scale");
 }

@@ -243,5 +243,19 @@ TEST_F(Conversion, RowsThatAreNoWholeBlocksAreF16) {
   }
 }
 
+TEST_F(Conversion, AMixtureWhoseLayersAreAllDense) {
+  CheckpointParts parts("lfm2-tiny");
+  parts.config.update({{"model_type", "lfm2_moe"},
+                       {"architectures", {"Lfm2MoeForCausalLM"}},
+                       {"intermediate_size", 80},
+                       {"moe_intermediate_size", 8},
+                       {"num_experts", 4},
+                       {"num_experts_per_tok", 2},
+                       {"num_dense_layers", 5},
+                       {"use_expert_bias", true}});
+  convert(parts);
+  expect_same_model();
+}
+
 }  // namespace
 }  // namespace stet::test::conversion_tests
