@@ -173,6 +173,7 @@ class Conversion {
         architecture_(architecture_for(config_, source.path_of("config.json"))),
         needs_(Model::weights_of(source, checkpoint_)),
         threads_(o.threads > 0 ? o.threads : default_threads()) {
+    require_loadable();
     for (const WeightSpec& need : needs_) add(need);
     // llama.cpp's GPT-2 stores the head as a tensor of its own.
     if (config_.tied_head && architecture_.layout == GgufLayout::gpt2) add_head();
@@ -184,6 +185,8 @@ class Conversion {
     for (const Tensor& e : entries_) declared.push_back(e.declared);
     GgufLeftOut left_out;
     GgufWriter writer(path, keys(left_out), declared);
+    // llama.cpp's Llama, under which a Mistral is written, sees all positions.
+    if (config_.family == "mistral") left_out.window = config_.layer(0).window;
     for (const Tensor& e : entries_) write(e, writer);
     for (const auto& file : checkpoint_.files()) file->check_unchanged();
     require_same_config(writer.uncommitted());
@@ -327,6 +330,33 @@ class Conversion {
       entries_.back().declared.name = "output.weight";
       return;
     }
+  }
+
+  // Throws for a model that llama.cpp does not load, although its keys can describe the config.
+  void require_loadable() const {
+    using Kind = Recurrence::Kind;
+    const Recurrence& r = config_.recurrence;
+    const GgufLayout layout = architecture_.layout;
+    const bool qwen = layout == GgufLayout::qwen_hybrid, lfm2 = layout == GgufLayout::lfm2;
+    const auto require = [&](bool holds, const char* field, const char* what) {
+      if (holds) return;
+      throw Error(ErrorKind::unsupported, source_.path_of("config.json"), field, "",
+                  fmt::format("llama.cpp loads models of the architecture {} only with {}; use the "
+                              "checkpoint itself, or stet prepare",
+                              architecture_.name, what));
+    };
+    require(lfm2 || config_.experts.dense.empty(), "experts.dense", "experts in every layer");
+    require(!qwen || config_.family == "qwen3_5" || config_.experts.count > 0, "experts",
+            "experts");
+    require(r.kind != Kind::none || !(qwen || lfm2 || layout == GgufLayout::granite_hybrid),
+            "recurrent_of", "recurrent layers");
+    require(!qwen || r.value_dim == r.key_dim, "recurrence.value_dim", "values as wide as keys");
+    require(r.kind != Kind::mamba2 || r.output() == 2 * config_.hidden_size, "recurrence.value_dim",
+            "a recurrence of twice the hidden size");
+    require(!lfm2 || r.taps > 1, "recurrence.taps", "convolutions of at least 2 inputs");
+    require(!lfm2 || config_.heads * config_.head_dim == config_.hidden_size, "head_dim",
+            "heads that make up the hidden size");
+    require(!r.projection_bias, "recurrence.projection_bias", "recurrent layers without biases");
   }
 
   void add_numbers(const char* name, std::vector<float> values) {

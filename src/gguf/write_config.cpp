@@ -17,7 +17,10 @@ class Writer {
     count("context_length", c_.max_positions);
     count("embedding_length", c_.hidden_size);
     count("block_count", c_.layers);
-    counts("feed_forward_length", c_.intermediate_of, c_.intermediate_size);
+    // llama.cpp's Granite 4 has the width of an expert here.
+    const bool of_expert = a_.layout == GgufLayout::granite_hybrid && c_.experts.count > 0;
+    counts("feed_forward_length", c_.intermediate_of,
+           of_expert ? c_.experts.width : c_.intermediate_size);
     count("attention.head_count", c_.heads);
     std::vector<int64_t> kv_heads = c_.kv_heads_of;
     // llama.cpp recognizes recurrent layers by these zeros. It derives those of Qwen.
@@ -42,6 +45,10 @@ class Writer {
     count("attention.key_length", dim);
     count("attention.value_length", dim);
     count("rope.dimension_count", c_.rotated(rope));
+    // llama.cpp rotates pairs by a token's place in time, height and width, which are equal in text.
+    // Its Qwen3.5 requires how many of the pairs each has.
+    if (const auto n = static_cast<int32_t>(c_.rotated(rope) / 2); c_.family.starts_with("qwen3_5"))
+      keys_.i32s(key("rope.dimension_sections"), {(n + 2) / 3, (n + 1) / 3, n / 3, 0});
     if (gemma4 && c_.ropes.size() > 1) {
       for (const char* name :
            {"attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"})
@@ -70,6 +77,8 @@ class Writer {
     // llama.cpp requires the key in any case for Phi-3, and for Gemma 4 and 3n with a positive value.
     const bool positive = c_.family == "gemma4" || c_.family == "gemma3n";
     if (window == 0 && a_.layout != GgufLayout::phi3 && !positive) return;
+    // llama.cpp does not read the window of these families: the config differs when it is read back.
+    if (c_.family == "mixtral" || c_.family == "qwen3_moe") return;
     count("attention.sliding_window", window == 0 && positive ? 512 : window);
     if (c_.family != "gemma3" && c_.family != "olmo3" && c_.family != "gemma4" &&
         c_.family != "gemma3n")

@@ -257,5 +257,65 @@ TEST_F(Conversion, AMixtureWhoseLayersAreAllDense) {
   expect_same_model();
 }
 
+TEST_F(Conversion, WhatLlamaCppDoesNotLoadIsRefusedByName) {
+  const auto only = [&](const char* field, const char* architecture, const char* what) {
+    return directory_ + "/config.json: " + field + ": llama.cpp loads models of the architecture " +
+           architecture + " only with " + what + "; use the checkpoint itself, or stet prepare";
+  };
+  EXPECT_EQ(refusal(CheckpointParts("qwen3moe-tiny")),
+            only("experts.dense", "qwen3moe", "experts in every layer"));
+  EXPECT_EQ(refusal(CheckpointParts("lfm2-odd-tiny")),
+            only("recurrence.projection_bias", "lfm2", "recurrent layers without biases"));
+  EXPECT_EQ(refusal(CheckpointParts("granite-odd-tiny")),
+            only("recurrence.projection_bias", "granitehybrid", "recurrent layers without biases"));
+  EXPECT_EQ(refusal(CheckpointParts("qwen35-odd-tiny")),
+            only("recurrence.value_dim", "qwen35", "values as wide as keys"));
+  EXPECT_EQ(refusal(qwen35(std::vector<std::string>(4, "full_attention"))),
+            only("recurrent_of", "qwen35", "recurrent layers"));
+}
+
+TEST_F(Conversion, LimitsOfTimeStepsAreRefused) {
+  CheckpointParts parts("granite-h-tiny");
+  parts.config["time_step_limit"] = {0.125, 0.5};
+  EXPECT_EQ(
+      refusal(parts),
+      directory_ +
+          "/config.json: recurrence.least_step: llama.cpp assumes null, the model has 0.125: a "
+          "GGUF file cannot say that; use the checkpoint itself, or stet prepare");
+}
+
+// llama.cpp reads windows of some families only.
+TEST_F(Conversion, WindowsThatLlamaCppDoesNotReadAreRefused) {
+  CheckpointParts mixtral("mixtral-tiny"), qwen = qwen3_moe();
+  mixtral.config["sliding_window"] = qwen.config["sliding_window"] = 4;
+  qwen.config["use_sliding_window"] = true;
+  for (const CheckpointParts& parts : {mixtral, qwen})
+    EXPECT_EQ(refusal(parts),
+              directory_ +
+                  "/config.json: window[0]: llama.cpp assumes 0, the model has 4: a "
+                  "GGUF file cannot say that; use the checkpoint itself, or stet "
+                  "prepare");
+  convert(qwen3_moe());
+  EXPECT_EQ(left_out_.window, 0);
+  CheckpointParts mistral("mistral-tiny");
+  convert(mistral);
+  EXPECT_EQ(left_out_.window, 8);
+  expect_same_model();
+}
+
+TEST_F(Conversion, KeysThatLlamaCppRequires) {
+  for (const char* const name : {"qwen35-tiny", "qwen35moe-tiny"}) {
+    convert(CheckpointParts(name));
+    const Gguf written = file();
+    const std::string key =
+        *written.text("general.architecture") + ".rope.dimension_sections";  // of 4 pairs
+    ASSERT_NE(written.numbers(key), nullptr);
+    EXPECT_EQ(*written.numbers(key), (std::vector<double>{2, 1, 1, 0}));
+  }
+  convert(CheckpointParts("granite-h-tiny"));
+  EXPECT_EQ(file().integer("granitehybrid.feed_forward_length", 0, 999), 24);
+  EXPECT_EQ(file().integer("granitehybrid.expert_shared_feed_forward_length", 0, 999), 48);
+}
+
 }  // namespace
 }  // namespace stet::test::conversion_tests

@@ -53,10 +53,12 @@ struct GgufWriteOptions {
   const Importance* importance = nullptr;  // not owned; weights the errors of K types
 };
 
-// Tokens that a written file leaves out, because the model has no embeddings for them. Gemma 3
-// models for text alone have one, since they share the tokenizer of those for images.
+// The parts of a model that llama.cpp does not know.
 struct GgufLeftOut {
+  // Tokens for which the model has no embeddings. Gemma 3 models for text alone have one, since they
+  // share the tokenizer of those for images.
   std::vector<std::string> tokens;
+  int64_t window = 0;  // a query sees so many positions, but all of them in llama.cpp; 0: none
 };
 
 // Writes a checkpoint as a GGUF version 3 file of the same model for llama.cpp. It contains the
@@ -65,8 +67,8 @@ struct GgufLeftOut {
 //
 // The file appears when complete (AtomicFile), after reading it back has given the same config and
 // tokenizer. It may replace the source file. Only one tensor at a time is in memory. Throws an io
-// Error. Throws an unsupported Error for a family, config or tokenizer that GGUF cannot express,
-// and for weights that the type cannot represent.
+// Error. Throws an unsupported Error for a family, config or tokenizer that GGUF cannot express. It
+// does so for a model that llama.cpp does not load, and for weights that the type cannot represent.
 STET_API GgufLeftOut write_gguf(const FileSource& source, const std::string& path,
                                 const GgufWriteOptions& options = {});
 
