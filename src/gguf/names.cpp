@@ -463,12 +463,13 @@ void GgufNames::add_own(nlohmann::ordered_json& c) const {
     copy("attention.scale", "attention_multiplier");
     copy("residual_scale", "residual_multiplier");
     copy("logit_scale", "logits_scaling");
+    if (architecture_.layout == GgufLayout::llama && !has_rope()) add_granite_without_rope(c);
   }
-  // GGUF has no key for truncate. A config without rope_scaling would have the published one.
-  if (name == "gpt-oss" && c.contains("rope_scaling"))
-    c["rope_scaling"]["truncate"] = false;
-  else if (name == "gpt-oss")
+  // GGUF has no key for YaRN's truncate. A config without rope_scaling would have the published one.
+  if (name == "gpt-oss" && !c.contains("rope_scaling"))
     c["rope_scaling"] = nullptr;
+  else if (name == "gpt-oss" && c["rope_scaling"]["rope_type"] == "yarn")
+    c["rope_scaling"]["truncate"] = false;
   if (name == "olmo2" && c.contains("sliding_window")) {  // llama.cpp uses it for OLMo 3, too
     c["architectures"] = {"Olmo3ForCausalLM"};
     c["model_type"] = "olmo3";

@@ -128,6 +128,8 @@ class GgufNames {
   void add_qwen_hybrid(nlohmann::ordered_json& config) const;
   void add_lfm2(nlohmann::ordered_json& config) const;
   void add_granite_hybrid(nlohmann::ordered_json& config) const;
+  bool has_rope() const;
+  void add_granite_without_rope(nlohmann::ordered_json& config) const;
   bool add_recurrent_types(nlohmann::ordered_json& config, const char* recurrent,
                            const char* attention) const;
   const std::vector<int64_t>& shape_of(const std::string& name) const;

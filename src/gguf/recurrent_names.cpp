@@ -90,18 +90,36 @@ void GgufNames::add_lfm2(nlohmann::ordered_json& c) const {
   c["num_experts"] = experts;
   c["num_experts_per_tok"] = need("expert_used_count", experts);
   c["moe_intermediate_size"] = need("expert_feed_forward_length", kMaxSize);
-  c["num_dense_layers"] =
-      keys_.integer(key("leading_dense_block_count"), 0, kMaxLayers).value_or(0);
+  const int64_t dense = keys_.integer(key("leading_dense_block_count"), 0, kMaxLayers).value_or(0);
+  c["num_dense_layers"] = dense;
   c["norm_topk_prob"] = keys_.boolean(key("expert_weights_norm")).value_or(true);
-  c["use_expert_bias"] = layer_with("exp_probs_b.bias").has_value();
+  // Without experts no tensor tells whether they would have biases, as published ones do.
+  c["use_expert_bias"] =
+      dense >= c["num_hidden_layers"].get<int64_t>() || layer_with("exp_probs_b.bias").has_value();
   if (keys_.has(key("expert_weights_scale")))
     c["routed_scaling_factor"] = published_number("expert_weights_scale");
 }
 
+// Returns whether a Granite rotates queries and keys. llama.cpp uses this key as the switch.
+bool GgufNames::has_rope() const {
+  return keys_.boolean(key("rope.scaling.finetuned")).value_or(true);
+}
+
+// Describes a dense Granite without rotary positions: only Granite 4's config can say so.
+void GgufNames::add_granite_without_rope(nlohmann::ordered_json& c) const {
+  if (architecture_.name != std::string("granite"))
+    keys_.fail(key("rope.scaling.finetuned"), "true", "false");
+  c["architectures"] = {"GraniteMoeHybridForCausalLM"};
+  c["model_type"] = "granitemoehybrid";
+  c["layer_types"] = std::vector<std::string>(c["num_hidden_layers"].get<size_t>(), "attention");
+  c["position_embedding_type"] = "nope";
+  c["num_local_experts"] = 0;
+  c["shared_intermediate_size"] = c["intermediate_size"];
+}
+
 void GgufNames::add_granite_hybrid(nlohmann::ordered_json& c) const {
   if (add_recurrent_types(c, "mamba", "attention")) add_mamba(c);
-  c["position_embedding_type"] =
-      keys_.boolean(key("rope.scaling.finetuned")).value_or(false) ? "rope" : "nope";
+  c["position_embedding_type"] = has_rope() ? "rope" : "nope";
   const int64_t experts =
       keys_.integer(key("expert_count"), 0, static_cast<int64_t>(kMostExperts)).value_or(0);
   c["num_local_experts"] = experts;

@@ -174,6 +174,7 @@ class Conversion {
         architecture_(architecture_for(config_, source.path_of("config.json"))),
         needs_(Model::weights_of(source, checkpoint_)),
         threads_(o.threads > 0 ? o.threads : default_threads()) {
+    require_loadable();
     if (o.weights == GgufWeights::mxfp4) require_experts(config_, source.path_of("config.json"));
     for (const WeightSpec& need : needs_) add(need);
     // llama.cpp's GPT-2 stores the head as a tensor of its own.
@@ -186,6 +187,8 @@ class Conversion {
     for (const Tensor& e : entries_) declared.push_back(e.declared);
     GgufLeftOut left_out;
     GgufWriter writer(path, keys(left_out), declared);
+    // llama.cpp's Llama, under which a Mistral is written, sees all positions.
+    if (config_.family == "mistral") left_out.window = config_.layer(0).window;
     for (const Tensor& e : entries_) write(e, writer);
     for (const auto& file : checkpoint_.files()) file->check_unchanged();
     require_same_config(writer.uncommitted());
@@ -194,7 +197,15 @@ class Conversion {
   }
 
  private:
+  // Returns the type of a weight in the file. Rows that are no whole blocks are F16, as llama.cpp's
+  // are, or keep their numbers as float32.
   DType dtype_of(const WeightSpec& need) const {
+    const DType type = requested_dtype(need);
+    const auto unit = static_cast<int64_t>(ggml_type(ggml_number(type))->elements);
+    if (need.columns % unit == 0) return type;
+    return options_.weights == GgufWeights::stored ? DType::f32 : DType::f16;
+  }
+  DType requested_dtype(const WeightSpec& need) const {
     // llama.cpp uses biases, norms, tables and routers only in float32.
     if (need.is_vector || (need.looked_up && !need.in_place) || need.exact) return DType::f32;
     const bool ends = need.canonical.find("layers.") != 0 && need.canonical.find("h.") != 0;
@@ -226,6 +237,11 @@ class Conversion {
     return need.columns % kSuperBlock == 0 ? type : DType::q8_0;
   }
 
+  // Makes the tensor float32, which loses nothing, if this part of it has another type.
+  void widen_for(const WeightSpec& part, GgufDeclared& tensor) const {
+    if (ggml_number(dtype_of(part)) != tensor.type) tensor.type = ggml_number(DType::f32);
+  }
+
   // Adds a weight to the tensor of which it is a part. Its parts follow one another: one matrix of
   // all experts, then the other.
   bool add_part(const WeightSpec& need) {
@@ -236,6 +252,7 @@ class Conversion {
       // Matrix 0 of every expert is already in the list when matrix 1 is added.
       const int64_t place = part->matrix == 0 ? part->number - 1 : part->number * part->matrices;
       all.more.insert(all.more.begin() + place, &need);
+      widen_for(need, all.declared);
       if (part->matrix == 0) ++all.declared.shape[0];
       return true;
     }
@@ -276,6 +293,7 @@ class Conversion {
         std::ranges::find_if(entries_, [&](const Tensor& t) { return t.declared.name == name; });
     const Recurrence& r = config_.recurrence;
     found->second = &need;
+    widen_for(need, found->declared);
     found->declared.shape[0] += need.rows;
     found->each = static_cast<size_t>(name.ends_with("attn_q.weight") ? config_.head_dim
                                                                       : r.heads / r.groups);
@@ -316,6 +334,33 @@ class Conversion {
       entries_.back().declared.name = "output.weight";
       return;
     }
+  }
+
+  // Throws for a model that llama.cpp does not load, although its keys can describe the config.
+  void require_loadable() const {
+    using Kind = Recurrence::Kind;
+    const Recurrence& r = config_.recurrence;
+    const GgufLayout layout = architecture_.layout;
+    const bool qwen = layout == GgufLayout::qwen_hybrid, lfm2 = layout == GgufLayout::lfm2;
+    const auto require = [&](bool holds, const char* field, const char* what) {
+      if (holds) return;
+      throw Error(ErrorKind::unsupported, source_.path_of("config.json"), field, "",
+                  fmt::format("llama.cpp loads models of the architecture {} only with {}; use the "
+                              "checkpoint itself, or stet prepare",
+                              architecture_.name, what));
+    };
+    require(lfm2 || config_.experts.dense.empty(), "experts.dense", "experts in every layer");
+    require(!qwen || config_.family == "qwen3_5" || config_.experts.count > 0, "experts",
+            "experts");
+    require(r.kind != Kind::none || !(qwen || lfm2 || layout == GgufLayout::granite_hybrid),
+            "recurrent_of", "recurrent layers");
+    require(!qwen || r.value_dim == r.key_dim, "recurrence.value_dim", "values as wide as keys");
+    require(r.kind != Kind::mamba2 || r.output() == 2 * config_.hidden_size, "recurrence.value_dim",
+            "a recurrence of twice the hidden size");
+    require(!lfm2 || r.taps > 1, "recurrence.taps", "convolutions of at least 2 inputs");
+    require(!lfm2 || config_.heads * config_.head_dim == config_.hidden_size, "head_dim",
+            "heads that make up the hidden size");
+    require(!r.projection_bias, "recurrence.projection_bias", "recurrent layers without biases");
   }
 
   void add_numbers(const char* name, std::vector<float> values) {

@@ -17,7 +17,10 @@ class Writer {
     count("context_length", c_.max_positions);
     count("embedding_length", c_.hidden_size);
     count("block_count", c_.layers);
-    counts("feed_forward_length", c_.intermediate_of, c_.intermediate_size);
+    // llama.cpp's Granite 4 has the width of an expert here.
+    const bool of_expert = a_.layout == GgufLayout::granite_hybrid && c_.experts.count > 0;
+    counts("feed_forward_length", c_.intermediate_of,
+           of_expert ? c_.experts.width : c_.intermediate_size);
     count("attention.head_count", c_.heads);
     std::vector<int64_t> kv_heads = c_.kv_heads_of;
     // llama.cpp recognizes recurrent layers by these zeros. It derives those of Qwen.
@@ -42,6 +45,10 @@ class Writer {
     count("attention.key_length", dim);
     count("attention.value_length", dim);
     count("rope.dimension_count", c_.rotated(rope));
+    // llama.cpp rotates pairs by a token's place in time, height and width, which are equal in text.
+    // Its Qwen3.5 requires how many of the pairs each has.
+    if (const auto n = static_cast<int32_t>(c_.rotated(rope) / 2); c_.family.starts_with("qwen3_5"))
+      keys_.i32s(key("rope.dimension_sections"), {(n + 2) / 3, (n + 1) / 3, n / 3, 0});
     if (gemma4 && c_.ropes.size() > 1) {
       for (const char* name :
            {"attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"})
@@ -70,6 +77,8 @@ class Writer {
     // llama.cpp requires the key in any case for Phi-3, and for Gemma 4 and 3n with a positive value.
     const bool positive = c_.family == "gemma4" || c_.family == "gemma3n";
     if (window == 0 && a_.layout != GgufLayout::phi3 && !positive) return;
+    // llama.cpp does not read the window of these families: the config differs when it is read back.
+    if (c_.family == "mixtral" || c_.family == "qwen3_moe") return;
     count("attention.sliding_window", window == 0 && positive ? 512 : window);
     if (c_.family != "gemma3" && c_.family != "olmo3" && c_.family != "gemma4" &&
         c_.family != "gemma3n")
@@ -96,9 +105,21 @@ class Writer {
     count("ssm.group_count", r.groups);
     count("ssm.time_step_rank", r.heads);
     count("ssm.inner_size", r.output());
-    if (r.kind == Recurrence::Kind::delta_net) count("full_attention_interval", 4);
-    if (r.kind == Recurrence::Kind::mamba2)
-      keys_.boolean(key("rope.scaling.finetuned"), std::ranges::count(c_.rope_of, 0) > 0);
+    if (r.kind == Recurrence::Kind::delta_net) add_kinds_of_layers();
+  }
+
+  // llama.cpp gives attention to every n-th layer, unless the file says of each whether it is
+  // recurrent.
+  void add_kinds_of_layers() {
+    const std::vector<int64_t>& kinds = c_.recurrent_of;
+    const auto interval = std::ranges::find(kinds, 0) - kinds.begin() + 1;
+    std::vector<bool> recurrent, regular;
+    for (int64_t i = 0; i < c_.layers; ++i) {
+      recurrent.push_back(kinds[static_cast<size_t>(i)] != 0);
+      regular.push_back((i + 1) % interval != 0);
+    }
+    if (recurrent == regular) return count("full_attention_interval", interval);
+    keys_.booleans(key("attention.recurrent_layers"), recurrent);
   }
 
   void add_own() {
@@ -114,6 +135,7 @@ class Writer {
       number("attention.scale", c_.attention_scale);
       number("residual_scale", c_.residual_scale);
       number("logit_scale", c_.logit_divisor);
+      keys_.boolean(key("rope.scaling.finetuned"), std::ranges::count(c_.rope_of, 0) > 0);
     }
     if (c_.family == "gemma3n") {
       count("altup.num_inputs", c_.streams);

@@ -141,6 +141,17 @@ class Unfit(unittest.TestCase):
             self.assertTrue(error.endswith(f", found {found}\n"), error)
             self.assertEqual(os.listdir(self.directory.name), ["llama31-tiny"])
 
+    def test_a_granite_rotates_unless_its_key_says_otherwise(self):
+        key = "granitehybrid.rope.scaling.finetuned"
+        still, rotated = (self.logits(self.copy("granite-h-tiny", position_embedding_type=how))
+                          for how in ("nope", "rope"))
+        self.assertNotEqual(still, rotated)
+        self.write("granite-h-tiny", gguf_recurrent)
+        self.assertEqual(self.logits(), still)
+        for keys in ({"drop": [key]}, {key: ("bool", True)}):
+            self.write("granite-h-tiny", gguf_recurrent, **keys)
+            self.assertEqual(self.logits(), rotated)
+
     def test_a_block_that_the_keys_do_not_count(self):
         self.write("llama2-tiny-f16", **{"llama.block_count": ("u32", 2)})
         self.refused("blk.2.attn_norm.weight: expected a block below llama.block_count, 2, found 2")

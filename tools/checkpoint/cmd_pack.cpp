@@ -173,6 +173,9 @@ void run(const ConvertCommand& o) {
   for (const std::string& token : left_out.tokens)
     say("warning: the file has no token {}: the model has no embedding for it\n",
         printable(token, 60));
+  if (left_out.window > 0)
+    say("warning: llama.cpp does not read the model's window of {} positions, and sees all\n",
+        left_out.window);
   warn_of_left_out(*source);
   out(fmt::format("{}: {} in {:.1f} s\n", printable(o.file),
                   bytes_text(static_cast<double>(std::filesystem::file_size(o.file))),

@@ -32,13 +32,13 @@ STET_API std::shared_ptr<const FileSource> checkpoint_source(const std::string& 
 // Returns the supported values of tokenizer.ggml.pre.
 STET_API std::vector<std::string> pre_tokenizer_names();
 
-// Matrix types for write_gguf(). `stored` keeps f32, bf16 and f16, converts packed q8 and q4
-// losslessly to Q8_0 and Q4_0, and widens the quantized types of a GGUF file. The others round as
-// ggml's reference does (kernels/ggml.hpp).
+// Matrix types for write_gguf(). `stored` loses nothing: it keeps the type of a matrix. Packed q8 and
+// q4 become Q8_0 and Q4_0, and experts of different types become f32. The others round as ggml's
+// reference does (kernels/ggml.hpp).
 //
 // Embeddings and head are q8_0 with q4_0, and q6_k with K types. With K types, matrices whose
-// columns are not a multiple of 256 are q8_0. Norm weights, biases and learned positions are always
-// float32.
+// columns are not a multiple of 256 are q8_0. Those whose columns are not a multiple of 32 are f16.
+// Norm weights, biases and learned positions are always float32.
 //
 // mxfp4 is for the matrices of experts; others are as with `stored`. It is refused for a model without
 // experts.
@@ -56,10 +56,12 @@ struct GgufWriteOptions {
   const Importance* importance = nullptr;  // not owned; weights the errors of K types
 };
 
-// Tokens that a written file leaves out, because the model has no embeddings for them. Gemma 3
-// models for text alone have one, since they share the tokenizer of those for images.
+// The parts of a model that llama.cpp does not know.
 struct GgufLeftOut {
+  // Tokens for which the model has no embeddings. Gemma 3 models for text alone have one, since they
+  // share the tokenizer of those for images.
   std::vector<std::string> tokens;
+  int64_t window = 0;  // a query sees so many positions, but all of them in llama.cpp; 0: none
 };
 
 // Writes a checkpoint as a GGUF version 3 file of the same model for llama.cpp. It contains the
@@ -68,8 +70,8 @@ struct GgufLeftOut {
 //
 // The file appears when complete (AtomicFile), after reading it back has given the same config and
 // tokenizer. It may replace the source file. Only one tensor at a time is in memory. Throws an io
-// Error. Throws an unsupported Error for a family, config or tokenizer that GGUF cannot express,
-// and for weights that the type cannot represent.
+// Error. Throws an unsupported Error for a family, config or tokenizer that GGUF cannot express. It
+// does so for a model that llama.cpp does not load, and for weights that the type cannot represent.
 STET_API GgufLeftOut write_gguf(const FileSource& source, const std::string& path,
                                 const GgufWriteOptions& options = {});
 
