@@ -343,7 +343,9 @@ std::optional<Difference> in_model(const SnapshotMeta& a, const SnapshotMeta& b)
   if (auto d = in_text("contract", contract_text(a.contract, a.contract_version),
                        contract_text(b.contract, b.contract_version)))
     return d;
-  if (auto d = in_text("architecture", a.architecture, b.architecture)) return d;
+  if (meta_family(a) != meta_family(b)) {
+    if (auto d = in_text("architecture", a.architecture, b.architecture)) return d;
+  }
   if (auto d = in_json("config", a.config, b.config)) return d;
   for (const auto& [name, digest] : a.fingerprints) {
     for (const auto& [other, theirs] : b.fingerprints) {

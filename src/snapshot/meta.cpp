@@ -204,8 +204,8 @@ KvShape read_kv(const JsonReader& kv, const ModelConfig& config) {
   };
   check("layers", config.layers);
   if (shape.is_uniform()) {
-    check("heads", config.kv_heads);
-    check("head_dim", config.head_dim);
+    check("heads", shape.kv_heads);
+    check("head_dim", shape.head_dim);
   } else if (Json::parse(kv.text()).value("table", Json()) !=
              table_json(shape, recurrent_shape(config))) {
     kv.fail("table", "the layers of config");
@@ -276,6 +276,10 @@ int64_t meta_vocab(const SnapshotMeta& meta) {
 
 int64_t meta_hidden(const SnapshotMeta& meta) {
   return parse_json(meta.config, "").integer("hidden_size", 1, kMaxSize);
+}
+
+std::string meta_family(const SnapshotMeta& meta) {
+  return parse_json(meta.config, "").string("family");
 }
 
 std::string encode_generation(const GenerationState& generation) {

@@ -28,6 +28,7 @@ void check_meta(const SnapshotMeta& meta, const MetaSections& sections);
 
 int64_t meta_vocab(const SnapshotMeta& meta);
 int64_t meta_hidden(const SnapshotMeta& meta);
+std::string meta_family(const SnapshotMeta& meta);
 
 // Returns JSON with sorted keys and no spaces, since the state digest covers it.
 std::string encode_generation(const GenerationState& generation);

@@ -6,6 +6,7 @@
 #include "src/snapshot/file.hpp"
 #include "src/snapshot/identity.hpp"
 #include "src/snapshot/kv_blocks.hpp"
+#include "src/snapshot/meta.hpp"
 #include "src/snapshot/parents.hpp"
 #include "src/snapshot/recurrent.hpp"
 #include "src/threads/interrupt_check.hpp"
@@ -105,10 +106,12 @@ void Snapshot::check_compatible(const Model& model, Contract contract,
   Differences differences;
   differences.compare("contract", contract_text(meta.contract, meta.contract_version),
                       contract_text(contract_name(model, contract), kContractVersion));
-  differences.compare("architecture", meta.architecture, model.config().architecture);
-  if (meta.architecture == model.config().architecture) {
-    compare_config(differences, meta.config, model.config().canonical());
-  }
+  const ModelConfig& config = model.config();
+  // One model may have several class names: with images, without them, and as a GGUF file.
+  if (meta.architecture != config.architecture && meta_family(meta) != config.family)
+    differences.compare("architecture", meta.architecture, config.architecture);
+  else
+    compare_config(differences, meta.config, config.canonical());
   compare_weights(differences, meta, model);
   if (tokenizer != nullptr && !meta.tokenizer.empty())
     differences.compare("tokenizer", meta.tokenizer, tokenizer->fingerprint());

@@ -8,6 +8,7 @@
 #include "stet/session/trace.hpp"
 #include "stet/snapshot/snapshot.hpp"
 #include "tests/command/json_lines.hpp"
+#include "tests/support/checkpoint_parts.hpp"
 #include "tests/support/models.hpp"
 #include "tests/support/run_command.hpp"
 
@@ -418,6 +419,29 @@ TEST_F(LabCommand, InspectShowsAllOfAnIntervention) {
                        all[1]["values_sha256"].get<std::string>()),
             std::string::npos)
       << table;
+}
+
+// A convolution over one position keeps no earlier inputs, so these layers have arrays of no
+// numbers.
+TEST_F(LabCommand, ExportAndImportTakeRecurrentLayersThatKeepNothing) {
+  CheckpointParts parts("lfm2-tiny");
+  parts.config["conv_L_cache"] = 1;
+  for (CheckpointParts::Tensor& t : parts.tensors()) {
+    if (!t.spec.name.ends_with(".conv.conv.weight")) continue;
+    t.spec.shape = {64, 1, 1};
+    t.bytes.resize(t.bytes.size() / 3);
+  }
+  const std::string lfm2 = parts.write(scratch / "lfm2"), state = scratch / "s.stet",
+                    tensors = scratch / "t.safetensors", imported = scratch / "i.stet";
+  succeed({"save", "-m", lfm2, "--ids", "3,4,5,6", "-o", state});
+  EXPECT_EQ(succeed({"export", state, "-o", tensors}).err,
+            "4 positions of 5 layers in " + tensors + "\n");
+  const Golden exported(tensors);
+  EXPECT_EQ(exported.view("blocks.2.k").shape, (std::vector<int64_t>{4, 2, 16}));
+  EXPECT_FALSE(exported.has("layers.0.conv"));
+  EXPECT_EQ(succeed({"import", state, tensors, "-m", lfm2, "-o", imported}).err,
+            "0 keys and values were set, 0 edits in " + imported + "\n");
+  succeed({"diff", state, imported});
 }
 
 }  // namespace

@@ -16,8 +16,10 @@
 #include "src/blas/openblas.hpp"
 #include "stet/generate/generate.hpp"
 #include "stet/model/product.hpp"
+#include "stet/snapshot/compare.hpp"
 #include "stet/snapshot/snapshot.hpp"
 #include "stet/threads/interrupt.hpp"
+#include "tests/support/checkpoint_parts.hpp"
 #include "tests/support/models.hpp"
 #include "tests/support/snapshot_image.hpp"
 
@@ -523,6 +525,47 @@ TEST_F(SnapshotTest, MetaThatDoesNotHold) {
       true);
   EXPECT_EQ(changed([](SnapshotImage& i) { i.section("META").content = std::string(100000, '['); }),
             "format: FILE: META: expected JSON at most 64 levels deep, found more levels");
+}
+
+TEST_F(SnapshotTest, OneModelMayHaveSeveralClassNames) {
+  CheckpointParts parts("qwen35-vl-tiny");
+  const auto saved = [&](const std::string& architecture) {
+    parts.config["architectures"] = {architecture};
+    const auto loaded = Model::load(parts.write(scratch / architecture));
+    EXPECT_EQ(loaded->config().architecture, architecture);
+    Session s(loaded, options(1));
+    s.append(some_ids(5));
+    Snapshot::save(s, scratch / (architecture + ".stet"));
+    return std::pair(loaded, Snapshot::open(scratch / (architecture + ".stet")));
+  };
+  const auto [images, a] = saved("Qwen3_5ForConditionalGeneration");
+  const auto [text, b] = saved("Qwen3_5ForCausalLM");
+  Session x = a.restore(text, {.session = options(1)}),
+          y = b.restore(images, {.session = options(1)});
+  EXPECT_TRUE(same_state(x, y));
+  EXPECT_EQ(a.digests().id, b.digests().id);
+  EXPECT_TRUE(compare(a, b).equal());
+}
+
+// Gemma 4 has sizes of its own for layers with full attention.
+TEST_F(SnapshotTest, LayersMayBeAlikeWithoutHavingTheUsualSizes) {
+  CheckpointParts parts("gemma4-dense-tiny");
+  std::erase_if(parts.tensors(), [](const CheckpointParts::Tensor& t) {
+    return t.spec.name.starts_with("model.layers.") && !t.spec.name.starts_with("model.layers.2.");
+  });
+  parts.rename(".layers.2.", ".layers.0.");
+  parts.config["num_hidden_layers"] = 1;
+  parts.config["layer_types"] = {"full_attention"};
+  const auto full = Model::load(parts.write(scratch / "full"));
+  Session s(full, options(1));
+  s.append(some_ids(70));
+  Snapshot::save(s, file);
+  const Snapshot snapshot = Snapshot::open(file);
+  EXPECT_EQ(snapshot.meta().kv.kv_heads, 1);
+  EXPECT_EQ(snapshot.meta().kv.head_dim, 32);
+  EXPECT_EQ(full->config().kv_heads, 2);
+  Session restored = snapshot.restore(full, {.session = options(1), .check = true});
+  EXPECT_TRUE(same_state(s, restored));
 }
 
 TEST_F(SnapshotTest, RefusesAnotherModelTokenizerContractAndRoom) {

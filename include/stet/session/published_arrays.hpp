@@ -47,9 +47,11 @@ struct PublishedArray {
   }
 };
 
-// Returns all arrays of a model, layer by layer. Empty for a model without recurrent layers.
+// Returns all arrays of a model, layer by layer. Empty if they have no numbers: such a model keeps
+// no RecurrentState.
 inline std::vector<PublishedArray> published_arrays(const ModelConfig& config) {
   const RecurrentShape shape = recurrent_shape(config);
+  if (shape.empty()) return {};
   const bool mamba = config.recurrence.kind == Recurrence::Kind::mamba2;
   std::vector<PublishedArray> all;
   for (size_t l = 0; l < shape.layers.size(); ++l) {
