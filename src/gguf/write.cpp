@@ -202,8 +202,10 @@ class Conversion {
   DType dtype_of(const WeightSpec& need) const {
     const DType type = requested_dtype(need);
     const auto unit = static_cast<int64_t>(ggml_type(ggml_number(type))->elements);
-    if (need.columns % unit == 0) return type;
-    return options_.weights == GgufWeights::stored ? DType::f32 : DType::f16;
+    if (need.columns % unit == 0 || type == DType::mxfp4) return type;  // MXFP4 is refused later
+    const bool exact =
+        options_.weights == GgufWeights::stored || options_.weights == GgufWeights::mxfp4;
+    return exact ? DType::f32 : DType::f16;
   }
   DType requested_dtype(const WeightSpec& need) const {
     // llama.cpp uses biases, norms, tables and routers only in float32.

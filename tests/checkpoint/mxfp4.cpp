@@ -31,7 +31,8 @@ CheckpointParts::Tensor widened(const std::string& name, const CheckpointParts::
   t.bytes.resize(2 * experts * inputs * outputs);
   for (size_t i = 0; i < experts * outputs * inputs; ++i) {
     const size_t row = i / inputs, k = i % inputs;
-    const auto byte = static_cast<unsigned>(codes.bytes[i / 2]), code = k % 2 == 0 ? byte & 15 : byte >> 4;
+    const auto byte = static_cast<unsigned>(codes.bytes[i / 2]),
+               code = k % 2 == 0 ? byte & 15 : byte >> 4;
     const float magnitude =
         std::ldexp(kValues[code & 7], static_cast<int>(scales.bytes[i / 32]) - 127);
     const uint16_t bits = round_bf16(code < 8 ? magnitude : -magnitude);
@@ -124,20 +125,20 @@ TEST(Mxfp4, AnotherModelIsRefused) {
   const std::string none =
       "/config.json: MXFP4 is for matrices of experts, and this model has none; take q4 or a K "
       "type\n";
-  EXPECT_EQ(refused({"quantize", "-m", dense, "--to", "mxfp4", "-o", to}),
-            "stet: " + dense + none);
+  EXPECT_EQ(refused({"quantize", "-m", dense, "--to", "mxfp4", "-o", to}), "stet: " + dense + none);
   EXPECT_EQ(refused({"convert-model", dense, "--type", "mxfp4", "-o", to}),
             "stet: " + dense + none);
-  EXPECT_EQ(refused({"quantize", "-m", narrow, "--to", "mxfp4", "-o", to}),
-            "stet: " + narrow +
-                "/model.safetensors: model.layers.0.experts.0.down_proj.weight: expected columns of "
-                "a multiple of 32 to round to blocks, found 24\n");
+  EXPECT_EQ(
+      refused({"quantize", "-m", narrow, "--to", "mxfp4", "-o", to}),
+      "stet: " + narrow +
+          "/model.safetensors: model.layers.0.experts.0.down_proj.weight: expected columns of "
+          "a multiple of 32 to round to blocks, found 24\n");
   EXPECT_EQ(refused({"convert-model", narrow, "--type", "mxfp4", "-o", to}),
             "stet: " + to +
                 ": blk.0.ffn_down_exps.weight: expected rows of a multiple of 32 elements, found "
                 "24\n");
-  const Outcome o = run_stet({"quantize", "-m", narrow, "--to", "mxfp4", "--importance", narrow +
-                              "/config.json", "-o", to});
+  const Outcome o = run_stet({"quantize", "-m", narrow, "--to", "mxfp4", "--importance",
+                              narrow + "/config.json", "-o", to});
   EXPECT_EQ(o.status, 2);
   EXPECT_EQ(o.err, "stet: --importance is for --to q4k, q5k and q6k only (stet --help)\n");
 }
