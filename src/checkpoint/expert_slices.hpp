@@ -1,6 +1,7 @@
 // Splits tensors that hold all experts of a layer into one tensor for each expert.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "stet/files/tensor.hpp"
@@ -18,5 +19,7 @@ namespace stet {
 // Those of block_sparse_moe.experts are called w1, w3 and w2. Each view has its part of the bytes
 // and names the file's tensor (TensorView::stack). Tensors of other shapes are kept unchanged.
 std::vector<TensorView> split_experts(std::vector<TensorView> tensors);
+// Returns the names of tensors that could have held this matrix of an expert.
+std::vector<std::string> stacks_of(const std::string& expert);
 
 }  // namespace stet
