@@ -84,7 +84,8 @@ inline void read_heads(const JsonReader& json, ModelConfig& c) {
         heads = own->integer_or("num_key_value_heads", heads, 1, c.heads);
       }
     } else if (full) {
-      dim = json.integer_or("global_head_dim", 512, 2, kMaxHeadDim);
+      dim = json.integer_or("global_head_dim", json.names("global_head_dim") ? dim : 512, 2,
+                            kMaxHeadDim);
       if (values_are_keys) heads = json.integer_or("num_global_key_value_heads", heads, 1, c.heads);
     }
     if (dim % 2 != 0) json.fail("head_dim", "even numbers");
@@ -151,7 +152,7 @@ inline ModelConfig read_config(const JsonReader& top) {
   c.logit_softcap = read_optional(json, "final_logit_softcapping", 0, 1e-6, 1e6);
   const int64_t window = json.integer_or("sliding_window", 512, 1, int64_t{1} << 32);
   c.window = read_windows(json, c.layers, window, [&](int64_t i) { return (i + 1) % 6 != 0; });
-  if (c.window.back() != 0) json.fail("layer_types", "full_attention for the last layer");
+  c.window.back() = 0;  // whatever the config says, as in transformers
   read_heads(json, c);
   read_owners(json, 0, c);
   if (json.boolean_or("use_double_wide_mlp", false) && !c.owner_of.empty()) {

@@ -85,8 +85,11 @@ inline ModelConfig read_config(const JsonReader& json) {
   if (json.string_or("position_embedding_type", "nope") != "rope")
     c.rope_of.assign(c.rope_of.size(), -1);
   granite::read_factors(json, &c);
-  c.recurrent_of = read_recurrent(json, c.layers, {"mamba", "linear_attention"},
-                                  {"attention", "full_attention"}, [](int64_t) { return true; });
+  // transformers takes the first name as another one of the second.
+  const char* const types = json.has("layers_block_type") ? "layers_block_type" : "layer_types";
+  c.recurrent_of = read_recurrent(
+      json, c.layers, {"mamba", "linear_attention"}, {"attention", "full_attention"},
+      [](int64_t) { return true; }, types);
   if (!c.recurrent_of.empty()) read_mamba(json, &c);
   if (json.integer_or("num_local_experts", 8, 0, static_cast<int64_t>(kMostExperts)) > 0) {
     c.experts = read_experts(json, {.width = "intermediate_size",

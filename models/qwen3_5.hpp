@@ -65,15 +65,20 @@ class Qwen35 : public Decoder {
 struct Published {
   const char* family;
   int64_t kv_heads, experts = 0, chosen = 0;
+  bool varies = false;  // the config may leave weights undivided, and name dense layers
 };
 
 // Reads the experts: those of Qwen 3 and a shared one, whose output has a gate.
 inline void read_mixture(const JsonReader& json, const Published& defaults, ModelConfig* c) {
+  std::optional<RouterRule> rule;
+  if (!defaults.varies) rule = RouterRule::softmax_divided;
   c->experts = read_experts(json, {.width = "moe_intermediate_size",
+                                   .rule = rule,
                                    .divided = true,
                                    .count = defaults.experts,
                                    .chosen = defaults.chosen});
   c->experts.shared = json.integer_or("shared_expert_intermediate_size", 512, 1, kMaxSize);
+  if (!defaults.varies) return;
   const std::vector<int64_t> plain = json.integers("mlp_only_layers", 0, kMaxLayers);
   const int64_t step = json.integer_or("decoder_sparse_step", 1, 1, kMaxLayers);
   for (int64_t i = 0; i < c->layers; ++i) {
@@ -127,7 +132,8 @@ inline bool is_mixture(const JsonReader& json) {
 inline ModelConfig read_config(const JsonReader& top) {
   const std::optional<JsonReader> nested = top.object("text_config");
   const JsonReader& json = nested ? *nested : top;
-  const bool mixture = json.has("num_experts") || is_mixture(top) || is_mixture(json);
+  const bool counted = json.integer_or("num_experts", 0, 0, static_cast<int64_t>(kMostExperts)) > 0;
+  const bool mixture = counted || is_mixture(top) || is_mixture(json);
   ModelConfig c =
       read_layers(json, mixture ? Published{"qwen3_5_moe", 2, 256, 8} : Published{"qwen3_5", 4});
   if (nested && top.has("eos_token_id")) c.eos_ids = read_ids(top, "eos_token_id", c.vocab_size);

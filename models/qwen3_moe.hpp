@@ -34,6 +34,7 @@ inline ModelConfig read_config(const JsonReader& json) {
   c.ropes = {read_rope(json, "", 10000)};
   if (json.boolean_or("use_sliding_window", false))
     c.window.assign(c.window.size(), read_sliding_window(json));
+  if (json.integer_or("num_experts", 1, 0, static_cast<int64_t>(kMostExperts)) == 0) return c;
   c.experts = read_experts(json, {.width = "moe_intermediate_size", .count = 128, .chosen = 8});
   const std::vector<int64_t> plain = json.integers("mlp_only_layers", 0, kMaxLayers);
   const int64_t step = json.integer_or("decoder_sparse_step", 1, 1, kMaxLayers);

@@ -10,7 +10,7 @@ namespace stet {
 namespace qwen3_next {
 
 inline ModelConfig read_config(const JsonReader& json) {
-  return qwen3_5::read_layers(json, {"qwen3_next", 2, 512, 10});
+  return qwen3_5::read_layers(json, {"qwen3_next", 2, 512, 10, true});
 }
 
 }  // namespace qwen3_next

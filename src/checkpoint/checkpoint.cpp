@@ -7,6 +7,7 @@
 #include <set>
 
 #include "src/base/json_value.hpp"
+#include "src/checkpoint/expert_slices.hpp"
 #include "src/checkpoint/gpt_oss_tensors.hpp"
 #include "src/checkpoint/recurrent_tensors.hpp"
 #include "src/gguf/tensors.hpp"
@@ -115,6 +116,8 @@ void Checkpoint::add_all_of(const TensorSource& file) {
 }
 
 void Checkpoint::split_stacks_of_gpt_oss() {
+  if (std::ranges::none_of(locations_, [](const auto& l) { return is_of_gpt_oss(l.first); }))
+    return;  // other families stack their experts in another way
   std::vector<FileTensor> stacks;
   for (const auto& [name, location] : locations_) {
     if (is_gpt_oss_stack(name)) stacks.push_back({location.file->file(), location.view()});
@@ -126,8 +129,8 @@ void Checkpoint::split_stacks_of_gpt_oss() {
 
 namespace {
 
-// Reads the sizes by which packed projections are divided, and whether attention has gates. Only
-// config.json has them; the shapes of the tensors do not show them.
+// Reads the sizes by which packed projections are divided, whether attention has gates, and the
+// taps of convolutions. Only config.json has them; the shapes of the tensors do not show them.
 KeyHeads read_key_heads(const FileSource& source) {
   const JsonReader top = source.json("config.json", kIndexLimit);
   const std::optional<JsonReader> nested = top.object("text_config");
@@ -135,10 +138,15 @@ KeyHeads read_key_heads(const FileSource& source) {
   const std::string type = top.string_or("model_type", "");
   const std::vector<std::string> architectures = top.strings("architectures");
   const std::string architecture = architectures.empty() ? "" : architectures[0];
+  const char* const taps = json.has("conv_L_cache")   ? "conv_L_cache"
+                           : json.has("mamba_d_conv") ? "mamba_d_conv"
+                                                      : "linear_conv_kernel_dim";
+  const bool short_conv = type.starts_with("lfm2") || architecture.starts_with("Lfm2");
   return {json.integer_or("linear_num_key_heads", 16, 1, kMaxHeads),
           json.integer_or("linear_key_head_dim", 128, 1, kMaxHeadDim),
           type.starts_with("qwen3_next") || type.starts_with("qwen3_5") ||
-              architecture.starts_with("Qwen3Next") || architecture.starts_with("Qwen3_5")};
+              architecture.starts_with("Qwen3Next") || architecture.starts_with("Qwen3_5"),
+          json.integer_or(taps, short_conv ? 3 : 4, 1, kMaxTaps)};
 }
 
 }  // namespace
@@ -213,14 +221,23 @@ const TensorView& Checkpoint::require(const std::string& name, const std::vector
           ErrorKind::unsupported, file_of(packed), packed, "",
           "weights quantized by GPTQ or AWQ are not supported; take the checkpoint that they "
           "were made from, with --compute q8 or q4, or the model as a GGUF file");
+    for (const std::string& stack : stacks_of(name)) {
+      if (const TensorView* const t = find(stack))
+        throw Error(ErrorKind::format, file_of(stack), stack,
+                    "F32, BF16 or F16 [experts, outputs, inputs]",
+                    t->dtype_text + " " + shape_text(t->shape));
+    }
     throw Error(ErrorKind::format, source_, name, expected, "nothing");
   }
   const std::string found = tensor->dtype_text + " " + shape_text(tensor->shape);
   if (!is_weight_dtype(tensor->dtype) && !(blocks && is_block_dtype(tensor->dtype))) {
     throw Error(ErrorKind::unsupported, file_of(name), name, expected, found);
   }
-  if (tensor->shape != shape)
-    throw Error(ErrorKind::mismatch, file_of(name), name, expected, found);
+  if (tensor->shape != shape) {
+    const bool made = !gguf_ && !tensor->stack.empty() && tensor->stack != name;
+    throw Error(ErrorKind::mismatch, file_of(name),
+                made ? name + " (made of " + tensor->stack + ")" : name, expected, found);
+  }
   return *tensor;
 }
 

@@ -39,11 +39,12 @@ std::vector<int64_t> read_windows(const JsonReader& json, int64_t layers, int64_
 std::vector<int64_t> read_recurrent(const JsonReader& json, int64_t layers,
                                     const std::vector<std::string>& recurrent,
                                     const std::vector<std::string>& attention,
-                                    const std::function<bool(int64_t)>& otherwise) {
+                                    const std::function<bool(int64_t)>& otherwise,
+                                    const char* field) {
   std::vector<int64_t> of;
-  const std::vector<std::string> types = json.strings("layer_types");
+  const std::vector<std::string> types = json.strings(field);
   if (!types.empty() && static_cast<int64_t>(types.size()) != layers)
-    json.fail("layer_types", "one entry for each of " + std::to_string(layers) + " layers");
+    json.fail(field, "one entry for each of " + std::to_string(layers) + " layers");
   for (int64_t i = 0; i < layers; ++i) {
     if (types.empty()) {
       of.push_back(otherwise(i) ? 1 : 0);
@@ -52,7 +53,7 @@ std::vector<int64_t> read_recurrent(const JsonReader& json, int64_t layers,
     const std::string& type = types[static_cast<size_t>(i)];
     const bool is = std::ranges::find(recurrent, type) != recurrent.end();
     if (!is && std::ranges::find(attention, type) == attention.end())
-      throw Error(ErrorKind::unsupported, json.file(), json.path_of("layer_types"),
+      throw Error(ErrorKind::unsupported, json.file(), json.path_of(field),
                   recurrent[0] + " or " + attention[0], type);
     of.push_back(is ? 1 : 0);
   }

@@ -62,6 +62,19 @@ void add_slices(const TensorView& t, const Stack& s, std::vector<TensorView>& to
 
 }  // namespace
 
+std::vector<std::string> stacks_of(const std::string& expert) {
+  std::vector<std::string> names;
+  for (const Stack& s : kStacks) {
+    const size_t at = expert.rfind(s.experts);
+    const bool is = std::ranges::any_of(s.matrices, [&](std::string_view matrix) {
+      return !matrix.empty() && expert.ends_with("." + std::string(matrix) + ".weight");
+    });
+    if (is && at != std::string::npos)
+      names.push_back(expert.substr(0, at) + std::string(s.ending));
+  }
+  return names;
+}
+
 std::vector<TensorView> split_experts(std::vector<TensorView> tensors) {
   if (std::ranges::any_of(tensors, [](const TensorView& t) { return is_of_gpt_oss(t.name); }))
     return tensors;  // gpt-oss stacks its experts in another way

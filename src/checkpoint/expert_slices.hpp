@@ -24,5 +24,7 @@ std::vector<TensorView> split_experts(std::vector<TensorView> tensors);
 bool is_of_expert(const std::string& name);
 // Throws an unsupported Error that names `file` if the model has no experts to round to MXFP4.
 void require_experts(const ModelConfig& config, const std::string& file);
+// Returns the names of tensors that could have held this matrix of an expert.
+std::vector<std::string> stacks_of(const std::string& expert);
 
 }  // namespace stet

@@ -79,6 +79,11 @@ std::string name_before(const std::string& name, std::string_view ending) {
 
 constexpr std::string_view kQueries = ".self_attn.q_proj.weight";
 
+bool is_convolution(const std::string& name) {
+  return name.ends_with(".linear_attn.conv1d.weight") || name.ends_with(".mamba.conv1d.weight") ||
+         name.ends_with(".conv.conv.weight");
+}
+
 // Returns whether a tensor of queries has twice as many rows as their outputs have columns.
 bool has_doubled_queries(const std::map<std::string, SourceTensor>& all, const SourceTensor& t) {
   const std::string at = name_before(t.view().name, kQueries) + ".self_attn.";
@@ -101,7 +106,7 @@ class Deriver {
       const TensorView& v = tensor.view();
       if (!is_weight_dtype(v.dtype) && !is_block_dtype(v.dtype)) continue;
       if (name.ends_with(".A_log")) exponentiate(tensor);
-      if (name.ends_with(".conv1d.weight") || name.ends_with(".conv.conv.weight")) flatten(tensor);
+      if (is_convolution(name)) flatten_convolution(tensor);
       for (const char* const ending : {".mamba.A", ".mamba.D", ".mamba.norm.weight"})
         if (name.ends_with(ending)) flatten(tensor);
       if (name.ends_with(kQkvz)) unpack_qkvz(tensor);
@@ -153,6 +158,13 @@ class Deriver {
     const std::vector<int64_t>& s = t.view().shape;
     if (s.size() == 2 || (s.size() == 3 && s[1] == 1))
       put(t, t.view().name, {s.front() * s.back()});
+  }
+  // A convolution that is stored the other way round would have as many numbers.
+  void flatten_convolution(const SourceTensor& t) {
+    const std::vector<int64_t>& s = t.view().shape;
+    if (s.size() == 3 && keys_.taps != 0 && (s[1] != 1 || s[2] != keys_.taps))
+      refuse_shape(t, "[channels, 1, " + std::to_string(keys_.taps) + "]");
+    flatten(t);
   }
   // The rows of each key head: queries, keys, values and gates of its value heads.
   void unpack_qkvz(const SourceTensor& t) {
@@ -225,6 +237,7 @@ bool needs_key_heads(const std::map<std::string, SourceTensor>& all) {
   return std::ranges::any_of(all, [&](const auto& t) {
     return t.first.ends_with(".linear_attn.in_proj_qkvz.weight") ||
            t.first.ends_with(".linear_attn.in_proj_ba.weight") ||
+           (is_convolution(t.first) && t.second.view().shape.size() == 3) ||
            (t.first.ends_with(kQueries) && has_doubled_queries(all, t.second));
   });
 }

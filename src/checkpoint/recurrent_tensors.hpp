@@ -22,6 +22,7 @@ struct SourceTensor {
 struct KeyHeads {
   int64_t heads = 0, dim = 0;
   bool gated = false;  // the output of attention has a gate
+  int64_t taps = 0;    // inputs of a convolution; 0: unknown
 };
 
 // The names of tensors that are replaced, and the sources of their replacements.
@@ -30,8 +31,9 @@ struct RecurrentTensors {
   std::vector<std::unique_ptr<const TensorSource>> sources;
 };
 
-// Returns whether the config is needed. It is if the checkpoint packs the projections of each key
-// head together. It also is if queries have twice as many rows as their outputs have columns.
+// Returns whether the config is needed. It is for convolutions of three dimensions, and if the
+// checkpoint packs the projections of each key head together. It also is if queries have twice as
+// many rows as their outputs have columns.
 bool needs_key_heads(const std::map<std::string, SourceTensor>& all);
 
 // Brings these tensors into the form that families ask for:

@@ -285,11 +285,10 @@ Rope read_rope(const JsonReader& json, const std::string& layer_type, double def
 }
 
 void read_rotary_part(const JsonReader& json, double part, ModelConfig* c) {
-  const auto scaling = json.object("rope_scaling"), parameters = json.object("rope_parameters");
+  std::optional<JsonReader> object = json.object("rope_scaling");
+  if (!object || object->keys().empty()) object = json.object("rope_parameters");
   const char* const name = "partial_rotary_factor";
-  const JsonReader& place = scaling && scaling->has(name)         ? *scaling
-                            : parameters && parameters->has(name) ? *parameters
-                                                                  : json;
+  const JsonReader& place = object && object->has(name) ? *object : json;
   part = place.number_or(name, part, 0, 1);
   const auto turned = static_cast<int64_t>(static_cast<double>(c->head_dim) * part);
   if (turned < 2 || turned % 2 != 0)

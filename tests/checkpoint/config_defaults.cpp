@@ -81,6 +81,62 @@ TEST(ConfigDefaults, AllLayersMayBeDense) {
   EXPECT_EQ(parse_model_config(json.dump(), "config.json").experts.dense, std::vector<int64_t>{0});
 }
 
+// transformers reads these fields in Qwen 3 and Qwen3-Next alone.
+TEST(ConfigDefaults, MixturesOfQwen35HaveOneRule) {
+  const Json others = {
+      {"norm_topk_prob", false}, {"mlp_only_layers", {0}}, {"decoder_sparse_step", 2}};
+  Json json = config_of("qwen35moe-tiny");
+  json.update(others);
+  EXPECT_EQ(canonical(json), canonical(config_of("qwen35moe-tiny")));
+  json = config_of("qwen3next-tiny");
+  json.update(others);
+  const ModelConfig next = parse_model_config(json.dump(), "config.json");
+  EXPECT_EQ(next.experts.rule, RouterRule::softmax);
+  EXPECT_EQ(next.experts.dense.front(), 0);
+}
+
+TEST(ConfigDefaults, NoExpertsAreNoMixture) {
+  Json json = config_of("qwen35-tiny");
+  json["num_experts"] = 0;
+  EXPECT_EQ(canonical(json), canonical(config_of("qwen35-tiny")));
+  json = config_of("qwen3moe-tiny");
+  json["num_experts"] = -1;
+  EXPECT_EQ(error_of([&] { canonical(json); }),
+            "format: config.json: num_experts: expected an integer in 0..1024, found -1");
+}
+
+TEST(ConfigDefaults, LayersOfGraniteHaveTwoNames) {
+  Json json = config_of("granite-h-tiny");
+  json["layers_block_type"] = json["layer_types"];
+  json.erase("layer_types");
+  EXPECT_EQ(canonical(json), canonical(config_of("granite-h-tiny")));
+  json["layers_block_type"] = {"mamba"};
+  EXPECT_EQ(error_of([&] { canonical(json); }),
+            "format: config.json: layers_block_type: expected one entry for each of 5 layers, "
+            "found an array");
+}
+
+// The last layer of Gemma 4 sees all positions, whatever the config says.
+TEST(ConfigDefaults, TheLastLayerOfGemma4IsFull) {
+  Json json = config_of("gemma4-dense-tiny");
+  json["layer_types"].back() = "sliding_attention";
+  EXPECT_EQ(canonical(json), canonical(config_of("gemma4-dense-tiny")));
+  json.erase("layer_types");
+  json["num_hidden_layers"] = 8;
+  EXPECT_EQ(parse_model_config(json.dump(), "config.json").window,
+            (std::vector<int64_t>{8, 8, 8, 8, 8, 0, 8, 0}));
+}
+
+// Null is not a missing field: full layers then have the heads of the others.
+TEST(ConfigDefaults, NullHeadsOfFullLayersAreThoseOfTheOthers) {
+  Json json = config_of("gemma4-dense-tiny");
+  json["global_head_dim"] = nullptr;
+  EXPECT_EQ(parse_model_config(json.dump(), "config.json").head_dim_of,
+            std::vector<int64_t>(6, 16));
+  json.erase("global_head_dim");
+  EXPECT_EQ(parse_model_config(json.dump(), "config.json").head_dim_of.back(), 512);
+}
+
 // Configs of models that were cut to their first layers still name the others.
 TEST(ConfigDefaults, LayersBeyondTheLastCountForNothing) {
   Json json = config_of("lfm2-tiny");
@@ -154,6 +210,20 @@ TEST(ConfigDefaults, GptOssWithoutYarn) {
     EXPECT_NE(none->fingerprint(), yarn->fingerprint()) << name;
     EXPECT_NE(logits(none), logits(yarn)) << name;
   }
+}
+
+// Beside a rope_scaling, rope_parameters is not read.
+TEST(ConfigDefaults, TheRotatedPartIsWhereTheScalingIs) {
+  Json json = config_of("qwen35-tiny");
+  json["rope_parameters"] = {{"rope_type", "default"}, {"partial_rotary_factor", 1.0}};
+  const auto rotary_dim = [&] { return parse_model_config(json.dump(), "config.json").rotary_dim; };
+  EXPECT_EQ(rotary_dim(), 0);
+  json["rope_scaling"] = Json::object();
+  EXPECT_EQ(rotary_dim(), 0);
+  json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 2.0}};
+  EXPECT_EQ(rotary_dim(), 8);
+  json["rope_scaling"]["partial_rotary_factor"] = 0.5;
+  EXPECT_EQ(rotary_dim(), 16);
 }
 
 TEST(ConfigDefaults, SharingAndSparsityOfGemma3n) {

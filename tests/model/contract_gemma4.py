@@ -34,6 +34,8 @@ def read_config(directory, name="config.json"):
     every = 6 if c.family == "gemma4" else 5
     types = get("layer_types", ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(c.layers)])
     c.window = [0 if t == "full_attention" else get("sliding_window", 512) for t in types]
+    if c.family == "gemma4":
+        c.window[-1] = 0
     full = [w == 0 for w in c.window]
     c.k_is_v = [f and get("attention_k_eq_v", False) for f in full]
     exceptions = j.get("per_layer_config")
@@ -44,7 +46,8 @@ def read_config(directory, name="config.json"):
             own = exceptions.get(str(i), {})
             dim, kv = own.get("head_dim", dim), own.get("num_key_value_heads", kv)
         elif full[i] and c.family == "gemma4":
-            dim, kv = get("global_head_dim", 512), get("num_global_key_value_heads", kv) if c.k_is_v[i] else kv
+            dim = j.get("global_head_dim", 512) or dim
+            kv = get("num_global_key_value_heads", kv) if c.k_is_v[i] else kv
         c.dim.append(dim)
         c.kv.append(kv)
     first = c.layers - get("num_kv_shared_layers", 0)

@@ -38,7 +38,7 @@ def read_config(directory, name="config.json"):
     c.head_dim = get("head_dim", c.hidden_size // c.heads)
     c.norm_eps = float(get("norm_eps" if lfm2 else "rms_norm_eps", 1e-5 if lfm2 else 1e-6))
     c.tied = get("tie_word_embeddings", whole.get("tie_word_embeddings", get("tie_embedding", lfm2)))
-    rope = {**(get("rope_parameters") or {}), **(get("rope_scaling") or {})}
+    rope = get("rope_scaling") or get("rope_parameters") or {}
     theta = float(rope.get("rope_theta", get("rope_theta", get("theta", 1e6 if lfm2 else 10000))))
     part = rope.get("partial_rotary_factor", get("partial_rotary_factor", 0.25)) if "qwen" in c.family else 1
     c.frequencies = a.frequencies(plain_rope(theta), int(c.head_dim * part))
@@ -49,8 +49,8 @@ def read_config(directory, name="config.json"):
         c.residual_scale, c.logit_divisor = get("residual_multiplier", 1), get("logits_scaling", 1)
     c.rotates = c.family != "granitemoehybrid" or get("position_embedding_type") == "rope"
     every = get("full_attention_interval", 4)
-    types = get("layer_types") or ["linear_attention" if (i + 1) % every else "full_attention"
-                                   for i in range(c.layers)]
+    types = get("layers_block_type", get("layer_types")) or ["linear_attention" if (i + 1) % every else "full_attention"
+                                                             for i in range(c.layers)]
     c.recurrent = [t not in ("full_attention", "attention") for t in types]
     c.experts = read_experts(c, get)
     return c
@@ -61,10 +61,11 @@ def read_experts(c, get):
     if not count:
         return None
     qwen, granite = "qwen" in c.family, c.family == "granitemoehybrid"
-    plain, step = get("mlp_only_layers", []), get("decoder_sparse_step", 1)
+    varies = c.family != "qwen3_5_moe"
+    plain, step = (get("mlp_only_layers", []), get("decoder_sparse_step", 1)) if varies else ([], 1)
     dense = [i for i in range(c.layers) if (i in plain or (i + 1) % step != 0 if qwen
                                             else i < get("num_dense_layers", 0))]
-    divided = get("norm_topk_prob", True)
+    divided = get("norm_topk_prob", True) if varies else True
     return {"count": count, "chosen": get("num_experts_per_tok"), "dense": dense,
             "rule": 2 if granite else (1 if divided else 0) if qwen else (4 if divided else 3)}
 

@@ -82,21 +82,22 @@ struct RopeFields {
 // accepted.
 STET_API Rope read_rope(const JsonReader& json, const std::string& layer_type, double default_theta,
                         const RopeFields& fields = {});
-// Sets the number of rotated dimensions from partial_rotary_factor of rope_scaling, rope_parameters
-// or the config itself; otherwise from `part`. A family that calls this lists the field in
-// RopeFields.
+// Sets the number of rotated dimensions from partial_rotary_factor of rope_scaling or, if that is
+// empty, of rope_parameters; then of the config itself, otherwise from `part`. A family that calls
+// this lists the field in RopeFields.
 STET_API void read_rotary_part(const JsonReader& json, double part, ModelConfig* config);
 // Returns each layer's window: `window` if layer_types says sliding or, without layer_types, if
 // slides(i) is true; otherwise 0.
 STET_API std::vector<int64_t> read_windows(const JsonReader& json, int64_t layers, int64_t window,
                                            const std::function<bool(int64_t)>& slides);
-// Returns ModelConfig::recurrent_of: 1 for layers whose layer_types entry is in `recurrent` or,
-// without layer_types, for which otherwise(i) is true. Empty if there is none. Throws an unsupported
+// Returns ModelConfig::recurrent_of: 1 for layers whose entry in `field` is in `recurrent` or,
+// without the field, for which otherwise(i) is true. Empty if there is none. Throws an unsupported
 // Error for a type that is neither in `recurrent` nor in `attention`.
 STET_API std::vector<int64_t> read_recurrent(const JsonReader& json, int64_t layers,
                                              const std::vector<std::string>& recurrent,
                                              const std::vector<std::string>& attention,
-                                             const std::function<bool(int64_t)>& otherwise);
+                                             const std::function<bool(int64_t)>& otherwise,
+                                             const char* field = "layer_types");
 // Returns a field that is a positive integer up to `max`, or `otherwise` if it is missing or `word`.
 STET_API int64_t read_integer_or_word(const JsonReader& json, const char* name, const char* word,
                                       int64_t otherwise, int64_t max);
