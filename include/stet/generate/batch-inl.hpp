@@ -15,7 +15,7 @@ STET_INL PassCosts* add_drafts(std::span<Generator* const> replies, std::span<Ba
     choices.push_back(replies[i]->consider(entries[i].ids[0]));
   choose_drafts(choices, replies.size(), *costs, slowest);
   for (size_t i = 0; i < replies.size(); ++i)
-    entries[i].draft = replies[i]->draft(entries[i].ids[0], choices[i].chosen);
+    entries[i].draft = replies[i]->draft(entries[i].ids[0], choices[i]);
   return costs;
 }
 
