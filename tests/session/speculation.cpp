@@ -366,6 +366,17 @@ TEST(Drafts, OfOthersInABatchAreUsedIfADrafterFails) {
   EXPECT_GT(drafted.reply.accepted, 0u);
 }
 
+TEST(Drafts, OfOneSpeculatorServeOneEntryOfABatch) {
+  const auto m = model(llama().directory);
+  Replying first(m, {1, 2, 3}), second(m, {4, 5});
+  Speculator shared(std::make_shared<SuffixDrafter>());
+  std::vector<BatchReply> batch = {{&first.session, {3, true}}, {&second.session, {3, true}}};
+  for (BatchReply& reply : batch) reply.options.speculator = &shared;
+  EXPECT_EQ(error_of([&] { generate(batch, nullptr); }, ErrorKind::argument),
+            "batch[1]: speculator: expected each speculator once, found one twice");
+  EXPECT_EQ(first.session.size(), 3);
+}
+
 // Returns how many tokens a draft model processed to draft for a reply after `text`.
 size_t caught_up(ModelDrafter& drafter, const Session& session) {
   size_t processed = 0;

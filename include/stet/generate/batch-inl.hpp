@@ -42,6 +42,9 @@ STET_INL std::vector<Reply> generate(std::span<const BatchReply> batch,
       for (const BatchReply& before : batch.first(i)) {
         if (before.session == batch[i].session)
           throw Error(ErrorKind::argument, "", "session", "each session once", "one twice");
+        if (Speculator* const own = batch[i].options.speculator;
+            own != nullptr && before.options.speculator == own)
+          throw Error(ErrorKind::argument, "", "speculator", "each speculator once", "one twice");
       }
       generators.emplace_back(*batch[i].session, tokenizer, batch[i].options);
     });

@@ -53,7 +53,7 @@ struct GenerateOptions {
   bool ignore_eos = false;
   TokenObserver observe = nullptr;
   // Drafts tokens, so that a pass can process several. The reply is the same as without. A speculator
-  // must outlive the reply, and serves one reply at a time. Null: no drafts.
+  // must outlive the reply. It serves one reply at a time: a batch takes each once. Null: no drafts.
   Speculator* speculator = nullptr;
 };
 
