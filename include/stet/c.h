@@ -867,7 +867,7 @@ typedef int32_t (*stet_token_callback)(void* context, int32_t id, const float* l
 
 /* Drafts the tokens that a reply may have next, so that a pass can process several. Replies, states
  * and digests are the same with any drafts or none; only the time differs. It learns from replies of
- * any session, and may serve one reply at a time. */
+ * any session, and serves one reply at a time: a batch takes each speculator once. */
 typedef struct stet_speculator stet_speculator;
 /* Creates a speculator. draft: NULL to continue earlier occurrences of the last tokens, or a smaller
  * model of the same vocabulary, which may be freed. options: of the draft model's session. */

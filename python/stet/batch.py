@@ -67,6 +67,8 @@ class Row:
             new.stop_strings = arguments.sequence(self.stop_strings, name + ".stop_strings", "texts")
             for i, text in enumerate(new.stop_strings):
                 arguments.text(text, "%s.stop_strings[%d]" % (name, i))
+        if self.speculator is not None and not isinstance(self.speculator, Speculator):
+            refuse(name + ".speculator", "a Speculator", repr(self.speculator))
         new.interventions = arguments.sequence(self.interventions, name + ".interventions", "Interventions")
         for i, change in enumerate(new.interventions):
             if not isinstance(change, Intervention):
@@ -140,6 +142,9 @@ def generate_batch(rows: Sequence[Union[Session, Row]], tokenizer: Optional["Tok
     was drawn, all sessions are unchanged."""
     all = [row if isinstance(row, Row) else Row(row) for row in arguments.sequence(rows, "rows", "Sessions or Rows")]
     all = [row._checked("rows[%d]" % i) for i, row in enumerate(all)]
+    for i, row in enumerate(all):
+        if row.speculator is not None and any(row.speculator is before.speculator for before in all[:i]):
+            refuse("rows[%d].speculator" % i, "each speculator once", "one twice")
     of = arguments.handle_or_none(tokenizer, "Tokenizer", "tokenizer")
     if not all:
         return []
@@ -162,7 +167,7 @@ def generate_batch(rows: Sequence[Union[Session, Row]], tokenizer: Optional["Tok
             entries = (_CBatchReply * len(all))(
                 *[_CBatchReply(s._at, c.pointer(r.options)) for s, r in zip(sessions, recorders)]
             )
-            speculators = sorted({id(r.speculator): r for r in recorders}.items())  # rows may share one
+            speculators = sorted({id(r.speculator): r for r in recorders}.items())
             with_locks([r.lock() for _, r in speculators],
                      lambda: calls_of(sessions, "stet_batch_generate", entries, arguments.size(len(all)), of,
                                       arguments.words(names), arguments.size(len(names)), captures, replies, of=one))

@@ -296,7 +296,7 @@ class Speculator(Handle):
 
     Without a model it continues earlier occurrences of the last tokens. `draft` is a smaller model
     of the same vocabulary; its session has `capacity` positions and that many `threads`. Use a
-    speculator for one reply at a time: other threads wait."""
+    speculator for one reply at a time: other threads wait, and a batch takes each once."""
 
     _free = "stet_speculator_free"
     _instead = "; make one there"
@@ -304,6 +304,9 @@ class Speculator(Handle):
     def __init__(self, draft: Optional["Model"] = None, capacity: int = 0, threads: int = 0) -> None:
         super().__init__()
         from ._session import CSessionOptions  # not above: sessions import this module
+        for name, value in (("capacity", capacity), ("threads", threads)):
+            if draft is None and value != 0:
+                refuse(name, "a draft model to apply it to", value)
         options = sized(
             CSessionOptions(capacity=arguments.integer(capacity, "capacity", 0),
                             threads=arguments.integer(threads, "threads", 0, 1 << 31)))

@@ -52,18 +52,60 @@ double PassCosts::of(size_t rows) const {
   return low + part * (at_[above].seconds - low);
 }
 
+namespace {
+
+constexpr size_t kChunk = 64;  // most tokens that a drafter processes before one pass
+
+// Chooses the drafter that catches up before a pass, and returns the time that it takes. The mean
+// over several passes is at most kShare of their time. The whole must be a small part of the reply.
+double choose_catch_up(std::span<DraftChoice> replies, double alone, double slowest) {
+  constexpr double kShare = 0.25, kUnknown = 0.01, kMostOfRest = 0.125;
+  constexpr size_t kFirst = 8;  // tokens whose cost is unknown
+  const double most = (slowest - 1) * alone;
+  for (DraftChoice& r : replies) {
+    if (r.lacking == 0 || r.all || r.seconds > most) continue;
+    const bool known = r.catch_up_seconds > 0;
+    const double each = known ? r.catch_up_seconds : kUnknown * alone;
+    if (each * static_cast<double>(r.lacking) > kMostOfRest * alone * static_cast<double>(r.left))
+      continue;
+    const size_t some = std::min(r.lacking, known ? kChunk : kFirst);
+    const double time = std::min(kShare * alone * static_cast<double>(r.waited), most);
+    const auto count = static_cast<size_t>(std::min(time / each, static_cast<double>(some)));
+    if (count < some && time < most) return 0;  // later, more fit at once, which costs less
+    if (count == 0) continue;
+    r.catching_up = count;
+    return each * static_cast<double>(count);
+  }
+  return 0;
+}
+
+}  // namespace
+
 void choose_drafts(std::span<DraftChoice> replies, size_t rows, const PassCosts& costs,
                    double slowest) {
   constexpr double kLeastGain = 1.03, kLeastSlope = 0.02;
+  constexpr size_t kTrial = 2;
   const auto next_gain = [](const DraftChoice& r) {
     return r.chosen < r.most && !r.all ? std::pow(r.acceptance, static_cast<double>(r.chosen + 1))
                                        : 0.0;
   };
-  for (DraftChoice& r : replies) r.chosen = r.all ? r.most : 0;
+  for (DraftChoice& r : replies) {
+    r.chosen = r.all ? r.most : 0;
+    r.catching_up = r.all ? std::min(r.lacking, kChunk) : 0;
+  }
   if (costs.is_stale(rows)) return;
   const double alone = costs.of(rows);
+  double tokens = static_cast<double>(rows), drafting = choose_catch_up(replies, alone, slowest);
+  for (DraftChoice& r : replies) {
+    const size_t few = std::min(r.most, kTrial);
+    const double seconds = r.seconds * static_cast<double>(few);
+    if (!r.trial || r.all || few == 0) continue;
+    if (costs.of(rows + few) + drafting + seconds > slowest * alone) continue;
+    r.chosen = few, rows += few, drafting += seconds;
+    break;
+  }
   std::vector<size_t> added;  // in order of their gain
-  double tokens = static_cast<double>(rows), drafting = 0, best = kLeastGain * tokens / alone;
+  double best = kLeastGain * tokens / (costs.of(rows) + drafting);
   size_t kept = 0;
   while (rows + added.size() < PassCosts::kRows) {
     const auto next = std::ranges::max_element(replies, {}, next_gain);
@@ -113,11 +155,17 @@ DraftChoice Speculator::consider(const Session& session, int32_t next, size_t li
   const Record& record = records_[confidence_];
   DraftChoice choice{record.right / record.all, offer.seconds, offer.most, 0, always_};
   // a drafter that takes time is tried occasionally, because only drafting measures its acceptance
-  if (offer.most > 0 && offer.known.empty() && ++untried_ > kTry) {
-    choice.most = std::min<size_t>(2, offer.most);
-    choice.all = true;
-  }
+  choice.trial = offer.known.empty() && ++untried_ > kTry;
+  choice.waited = ++waited_;
+  if (choice.trial || always_) choice.lacking = offer.lacking;
+  choice.catch_up_seconds = offer.catch_up_seconds;
   return choice;
+}
+
+void Speculator::catch_up(const Session& session, int32_t next, size_t count) {
+  if (count == 0) return;
+  waited_ = 0;
+  ask([&] { drafter_->catch_up(session, next, count); });
 }
 
 std::span<const int32_t> Speculator::take(const Session& session, int32_t next, size_t count) {

@@ -296,9 +296,11 @@ class Handles(common.Case):
         for t in threads:
             t.join()
         self.assertEqual([m.role for m in chat.messages], ["user", "assistant"] * 3)
-        # Rows of a batch may share a speculator.
         rows = [stet.Row(self.session(9), speculator=drafts) for _ in range(2)]
-        self.assertEqual([reply.ids.tolist() for reply in stet.generate_batch(rows, max_tokens=9)], [replies[0]] * 2)
+        self.refused(lambda: stet.generate_batch(rows, max_tokens=9), "rows[1].speculator",
+                     "expected each speculator once, found one twice")
+        rows[1] = stet.Row(self.session(9), speculator="suffix")
+        self.refused(lambda: stet.generate_batch(rows, max_tokens=9), "rows[1].speculator", "a Speculator")
 
 
 class Arguments(common.Case):
@@ -518,6 +520,8 @@ class Arguments(common.Case):
             (lambda y: stet.score(m, ["a b"], y), "tokenizer", (m, s)),
             (lambda y: stet.generate_batch([s], y), "tokenizer", (m, s)),
             (lambda y: stet.Speculator(y), "draft", (t, s, "path")),
+            (lambda y: stet.Speculator(capacity=y), "capacity", (77, "x")),
+            (lambda y: stet.Speculator(threads=y), "threads", (2, "x")),
             (lambda y: stet.Trace(y, [5]), "before", (None, m, snapshot)),
             (lambda y: snapshot.restore(y), "model", (None, t, s, snapshot)),
             (lambda y: snapshot.restore(m, y), "tokenizer", (m, s)),

@@ -392,6 +392,54 @@ TEST(Drafts, OfOthersInABatchAreUsedIfADrafterFails) {
   EXPECT_GT(drafted.reply.accepted, 0u);
 }
 
+TEST(Drafts, OfOneSpeculatorServeOneEntryOfABatch) {
+  const auto m = model(llama().directory);
+  Replying first(m, {1, 2, 3}), second(m, {4, 5});
+  Speculator shared(std::make_shared<SuffixDrafter>());
+  std::vector<BatchReply> batch = {{&first.session, {3, true}}, {&second.session, {3, true}}};
+  for (BatchReply& reply : batch) reply.options.speculator = &shared;
+  EXPECT_EQ(error_of([&] { generate(batch, nullptr); }, ErrorKind::argument),
+            "batch[1]: speculator: expected each speculator once, found one twice");
+  EXPECT_EQ(first.session.size(), 3);
+}
+
+// Returns how many tokens a draft model processed to draft for a reply after `text`.
+size_t caught_up(ModelDrafter& drafter, const Session& session) {
+  size_t processed = 0;
+  for (;;) {
+    const Drafter::Offer offer = drafter.offer(session, 7, 5);
+    if (offer.lacking == 0) return processed;
+    EXPECT_EQ(offer.most, 0u);
+    const size_t some = std::min<size_t>(offer.lacking, 30);
+    drafter.catch_up(session, 7, some);
+    processed += some;
+  }
+}
+
+TEST(Drafts, OfAModelProcessWhatTextsShareOnce) {
+  const auto m = model(llama().directory);
+  const auto shared = std::make_shared<DraftSessions>(m, options(1));
+  ModelDrafter first(shared), second(shared), alone(m, options(1));
+  Session session(m, options(1));
+  const Ids text = random_tokens(*m, 100, 3);
+  session.append(text);
+  EXPECT_EQ(caught_up(first, session), 90u);  // draft() processes the other ones
+  EXPECT_EQ(caught_up(second, session), 0u);
+  Session longer = session.fork();
+  longer.append(random_tokens(*m, 40, 4));
+  ModelDrafter third(shared);
+  EXPECT_EQ(caught_up(third, longer), 50u);
+  EXPECT_EQ(caught_up(alone, session), 90u);
+  const auto drafted = [&](ModelDrafter& drafter) {
+    const std::span<const int32_t> ids = drafter.draft(session, 7, 5);
+    return Ids(ids.begin(), ids.end());
+  };
+  const Ids expected = drafted(alone);
+  EXPECT_EQ(expected.size(), 5u);
+  EXPECT_EQ(drafted(first), expected);
+  EXPECT_EQ(drafted(second), expected);
+}
+
 // The logits of the draft model are not finite where a text has token 9.
 TEST(Drafts, OfAModelContinueAfterAFailure) {
   const TemporaryDirectory directory;
@@ -440,6 +488,51 @@ TEST(SuffixIndex, FindsTheLongestMatchAndForgetsWhatIsRewound) {
   match = index.find(index.tokens());
   EXPECT_EQ(match.length, SuffixIndex::kLongest);
   EXPECT_EQ(index.tokens()[match.position - 1], 2509);
+}
+
+// A pass of one row takes 1 s, and a drafter processes a token in 10 ms.
+TEST(ChooseDrafts, CountsWhatCatchingUpTakes) {
+  PassCosts costs;
+  costs.add(1, 1.0);
+  costs.add(2, 1.0);
+  DraftChoice lacking{0.9, 0.1, 0};
+  lacking.lacking = 400, lacking.catch_up_seconds = 0.01, lacking.left = 100, lacking.waited = 1;
+  const auto chosen = [&](DraftChoice choice, double slowest) {
+    DraftChoice choices[] = {choice, choice};
+    choose_drafts(choices, 2, costs, slowest);
+    EXPECT_EQ(choices[1].catching_up, 0u);  // in its turn
+    return choices[0].catching_up;
+  };
+  EXPECT_EQ(chosen(lacking, 1.25), 25u);
+  EXPECT_EQ(chosen(lacking, 1.125), 12u);
+  EXPECT_EQ(chosen(lacking, INFINITY), 0u);  // saves up for a larger part
+  lacking.waited = 3;
+  EXPECT_EQ(chosen(lacking, INFINITY), 64u);
+  EXPECT_EQ(chosen(lacking, 1.25), 25u);
+  DraftChoice other = lacking;
+  other.left = 20;  // 4 s are too much for 20 s
+  EXPECT_EQ(chosen(other, 1.25), 0u);
+  other = lacking, other.seconds = 0.3;  // a token that is drafted would take too long
+  EXPECT_EQ(chosen(other, 1.25), 0u);
+  other = lacking, other.catch_up_seconds = 0;  // unknown
+  EXPECT_EQ(chosen(other, 1.25), 8u);
+  other = lacking, other.all = true;
+  DraftChoice all[] = {other, other};
+  choose_drafts(all, 2, costs, 1.25);
+  EXPECT_EQ(all[1].catching_up, 64u);
+}
+
+TEST(ChooseDrafts, TriesOneReplyAtATimeWithinTheLimit) {
+  PassCosts costs;
+  for (const size_t rows : {2u, 4u}) costs.add(rows, 1.0);
+  DraftChoice slow{0.01, 0.1, 15};
+  slow.trial = true;
+  DraftChoice choices[] = {slow, slow};
+  choose_drafts(choices, 2, costs, 1.25);
+  EXPECT_EQ(choices[0].chosen, 2u);
+  EXPECT_EQ(choices[1].chosen, 0u);
+  choose_drafts(choices, 2, costs, 1.15);
+  EXPECT_EQ(choices[0].chosen, 0u);
 }
 
 TEST(ChooseDrafts, WeighsWhatRowsCost) {

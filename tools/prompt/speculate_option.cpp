@@ -21,7 +21,8 @@ std::function<std::shared_ptr<Drafter>()> model_drafters(const std::string& dire
   SessionOptions o = options.session_options();
   o.capacity =
       std::min(checked_capacity(drafted.config(), capacity), model->config().max_positions);
-  return [model, o] { return std::make_shared<ModelDrafter>(model, o); };
+  const auto shared = std::make_shared<DraftSessions>(model, o);
+  return [shared] { return std::make_shared<ModelDrafter>(shared); };
 }
 
 }  // namespace

@@ -338,7 +338,9 @@ void Engine::pass() {
   const size_t replies = ready_.size();
   batch_.clear();
   for (const JobPtr& job : ready_) batch_.push_back({job->tokens_.session, {&*job->next_, 1}});
+  const double before = tool::seconds();
   PassCosts* const costs = draft();
+  const double drafting = tool::seconds() - before;
   int64_t budget = prompt_budget(replies), prompt_tokens = 0;
   for (size_t i = 0; i < prompts_.size() && budget > 0; ++i) {
     const JobPtr& job = prompts_[(turn_ + i) % prompts_.size()];
@@ -368,7 +370,7 @@ void Engine::pass() {
     counters_.prompt_tokens += static_cast<uint64_t>(prompt_tokens);
     counters_.drawn_tokens += replies;
     for (const BatchEntry& entry : batch_) counters_.drafted_tokens += entry.draft.size();
-    counters_.busy_seconds += took;
+    counters_.busy_seconds += drafting + took;
   }
   advance_all(together);
 }

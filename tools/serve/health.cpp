@@ -108,7 +108,7 @@ Response metrics(Service& service, const Request&, const Parts&) {
   add("tokens_verified_total", "counter", "Tokens processed to verify states.",
       service.verified_tokens.load());
   add("passes_total", "counter", "Passes of the engine over the weights.", c.passes);
-  add("busy_seconds_total", "counter", "Seconds spent in passes.", c.busy_seconds);
+  add("busy_seconds_total", "counter", "Seconds spent in passes and in drafting.", c.busy_seconds);
   add("batch_size", "gauge", "Sessions in the last pass.", c.batch);
   add("requests_running", "gauge", "Requests running.", c.running);
   add("requests_queued", "gauge", "Requests waiting to run.", c.queued);

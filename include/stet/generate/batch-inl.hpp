@@ -15,7 +15,7 @@ STET_INL PassCosts* add_drafts(std::span<Generator* const> replies, std::span<Ba
     choices.push_back(replies[i]->consider(entries[i].ids[0]));
   choose_drafts(choices, replies.size(), *costs, slowest);
   for (size_t i = 0; i < replies.size(); ++i)
-    entries[i].draft = replies[i]->draft(entries[i].ids[0], choices[i].chosen);
+    entries[i].draft = replies[i]->draft(entries[i].ids[0], choices[i]);
   return costs;
 }
 
@@ -42,6 +42,9 @@ STET_INL std::vector<Reply> generate(std::span<const BatchReply> batch,
       for (const BatchReply& before : batch.first(i)) {
         if (before.session == batch[i].session)
           throw Error(ErrorKind::argument, "", "session", "each session once", "one twice");
+        if (Speculator* const own = batch[i].options.speculator;
+            own != nullptr && before.options.speculator == own)
+          throw Error(ErrorKind::argument, "", "speculator", "each speculator once", "one twice");
       }
       generators.emplace_back(*batch[i].session, tokenizer, batch[i].options);
     });

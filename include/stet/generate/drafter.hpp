@@ -31,7 +31,9 @@ class Drafter {
     size_t most = 0;                      // tokens that draft() can return
     std::span<const int32_t> known = {};  // the tokens themselves, if drafting costs nothing
     size_t confidence = 0;                // below kConfidences; each has a rate of its own
-    double seconds = 0;                   // time of draft() per token
+    double seconds = 0;                   // time of draft() per token; 0: unknown
+    size_t lacking = 0;           // tokens to process by catch_up() before anything can be drafted
+    double catch_up_seconds = 0;  // time of catch_up() per token; 0: unknown
   };
   static constexpr size_t kConfidences = 4;
 
@@ -41,6 +43,8 @@ class Drafter {
   virtual Offer offer(const Session& session, int32_t next, size_t most) = 0;
   // Returns up to `count` tokens of the last offer. They are valid until the next call.
   virtual std::span<const int32_t> draft(const Session& session, int32_t next, size_t count) = 0;
+  // Processes up to `count` of the tokens that the last offer lacked.
+  virtual void catch_up(const Session&, int32_t, size_t) {}
 };
 
 // Finds earlier occurrences of the end of a text. Chains link the positions at which the same

@@ -144,13 +144,17 @@ STET_INL DraftChoice Generator::consider(int32_t id) {
   const bool ends = !options_.ignore_eos && detail::is_stop_token(session_.generation(), id);
   if (options_.speculator == nullptr || left <= 0 || ends) return {};
   const size_t most = std::min(static_cast<size_t>(left), session_.most_drafted());
-  return most == 0 ? DraftChoice{} : options_.speculator->consider(session_, id, most);
+  if (most == 0) return {};
+  DraftChoice choice = options_.speculator->consider(session_, id, most);
+  choice.left = std::min(left, session_.capacity() - session_.size() - 1);
+  return choice;
 }
 
 // A draft ends with the first stop token, which would end the reply.
-STET_INL std::span<const int32_t> Generator::draft(int32_t id, size_t count) {
-  if (count == 0) return {};
-  std::span<const int32_t> all = options_.speculator->take(session_, id, count);
+STET_INL std::span<const int32_t> Generator::draft(int32_t id, const DraftChoice& choice) {
+  if (choice.catching_up > 0) options_.speculator->catch_up(session_, id, choice.catching_up);
+  if (choice.chosen == 0) return {};
+  std::span<const int32_t> all = options_.speculator->take(session_, id, choice.chosen);
   const GenerationState& state = session_.generation();
   const auto stop = std::ranges::find_if(all, [&](int32_t drafted) {
     return !options_.ignore_eos && detail::is_stop_token(state, drafted);
@@ -166,7 +170,7 @@ STET_INL void Generator::append(int32_t id) {
   DraftChoice choice = consider(id);
   if (options_.speculator != nullptr) {
     choose_drafts({&choice, 1}, 1, *costs());
-    entry.draft = draft(id, choice.chosen);
+    entry.draft = draft(id, choice);
   }
   const auto start = std::chrono::steady_clock::now();
   stet::append({&entry, 1});

@@ -53,7 +53,7 @@ struct GenerateOptions {
   bool ignore_eos = false;
   TokenObserver observe = nullptr;
   // Drafts tokens, so that a pass can process several. The reply is the same as without. A speculator
-  // must outlive the reply, and serves one reply at a time. Null: no drafts.
+  // must outlive the reply. It serves one reply at a time: a batch takes each once. Null: no drafts.
   Speculator* speculator = nullptr;
 };
 
@@ -169,8 +169,9 @@ class Generator {
   bool accept(int32_t id);
   // Asks for a draft of the tokens after `id`, which the pass of `id` may process, too.
   DraftChoice consider(int32_t id);
-  // Returns the first `count` tokens of that draft, valid until the next call.
-  std::span<const int32_t> draft(int32_t id, size_t count);
+  // Returns the tokens of that draft that were chosen, valid until the next call. Before that, lets
+  // the drafter catch up as chosen.
+  std::span<const int32_t> draft(int32_t id, const DraftChoice& choice);
   // Returns the measured costs of passes; null without speculation.
   PassCosts* costs() const {
     return options_.speculator == nullptr ? nullptr : &options_.speculator->costs();

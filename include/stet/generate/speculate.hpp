@@ -52,11 +52,19 @@ struct DraftChoice {
   double seconds = 0;     // cost of drafting a token
   size_t most = 0;        // tokens that can be drafted
   size_t chosen = 0;
-  bool all = false;  // draft `most` tokens whatever they cost
+  bool all = false;             // draft `most` tokens whatever they cost
+  bool trial = false;           // draft a few tokens, even if it seems not to pay
+  size_t lacking = 0;           // see Drafter::Offer
+  double catch_up_seconds = 0;  // see Drafter::Offer
+  int64_t left = 0;             // tokens that the reply may still have
+  uint64_t waited = 0;          // passes since the drafter last caught up
+  size_t catching_up = 0;       // chosen: lacking tokens to process before this pass
 };
 
 // Chooses the length of each reply's draft for a pass that has `rows` other rows, to maximize the
-// expected tokens per second. The pass takes at most `slowest` times as long as without drafts.
+// expected tokens per second. The pass takes at most `slowest` times as long as without drafts,
+// including the work of the drafters. In each pass, one drafter at most catches up, and one trial
+// takes place.
 STET_API void choose_drafts(std::span<DraftChoice> replies, size_t rows, const PassCosts& costs,
                             double slowest = std::numeric_limits<double>::infinity());
 
@@ -79,6 +87,8 @@ class Speculator {
   // Asks the drafter for up to `limit` tokens to follow the session's tokens and `next`. If the
   // drafter fails, it offers nothing, also in the next calls.
   STET_API DraftChoice consider(const Session& session, int32_t next, size_t limit);
+  // Lets the drafter process up to `count` of the tokens that it lacks.
+  STET_API void catch_up(const Session& session, int32_t next, size_t count);
   // Returns the first `count` tokens of the draft, valid until the next call; none if the drafter
   // fails.
   STET_API std::span<const int32_t> take(const Session& session, int32_t next, size_t count);
@@ -106,8 +116,9 @@ class Speculator {
   std::vector<int32_t> expected_;  // the draft that drawn tokens are compared with
   size_t at_ = 0;                  // tokens of it that were right
   size_t confidence_ = 0;
-  uint64_t untried_ = 0;
-  uint64_t resting_ = 0;  // calls of consider() that do not ask the drafter, which has failed
+  uint64_t untried_ = kTry;  // calls of consider() since the last draft; the first is a trial
+  uint64_t waited_ = 0;      // calls of consider() since the drafter last caught up
+  uint64_t resting_ = 0;     // calls of consider() that do not ask the drafter, which has failed
 };
 
 }  // namespace stet
