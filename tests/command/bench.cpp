@@ -53,6 +53,22 @@ TEST(BenchCommand, MeasuresTheModelAlone) {
   failure({"bench", "-m", kTiny, "--no-probes", "--machine"}, 2);
 }
 
+TEST(BenchCommand, RefusesRowsThatNoPassHas) {
+  const Args few = {"bench", "-m", kTiny, "--no-probes", "-p", "8", "-n", "2", "--repeat", "1"};
+  EXPECT_EQ(failure(few + Args{"--rows", "4,16", "--chunk", "8"}, 2),
+            "--rows: expected at most the chunk of 8, found 16");
+  EXPECT_EQ(failure(few + Args{"--rows", "4", "--threads", "1,2"}, 2),
+            "--rows is not in the table of several --threads: add --json");
+#ifdef STET_HAVE_BLAS
+  EXPECT_EQ(
+      failure(few + Args{"--speculate", "0.5", "--gemm", "blas"}, 2),
+      "--speculate has no drafts under f32-blas, where the rows of a pass depend on each other");
+#endif
+  const std::string recurrent = data_path("models/qwen35-tiny");
+  succeed({"bench", "-m", recurrent, "--no-probes", "-p", "10", "-n", "2", "--repeat", "1",
+           "--rows", "64"});
+}
+
 TEST(BenchCommand, PrintsATableByThreads) {
   const Args few = {"bench", "-m", kTiny,      "--no-probes", "-p",        "8",
                     "-n",    "2",  "--repeat", "1",           "--threads", "1,3"};

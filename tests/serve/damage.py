@@ -63,7 +63,10 @@ class Damage(unittest.TestCase):
             again = server.post("/v1/chat/completions", asked)["choices"]
             self.assertEqual(again[0]["message"], reply[0]["message"])
             self.mend()
-        server.stop()
+        log = server.stop().splitlines()
+        failed = self.packed + ": the draft model failed, and replies continue without its drafts: " + self.file
+        self.assertNotEqual(log, [])
+        self.assertEqual([line for line in log if not line.startswith(failed)], [])
 
 
 if __name__ == "__main__":

@@ -374,8 +374,26 @@ void run_snapshot(BenchCommand& o, const SessionOptions& options) {
     print_snapshot_figures(rows);
 }
 
+// Refuses measurements that this contract, these chunks or a table do not have.
+void check_measurements(const BenchCommand& o, const ComputeOptions& compute) {
+  const char* drafts = !o.rows.empty() ? "--rows" : !o.speculate.empty() ? "--speculate" : nullptr;
+  if (drafts != nullptr && !detail::can_speculate(compute.contract))
+    usage_error(
+        fmt::format("{} has no drafts under {}, where the rows of a pass depend on each other",
+                    drafts, contract_name(compute.contract)));
+  for (const int64_t n : o.rows) {
+    if (n > compute.chunk)
+      usage_error(
+          fmt::format("--rows: expected at most the chunk of {}, found {}", compute.chunk, n));
+  }
+  const char* more = !o.batch.empty() ? "--batch" : drafts;
+  if (o.threads.size() > 1 && !o.json && more != nullptr)
+    usage_error(fmt::format("{} is not in the table of several --threads: add --json", more));
+}
+
 void run(BenchCommand& o) {
   SessionOptions options = o.model.session_options();
+  check_measurements(o, options.compute);
   const bool table = o.threads.size() > 1;
   if (table && (o.snapshot || o.turns))
     usage_error(std::string(o.snapshot ? "--snapshot" : "--turns") + " needs one --threads");

@@ -76,7 +76,7 @@ void run_chat(ChatOptions& o) {
   if (!o.system.empty()) first.set_system(o.system);
   o.sampling.report_idle(first.session().generation());
   o.sampling.report_seed(first.session().generation());
-  o.speculate.apply(first.session(), o.generate);
+  o.speculate.apply(first.session(), o.model, first.tokenizer().get(), o.generate);
   ChatShell shell(std::move(first), o, std::move(targets));
   bool good = true;
   {

@@ -375,7 +375,7 @@ void run_experiment(ExperimentCommand& o) {
   const double prompt_seconds = seconds() - start;
   report_idle(state.session(), o);
   report_passed(o.generate, o.model.checkpoint);
-  o.speculate.apply(state.session(), o.generate);
+  o.speculate.apply(state.session(), o.model, state.tokenizer().get(), o.generate);
   const std::vector<Run> runs = run_all(state, o);
   const Summary s = summary_of(runs, state.session().size(), prompt_seconds);
   if (o.json)

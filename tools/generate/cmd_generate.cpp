@@ -262,7 +262,7 @@ void run_generate(GenerateCommand& o, bool reply) {
   Exchange exchange = begin(std::move(session), tokenizer, prompts, o);
   if (!reply) return process_prompts(exchange, prompts, o);
   o.sampling.report_seed(exchange.session().generation());
-  o.speculate.apply(exchange.session(), o.generate);
+  o.speculate.apply(exchange.session(), o.model, exchange.tokenizer().get(), o.generate);
   with_interrupts(exchange, o, [&] { Replies(exchange, o, timing).run(prompts); });
 }
 
@@ -307,7 +307,7 @@ void run_resume(GenerateCommand& o) {
   }
   Exchange exchange = begin(std::move(session), tokenizer, prompts, o);
   o.sampling.report_seed(exchange.session().generation());
-  o.speculate.apply(exchange.session(), o.generate);
+  o.speculate.apply(exchange.session(), o.model, exchange.tokenizer().get(), o.generate);
   with_interrupts(exchange, o, [&] { Replies(exchange, o, timing, greeting).run(prompts); });
 }
 

@@ -110,7 +110,8 @@ void run(ServeCommand& o) {
   o.states.in_memory = static_cast<size_t>(o.in_memory);
   o.states.lock_seconds = static_cast<double>(o.stop_seconds) + 5;
   const SessionOptions session = o.model.session_options();
-  o.engine.drafter = o.speculate.drafters(*model, session.compute, session.capacity);
+  o.engine.drafter =
+      o.speculate.drafters({model, o.model, tokenizer.get(), session.compute, session.capacity});
   serve::Service service(model, tokenizer, session, o.states, o.engine, o.deadline);
   for (const std::string& alias : o.aliases) {
     if (!service.is_name(alias)) service.aliases.push_back(alias);
