@@ -113,10 +113,10 @@ TEST(UncommonTensors, ATransposedConvolutionIsRefused) {
 }
 
 TEST(UncommonTensors, ErrorsNameTensorsThatTheFileHas) {
-  EXPECT_EQ(error_of_shape("granite-h-tiny", ".input_linear.weight", {384, 64}),
+  EXPECT_EQ(error_of_shape("granite-h-tiny", ".block_sparse_moe.input_linear.weight", {384, 64}),
             "model.safetensors: model.layers.0.block_sparse_moe.input_linear.weight: expected "
             "F32, BF16 or F16 [experts, outputs, inputs], found BF16 [384, 64]");
-  EXPECT_EQ(error_of_shape("granite-h-tiny", ".input_linear.weight", {8, 64, 48}),
+  EXPECT_EQ(error_of_shape("granite-h-tiny", ".block_sparse_moe.input_linear.weight", {8, 64, 48}),
             "model.safetensors: model.layers.0.block_sparse_moe.experts.0.gate_proj.weight (made "
             "of model.layers.0.block_sparse_moe.input_linear.weight): expected F32, BF16 or F16 "
             "[24, 64], found BF16 [32, 48]");

@@ -56,13 +56,14 @@ TEST(BenchCommand, MeasuresTheModelAlone) {
 TEST(BenchCommand, RefusesRowsThatNoPassHas) {
   const Args few = {"bench", "-m", kTiny, "--no-probes", "-p", "8", "-n", "2", "--repeat", "1"};
   EXPECT_EQ(failure(few + Args{"--rows", "4,16", "--chunk", "8"}, 2),
-            "--rows: expected at most the chunk of 8, found 16");
+            "--rows: expected at most the chunk of 8, found 16 (stet --help)");
   EXPECT_EQ(failure(few + Args{"--rows", "4", "--threads", "1,2"}, 2),
-            "--rows is not in the table of several --threads: add --json");
+            "--rows is not in the table of several --threads: add --json (stet --help)");
 #ifdef STET_HAVE_BLAS
   EXPECT_EQ(
       failure(few + Args{"--speculate", "0.5", "--gemm", "blas"}, 2),
-      "--speculate has no drafts under f32-blas, where the rows of a pass depend on each other");
+      "--speculate has no drafts under f32-blas, where the rows of a pass depend on each other "
+      "(stet --help)");
 #endif
   const std::string recurrent = data_path("models/qwen35-tiny");
   succeed({"bench", "-m", recurrent, "--no-probes", "-p", "10", "-n", "2", "--repeat", "1",

@@ -70,7 +70,8 @@ TEST_F(PackedCommand, AWrongCommandLineIsStatus2) {
   const std::vector<std::pair<Args, std::string>> wrong = {
       {{"quantize", "--to", "q8"}, "--output is required"},
       {{"quantize", "-o", d}, "--to is required"},
-      {{"quantize", "--to", "q5", "-o", d}, "--to: expected q8, q4, q4k, q5k or q6k, found q5"},
+      {{"quantize", "--to", "q5", "-o", d},
+       "--to: expected q8, q4, q4k, q5k, q6k or mxfp4, found q5"},
       {{"quantize", "--to", "q8", "-o", d, "--threads", "-1"},
        "--threads: expected an integer in 0..8192, found -1"},
       {{"quantize", "--to", "q8", "-o", d, "more"},

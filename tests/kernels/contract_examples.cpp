@@ -2,6 +2,8 @@
 // tests/model/contract_examples.py computes them from those pages alone.
 #include <fmt/format.h>
 
+#include <array>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -223,7 +225,7 @@ Compute product(const std::string& kind) {
 std::vector<float> thirty_two(const Example& e) {
   if (e.arguments.size() == 1) return vector_of(kQuantBlock, e.integer(0));
   std::vector<float> x;
-  for (const std::string& number : e.arguments) x.push_back(std::stof(number));
+  for (const std::string& number : e.arguments) x.push_back(std::strtof(number.c_str(), nullptr));
   x.resize(kQuantBlock);
   return x;
 }
@@ -257,6 +259,18 @@ Compute rounded_super(uint32_t type) {
     for (const uint8_t b : bytes) all += fmt::format("{:02x}", b);
     return Words{all};
   };
+}
+
+// The exponent, then the codes: the low four bits of the bytes, then the high ones.
+Words rounded_mxfp4(const Kernels&, const Example& e) {
+  const std::vector<float> x = thirty_two(e);
+  std::array<uint8_t, 1 + kQuantBlock / 2> bytes;
+  quantize_ggml(39, x.data(), 1, bytes.data());
+  Words all = {std::to_string(bytes[0])};
+  for (const int shift : {0, 4}) {
+    for (size_t i = 1; i < bytes.size(); ++i) all.push_back(std::to_string(bytes[i] >> shift & 15));
+  }
+  return all;
 }
 
 // ---------------------------------------------------------------- positions, keys, values
@@ -453,6 +467,7 @@ const std::map<std::string, Compute>& computations() {
       {"weights-q4k", rounded_super(12)},
       {"weights-q5k", rounded_super(13)},
       {"weights-q6k", rounded_super(14)},
+      {"weights-mxfp4", rounded_mxfp4},
       {"rope-frequencies", rope_frequencies},
       {"rope-angles", angles},
       {"rotate", rotate(rope_angles)},
