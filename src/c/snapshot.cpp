@@ -191,7 +191,9 @@ stet_status stet_snapshot_open_bytes(const void* data, size_t size, const char* 
     std::shared_ptr<const void> bytes = lent(release, context);
     stet_snapshot*& to = output(snapshot, "snapshot");
     const auto all = items(static_cast<const std::byte*>(data), size, "data");
-    to = new stet_snapshot{std::move(bytes), stet::Snapshot::parse(all, cstring(name, "name"))};
+    // g++ 11 would not destroy `bytes` if a later member of a braced list threw (GCC bug 66139).
+    stet::Snapshot parsed = stet::Snapshot::parse(all, cstring(name, "name"));
+    to = new stet_snapshot{std::move(bytes), std::move(parsed)};
   });
 }
 

@@ -150,6 +150,20 @@ bool survived_fork() {
   return openmp_is_tunable() || process == getpid();
 }
 
+// Stays a function: clang calls the runtime at the beginning of the one that has a parallel region.
+[[gnu::noinline]] void run_members(WorkQueue& queue, const std::function<void(Team)>& work,
+                                   HelperBalance::Run& seen) {
+#pragma omp parallel num_threads(seen.helpers + 1) default(none) shared(queue, work, seen)
+  {
+    const int rank = omp_get_thread_num();
+    const TeamProgress tally = run_member(rank, omp_get_num_threads(), queue, work);
+    if (rank == 0) {
+      seen.tally = tally;
+      seen.done = HelperBalance::Clock::now();
+    }
+  }
+}
+
 bool is_thread_count(std::string_view text) {
   while (text.starts_with(' ')) text.remove_prefix(1);
   while (text.ends_with(' ')) text.remove_suffix(1);
@@ -202,15 +216,7 @@ bool run_openmp(int size, bool operations, const std::function<void(Team)>& work
   const BlockTime ours;
   WorkQueue queue;
   HelperBalance::Run seen{.helpers = helpers.count(), .start = HelperBalance::Clock::now()};
-#pragma omp parallel num_threads(helpers.count() + 1) default(none) shared(queue, work, seen)
-  {
-    const int rank = omp_get_thread_num();
-    const TeamProgress tally = run_member(rank, omp_get_num_threads(), queue, work);
-    if (rank == 0) {
-      seen.tally = tally;
-      seen.done = HelperBalance::Clock::now();
-    }
-  }
+  run_members(queue, work, seen);
   if (operations) worth.note(seen, HelperBalance::Clock::now());
   return true;
 }
