@@ -11,7 +11,8 @@ import common
 import stet
 
 # Functions that the package need not call, and the more general ones that it calls instead.
-MORE = {"stet_session_verify": "stet_session_verify_with_report"}
+MORE = {"stet_batch_capture": "stet_batch_capture_with",
+        "stet_session_verify": "stet_session_verify_with_report"}
 PACKAGE = os.path.join(common.ROOT, "python/stet")
 
 

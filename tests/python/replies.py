@@ -105,8 +105,8 @@ class Settings(common.Case):
 
 class Streams(common.Case):
     def test_drafts_change_no_reply(self):
-        for draft in (None, self.model):
-            with stet.Speculator(draft, capacity=512, threads=1) as speculator:
+        for make in (stet.Speculator, lambda: stet.Speculator(self.model, capacity=512, threads=1)):
+            with make() as speculator:
                 a, b = self.session(), self.session()
                 for s in (a, b):
                     s.sampling = stet.Sampling(greedy=False, temperature=0.4, seed=5)
