@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "stet/base/error.hpp"
 #include "tools/command/words.hpp"
 #include "tools/options/cli11.hpp"
 #include "tools/options/help.hpp"
@@ -128,6 +129,14 @@ Option* Command::keep(CLI::Option* option) {
 Command* Command::add_subcommand(const std::string& name, const std::string& description) {
   subcommands_.emplace_back(new Command(app_->add_subcommand(name, description)));
   return subcommands_.back().get();
+}
+
+void Command::add_absent(const std::string& name, const std::string& description,
+                         const std::string& needed) {
+  Command* const sub = add_subcommand(name, description);
+  sub->app_->allow_extras();
+  sub->callback(
+      [name, needed] { throw Error(ErrorKind::unsupported, "", name, needed, "one without"); });
 }
 
 template <class T>

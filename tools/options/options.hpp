@@ -84,6 +84,10 @@ class Command {
   Command& operator=(const Command&) = delete;
 
   Command* add_subcommand(const std::string& name, const std::string& description);
+  // Adds a subcommand that this build leaves out. It takes any arguments, and throws an unsupported
+  // Error that says what build has it.
+  void add_absent(const std::string& name, const std::string& description,
+                  const std::string& needed);
   // Adds an option. T is a string, int, int64_t, uint64_t, double, an optional of one of these, or
   // a vector (list in options.cpp). A name without dashes is that of a positional argument.
   template <class T>
