@@ -782,6 +782,28 @@ class SeveralStreams(unittest.TestCase):
 
 
 class Recurrent(unittest.TestCase):
+    def test_bytes_of_a_state_include_recurrent_arrays_and_those_of_anchors(self):
+        with tempfile.TemporaryDirectory() as directory:
+            model = os.path.join(directory, "model")
+            subprocess.run([os.path.join(os.path.dirname(STET), "make_checkpoint"),
+                            os.path.join(ROOT, "tests/data/models/lfm2-tiny/config.json"), "-o", model], check=True,
+                           capture_output=True)
+            server = Server("--state-dir", os.path.join(directory, "states"), model=model)
+            self.addCleanup(server.kill)
+            block = 2 * 64 * 2 * (16 + 16) * 4  # attention layers, positions, heads, keys and values, float32
+            arrays = 3 * 2 * 64 * 4             # convolutions, kept inputs, channels, float32
+            short = server.post("/v1/states", {"ids": list(range(2, 42))})
+            self.assertEqual(short["bytes"], block + arrays)
+            # Two anchors: the end of the shorter state, and the end of a block.
+            long = server.post("/v1/states", {"ids": list(range(2, 106))})
+            self.assertEqual(long["bytes"], 2 * block + 3 * arrays)
+            fork = server.post("/v1/states/%s/fork" % long["id"], {})
+            self.assertEqual((fork["bytes"], fork["shared_bytes"]), (long["bytes"], long["bytes"]))
+            server.stop()
+            server.start()
+            for state in (short, long):
+                self.assertEqual(server.get("/v1/states/" + state["id"])["bytes"], state["bytes"])
+
     def test_layers_without_attention_have_no_norms_and_no_patterns(self):
         for name, period in (("qwen35-tiny", "linear_attention"), ("lfm2-tiny", "conv"), ("granite-h-tiny", "mamba")):
             with self.subTest(model=name), tempfile.TemporaryDirectory() as directory:

@@ -123,7 +123,7 @@ NodePtr States::node_of(const std::string& client, const std::string& parent, Js
   node->describe(*recipe);
   node->excerpt = excerpt_of(state);
   node->kv_type = state.kv.shape().type;
-  node->bytes = static_cast<uint64_t>(state.kv.blocks()) * state.kv.shape().block_bytes();
+  node->bytes = memory_of(session);
   const MutexLock lock(mutex_);
   Node::Changing& c = at(*node);
   c.parent = parent;
@@ -157,18 +157,6 @@ NodePtr States::living(const std::string& id) const {
   return found == nodes_.end() || at(*found->second).removed ? nullptr : found->second;
 }
 
-uint64_t States::shared_with(const std::string& parent, const KvCache& kv) const {
-  const NodePtr from = living(parent);
-  if (from == nullptr || !at(*from).session) return 0;
-  std::unordered_set<const KvBlock*> theirs;
-  const KvCache& other = at(*from).session->kv();
-  for (int64_t b = 0; b < other.blocks(); ++b) theirs.insert(&other.block_info(b));
-  uint64_t shared = 0;
-  for (int64_t b = 0; b < kv.blocks(); ++b)
-    shared += theirs.contains(&kv.block_info(b)) ? kv.shape().block_bytes() : 0;
-  return shared;
-}
-
 void States::touch(Node& node) {
   at(node).used = ++clock_;
   at(node).used_at = static_cast<int64_t>(std::time(nullptr));
@@ -196,7 +184,7 @@ void States::insert(const NodePtr& node) {
 void States::admit(const NodePtr& node, const Session& session, std::vector<Eviction>& leaving) {
   check_count(node->client);
   insert(node);
-  node->shared_bytes = shared_with(at(*node).parent, session.kv());
+  node->shared_bytes = shared_with(at(*node).parent, session);
   put_in(*node, session.fork());
   leaving = make_room(node.get());
   evict_tokens(node->client, node.get(), leaving);

@@ -83,6 +83,8 @@ class Node {
   KvType kv_type = KvType::f32;
   int64_t positions = 0, messages = 0, transcript = 0;
   bool open = false;
+  // Bytes of KV blocks and recurrent arrays, those of anchors included, and the ones that the parent
+  // had in memory, too, when the state was made.
   uint64_t bytes = 0, shared_bytes = 0;
   std::string excerpt, role;
   std::string question;  // the beginning of the last message of the user
@@ -229,7 +231,6 @@ class States {
                 std::vector<Eviction>& leaving);
   void touch(Node& node) STET_REQUIRES(mutex_);
   NodePtr living(const std::string& id) const STET_REQUIRES(mutex_);
-  uint64_t shared_with(const std::string& parent, const KvCache& kv) const STET_REQUIRES(mutex_);
   NodePtr find_here(const std::string& client, const std::string& id);
   NodePtr find_shared(const std::string& client, const std::string& id);
   [[noreturn]] void refuse_unknown(const std::string& client, const std::string& id,
@@ -240,6 +241,9 @@ class States {
 
   // states_memory.cpp
   uint64_t block_bytes() const;
+  uint64_t memory_of(const Session& session) const;
+  uint64_t shared_with(const std::string& parent, const Session& session) const
+      STET_REQUIRES(mutex_);
   uint64_t bytes_held() const STET_REQUIRES(mutex_);
   void hold(const Session& session) STET_REQUIRES(mutex_);
   void release_blocks(const Session& session) STET_REQUIRES(mutex_);

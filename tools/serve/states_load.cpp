@@ -33,6 +33,15 @@ std::string base_of(const Snapshot& snapshot) {
   return is_state_id(id) ? id : "";
 }
 
+// Returns the number of sets of recurrent arrays in a file: the last one, and those of anchors
+// before it.
+size_t array_sets(const SnapshotFile& file) {
+  return 1 +
+         static_cast<size_t>(std::ranges::count_if(file.anchors, [&](const AnchorEntry& anchor) {
+           return anchor.position < file.meta.positions;
+         }));
+}
+
 Origin origin_of_name(const std::string& name) {
   return name == "uploaded"   ? Origin::uploaded
          : name == "verified" ? Origin::verified
@@ -168,7 +177,8 @@ bool States::read_files(Loading&, Node& node, bool with_tokens) {
       node.digests = snapshot.digests();
       node.describe(*recipe);
       node.kv_type = meta.kv.type;
-      node.bytes = static_cast<uint64_t>(blocks_of(meta.positions)) * meta.kv.block_bytes();
+      node.bytes = static_cast<uint64_t>(blocks_of(meta.positions)) * meta.kv.block_bytes() +
+                   array_sets(*snapshot.file()) * recurrent_shape(model_->config()).bytes();
       if (with_tokens) c.recipe = std::move(recipe);
       return true;
     } catch (const Error& e) {

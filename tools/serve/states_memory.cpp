@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "stet/base/error.hpp"
 #include "tools/serve/states.hpp"
@@ -15,16 +16,39 @@ uint64_t States::block_bytes() const {
 
 namespace {
 
+using ArraySet = std::unordered_set<const RecurrentBuffer*>;
+
 // Returns the recurrent arrays of a session and of its anchors.
-std::vector<const RecurrentBuffer*> arrays_of(const Session& session) {
-  std::vector<const RecurrentBuffer*> all;
+ArraySet arrays_of(const Session& session) {
+  ArraySet all;
   if (session.recurrent().empty()) return all;
-  all.push_back(session.recurrent().share().get());
-  for (const auto& anchor : session.anchors().all()) all.push_back(anchor->arrays.get());
+  all.insert(session.recurrent().share().get());
+  for (const auto& anchor : session.anchors().all()) all.insert(anchor->arrays.get());
   return all;
 }
 
 }  // namespace
+
+uint64_t States::memory_of(const Session& session) const {
+  return static_cast<uint64_t>(session.kv().blocks()) * session.kv().shape().block_bytes() +
+         arrays_of(session).size() * recurrent_shape(model_->config()).bytes();
+}
+
+uint64_t States::shared_with(const std::string& parent, const Session& session) const {
+  const NodePtr from = living(parent);
+  if (from == nullptr || !at(*from).session) return 0;
+  const Session& other = *at(*from).session;
+  std::unordered_set<const void*> theirs;
+  for (int64_t b = 0; b < other.kv().blocks(); ++b) theirs.insert(&other.kv().block_info(b));
+  for (const RecurrentBuffer* arrays : arrays_of(other)) theirs.insert(arrays);
+  const KvCache& kv = session.kv();
+  uint64_t shared = 0;
+  for (int64_t b = 0; b < kv.blocks(); ++b)
+    shared += theirs.contains(&kv.block_info(b)) ? kv.shape().block_bytes() : 0;
+  for (const RecurrentBuffer* arrays : arrays_of(session))
+    shared += theirs.contains(arrays) ? recurrent_shape(model_->config()).bytes() : 0;
+  return shared;
+}
 
 void States::hold(const Session& session) {
   const KvCache& kv = session.kv();
