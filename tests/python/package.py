@@ -14,7 +14,7 @@ import xml.etree.ElementTree
 import zipfile
 
 import numpy as np
-from common import LIBRARY, POCKET, ROOT, STET, stet, tiny
+from common import LIBRARY, POCKET, ROOT, STET, Case, main, stet, tiny
 
 TINY = tiny("gpt2-tiny")
 
@@ -47,17 +47,7 @@ def tensors(path):
     }
 
 
-class Package(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.model, cls.tokenizer = stet.Model(POCKET), stet.Tokenizer(POCKET)
-        cls.ids = cls.tokenizer.encode("Let a = 3. Let b = 8. What is a? " * 8)
-
-    def session(self, count=None, **options):
-        s = self.model.session(capacity=512, **options)
-        s.append(self.ids[:count])
-        return s
-
+class Package(Case):
     def test_states_are_values(self):
         with tempfile.TemporaryDirectory() as directory:
             s = self.session()
@@ -770,4 +760,4 @@ class Commands(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=sys.argv[:1] + sys.argv[4:])
+    main()

@@ -180,28 +180,6 @@ std::string random_model(std::mt19937& random) {
   return model_of(pieces, settings);
 }
 
-std::string damaged(std::string bytes, std::mt19937& random) {
-  for (size_t n = 1 + random() % 3; n > 0 && !bytes.empty(); --n) {
-    const size_t at = random() % bytes.size(),
-                 size = std::min<size_t>(1 + random() % 40, bytes.size() - at);
-    switch (random() % 5) {
-      case 0:
-      case 1:
-        bytes[at] = static_cast<char>(bytes[at] ^ (1 << random() % 8));
-        break;
-      case 2:
-        bytes[at] = static_cast<char>(random());
-        break;
-      case 3:
-        bytes.erase(at, size);
-        break;
-      default:
-        bytes.insert(random() % bytes.size(), bytes.substr(at, size));
-    }
-  }
-  return bytes;
-}
-
 const std::string kModels = STET_ROOT "/tests/data/tokenizer/";
 
 }  // namespace

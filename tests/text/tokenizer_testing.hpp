@@ -137,4 +137,27 @@ inline std::shared_ptr<const Tokenizer> from_json(const nlohmann::json& json,
   return Tokenizer::load_from_files(files);
 }
 
+// Makes one to three changes: flips a bit, replaces a byte, or removes, doubles or moves a run.
+inline std::string damaged(std::string bytes, std::mt19937& random) {
+  for (size_t n = 1 + random() % 3; n > 0 && !bytes.empty(); --n) {
+    const size_t at = random() % bytes.size(),
+                 size = std::min<size_t>(1 + random() % 40, bytes.size() - at);
+    switch (random() % 5) {
+      case 0:
+      case 1:
+        bytes[at] = static_cast<char>(bytes[at] ^ (1 << random() % 8));
+        break;
+      case 2:
+        bytes[at] = static_cast<char>(random());
+        break;
+      case 3:
+        bytes.erase(at, size);
+        break;
+      default:
+        bytes.insert(random() % bytes.size(), bytes.substr(at, size));
+    }
+  }
+  return bytes;
+}
+
 }  // namespace stet::test

@@ -83,8 +83,8 @@ class Node {
   KvType kv_type = KvType::f32;
   int64_t positions = 0, messages = 0, transcript = 0;
   bool open = false;
-  // Bytes of KV blocks and recurrent arrays, those of anchors included, and the ones that the parent
-  // had in memory, too, when the state was made.
+  // Bytes of KV blocks and recurrent arrays, anchors' included, and how many of them were the
+  // parent's when the state was made.
   uint64_t bytes = 0, shared_bytes = 0;
   std::string excerpt, role;
   std::string question;  // the beginning of the last message of the user
