@@ -226,6 +226,7 @@ inline void Gemma4::add_experts(const LayerPass& at) const {
   scale(at.t, p, inverse_square_root(static_cast<double>(config_.hidden_size)), p.normed);
   route(at, l.router, p.normed);
   norm(at, l.pre_experts_norm, p.x, p.normed);
+  point(at.t, p, Point::expert_in, at.index, p.normed);
   mix_experts(at, l.experts, Gate::gelu_tanh, p.normed, mixture);
   norm(at, l.post_experts_norm, mixture, mixture);
   add(at.t, p, p.out, mixture);

@@ -69,8 +69,7 @@ std::optional<std::tuple<Point, int64_t, int64_t>> input_of(const ModelConfig& c
     if (!layer || name.find(input.part) == std::string_view::npos) continue;
     if (!expert) return std::tuple(there(c, input.point), *layer, 0);
     if (input.point == Point::mlp_post) return std::tuple(Point::expert_post, *layer, *expert);
-    // Gemma 4's experts read another norm than the MLP, and no point shows it.
-    if (c.family == "gemma4") return std::nullopt;
+    if (has_point(c, Point::expert_in)) return std::tuple(Point::expert_in, *layer, 0);
     return std::tuple(there(c, input.point), *layer, 0);
   }
   return std::nullopt;
@@ -82,7 +81,7 @@ std::vector<PointAt> Importance::points() const {
   std::vector<PointAt> all;
   for (int64_t layer = 0; layer < config_.layers; ++layer) {
     for (const Point p : {Point::ln1, Point::z, Point::ln2, Point::mlp_post, Point::expert_indices,
-                          Point::expert_post}) {
+                          Point::expert_in, Point::expert_post}) {
       const PointAt at = {there(config_, p), layer};
       if (has_point(config_, at)) all.push_back(at);
     }

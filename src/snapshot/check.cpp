@@ -121,6 +121,7 @@ class BlockCheck {
 
 SnapshotCheck Snapshot::check(int threads) const {
   SnapshotCheck done;
+  check_interrupt();
   check_contents(*file_);
   done.files = check_files(*file_, "WEIGHTS", weights().get()) +
                check_files(*file_, "TOKENIZR", tokenizer_files().get());

@@ -221,6 +221,7 @@ void load_recurrent(const Snapshot& snapshot, const RestoreOptions& how, Loaded&
 }
 
 Loaded load(const Snapshot& snapshot, const RestoreOptions& how) {
+  check_interrupt();
   const SnapshotFile& file = *snapshot.file();
   const int64_t capacity = how.session.capacity;
   State state = file.recipe();

@@ -9,6 +9,7 @@
 #include "src/snapshot/kv_blocks.hpp"
 #include "src/snapshot/meta.hpp"
 #include "src/snapshot/recurrent.hpp"
+#include "src/threads/interrupt_check.hpp"
 #include "stet/base/error.hpp"
 #include "stet/files/archive.hpp"
 #include "stet/files/file.hpp"
@@ -272,6 +273,7 @@ class SnapshotWriter {
 StateDigests save_state(const State& state, SnapshotMeta meta, const std::string& path,
                         const SaveOptions& options, const SnapshotFile* like) {
   check_writable(state, meta, path, options);
+  check_interrupt();
   const SnapshotContents contents = contents_of(state, std::move(meta), options);
   SnapshotWriter writer(state, contents, options, like);
   FileOutput file(path, options.mode);
@@ -324,6 +326,7 @@ std::vector<std::byte> encode_snapshot(Session& session, const SaveOptions& opti
   *digests = with_whole_state(session, [&](const State& state) {
     const SnapshotMeta meta = meta_of(state, session, o.tokenizer);
     check_writable(state, meta, "", o);
+    check_interrupt();
     const SnapshotContents contents = contents_of(state, meta, o);
     memory = MemoryOutput();
     SnapshotWriter(state, contents, o, nullptr).write(memory);

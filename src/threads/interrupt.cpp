@@ -11,7 +11,12 @@
 namespace stet {
 namespace {
 
-constexpr std::chrono::milliseconds kBetweenQuestions(5);
+using Time = std::chrono::steady_clock::time_point;
+
+// Returns when the interrupt may be asked again.
+Time next_question(const Interrupt& interrupt) {
+  return std::chrono::steady_clock::now() + std::chrono::milliseconds(interrupt.between_ms);
+}
 
 }  // namespace
 
@@ -23,38 +28,38 @@ class Interruption {
   bool stopped() const { return stopped_.load(std::memory_order_relaxed); }
   bool poll() {
     if (stopped() || std::this_thread::get_id() != owner_) return stopped();
-    const auto now = std::chrono::steady_clock::now();
-    if (now < next_) return false;
+    if (std::chrono::steady_clock::now() < next_) return false;
     if (what_.ask(what_.context) != 0) stopped_.store(true, std::memory_order_relaxed);
-    next_ = std::chrono::steady_clock::now() + kBetweenQuestions;
+    next_ = next_question(what_);
     return stopped();
   }
 
  private:
   Interrupt what_;
   std::thread::id owner_ = std::this_thread::get_id();
-  std::chrono::steady_clock::time_point next_ = {};
+  Time next_ = {};
   std::atomic<bool> stopped_{false};
 };
 
 namespace {
 
 thread_local Interrupt interrupt_of_thread;
+thread_local Time next_of_thread;  // of check_interrupt()
 
 }  // namespace
 
 Interrupt set_interrupt(const Interrupt& interrupt) noexcept {
+  next_of_thread = {};
   return std::exchange(interrupt_of_thread, interrupt);
 }
 
 const char* Interrupted::what() const noexcept { return "interrupted"; }
 
 void check_interrupt() {
-  thread_local std::chrono::steady_clock::time_point next;
   const Interrupt interrupt = interrupt_of_thread;
-  if (interrupt.ask == nullptr || std::chrono::steady_clock::now() < next) return;
+  if (interrupt.ask == nullptr || std::chrono::steady_clock::now() < next_of_thread) return;
   if (interrupt.ask(interrupt.context) != 0) throw Interrupted();
-  next = std::chrono::steady_clock::now() + kBetweenQuestions;
+  next_of_thread = next_question(interrupt);
 }
 
 bool interrupted(Interruption& interruption) { return interruption.poll(); }

@@ -4,8 +4,8 @@
 namespace stet {
 
 // Throws Interrupted if the calling thread's interrupt (interrupt.hpp) asks for it. Callers call it
-// between pieces of work; it asks at most every 5 milliseconds. Other threads of a team may call
-// it, too: they have no interrupt.
+// at the start and between pieces of work. Other threads of a team may call it, too: they have no
+// interrupt.
 void check_interrupt();
 
 }  // namespace stet

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <regex>
@@ -91,9 +92,8 @@ TEST(Importance, CoversEveryMultipliedMatrixOfEveryFamily) {
     for (const WeightSpec& need : Model::weights_of(*source, Checkpoint::open(*source))) {
       const std::vector<float> of = importance.of(need.canonical);
       const bool embedding = need.canonical.find("emb") == 0 || need.canonical.find("wte") == 0;
-      // Routers are not rounded. Some experts read nothing, and inputs of the first matrices of Gemma
-      // 4's experts are not measured. The same holds for matrices beside attention and the MLP
-      // (Gemma 3n and 4), and for the last ones of recurrent layers.
+      // Routers are not rounded. Some experts read nothing. Not measured are the inputs of matrices
+      // beside attention and the MLP (Gemma 3n and 4), and of the last ones of recurrent layers.
       const auto expert = last_of_expert(need.canonical);
       const bool unmeasured = need.exact ||
                               need.canonical.find("per_layer_") != std::string::npos ||
@@ -101,9 +101,7 @@ TEST(Importance, CoversEveryMultipliedMatrixOfEveryFamily) {
                               need.canonical.find("laurel") != std::string::npos ||
                               (need.canonical.ends_with(".out_proj.weight") &&
                                need.canonical.find("self_attn.") == std::string::npos) ||
-                              (expert && !experts.contains(*expert)) ||
-                              (!expert && need.canonical.find("experts.") != std::string::npos &&
-                               model->config().family == "gemma4");
+                              (expert && !experts.contains(*expert));
       if (unmeasured || need.is_vector || need.looked_up ||
           (embedding && !need.canonical.starts_with("embed_out") && !model->config().tied_head)) {
         EXPECT_TRUE(of.empty()) << directory << ": " << need.canonical;
@@ -148,6 +146,41 @@ TEST(Importance, OfAnExpertsLastMatrixIsThatOfItsOwnInputs) {
       ++compared;
     }
     EXPECT_EQ(compared, experts.size()) << name;
+  }
+}
+
+// Gemma 4's experts read another norm of the residual stream than the MLP beside them.
+TEST(Importance, OfFirstMatricesOfGemmasExpertsIsThatOfTheirOwnNorm) {
+  const std::string directory = data_path("models/gemma4-moe-tiny");
+  const auto m = model(directory);
+  const ModelConfig& c = m->config();
+  const std::vector<int32_t> ids = stepped_ids(70, 7, c.vocab_size);
+  Importance importance(c);
+  measure(importance, m, ids, 33);
+  std::map<int64_t, std::vector<double>> sums;
+  Watch watch;
+  for (int64_t layer = 0; layer < c.layers; ++layer)
+    watch.points.push_back({Point::expert_in, layer});
+  watch.sink = [&](const PointAt& at, int64_t, Rows rows) {
+    sums[at.layer].resize(rows.width);
+    for (size_t i = 0; i < rows.count; ++i) {
+      for (size_t k = 0; k < rows.width; ++k) {
+        const double x = rows.row(i)[k];
+        sums[at.layer][k] += x * x;
+      }
+    }
+  };
+  Session(m).append(ids, nullptr, nullptr, nullptr, &watch);
+  for (const auto& [layer, squares] : sums) {
+    const double mean =
+        std::accumulate(squares.begin(), squares.end(), 0.0) / static_cast<double>(squares.size());
+    std::vector<float> expected;
+    for (const double s : squares)
+      expected.push_back(static_cast<float>((s / mean + 1e-4) / (1 + 1e-4)));
+    const std::string at = "layers." + std::to_string(layer);
+    EXPECT_EQ(importance.of(at + ".experts.0.gate_proj.weight"), expected);
+    EXPECT_EQ(importance.of(at + ".experts.1.up_proj.weight"), expected);
+    EXPECT_NE(importance.of(at + ".mlp.up_proj.weight"), expected);
   }
 }
 

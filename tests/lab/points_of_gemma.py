@@ -17,8 +17,9 @@ STET, ROOT = sys.argv[1:]
 IDS = [(11 * i + 3) % 300 for i in range(24)]
 # The reference leaves these points out, because others determine them. They are copies of the residual stream,
 # scores and patterns, products of single heads, and the numbers within single experts.
+EXPERT_IN = "mlp.hook_expert_in"
 UNSAID = ("hook_q_input", "hook_k_input", "hook_v_input", "attn.hook_attn_scores", "attn.hook_pattern",
-          "attn.hook_result", "mlp.hook_expert_post")
+          "attn.hook_result", EXPERT_IN, "mlp.hook_expert_post")
 
 
 def read(path):
@@ -33,12 +34,28 @@ def run(*command):
     subprocess.run([STET, *command], check=True, capture_output=True, text=True)
 
 
+def inputs_of_experts(model, points):
+    """Compares them with the norm of the residual stream that is theirs alone."""
+    for name in points:
+        if not name.endswith(EXPERT_IN):
+            continue
+        layer = name.split(".")[1]
+        weights = read(os.path.join(model, "model.safetensors"))
+        weight = next(x for w, x in weights.items() if w.endswith(f"layers.{layer}.pre_feedforward_layernorm_2.weight"))
+        stream = points[f"blocks.{layer}.hook_resid_mid"].reshape(len(IDS), -1).astype(np.float64)
+        want = stream / np.sqrt((stream * stream).mean(1, keepdims=True) + 1e-6) * weight
+        if not np.abs(points[name].reshape(want.shape) - want).max() <= 1e-5 * np.abs(want).max():
+            yield f"{name}: not the norm of the residual stream"
+
+
 def failures(name, expected, scratch):
     model, to = os.path.join(ROOT, "tests/data/models", name), os.path.join(scratch, "points.safetensors")
     run("capture", "-m", model, "--ids", ",".join(map(str, IDS)), "--points", "*", "-o", to)
-    found = {name: x for name, x in read(to).items() if "hook_" in name and not name.endswith(UNSAID)}
+    points = read(to)
+    found = {name: x for name, x in points.items() if "hook_" in name and not name.endswith(UNSAID)}
     if missing := set(found) ^ set(expected):
         yield f"points are missing on one side: {sorted(missing)}"
+    yield from inputs_of_experts(model, points)
     for point in sorted(set(found) & set(expected)):
         want = expected[point].astype(np.float64)
         got = found[point].reshape(len(IDS), -1)[-len(want):]

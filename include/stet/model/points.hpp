@@ -47,6 +47,7 @@ enum class Point : uint8_t {
   router_logits,   // [experts]: the router's output
   expert_weights,  // [experts]: factors of the experts' outputs; experts with 0 are not computed
   expert_indices,  // [experts per token]: the chosen experts, best first; read-only
+  expert_in,       // the experts' input where it is not the MLP's (Gemma 4)
   expert_post,     // [experts per token][width]: inputs of their down projections, 0 for an expert
                    // that is not computed; read-only
   mlp_pre,         // input of the activation function
@@ -57,7 +58,7 @@ enum class Point : uint8_t {
   ln_final_scale,  // as ln1_scale
   ln_final,        // the head's input
 };
-constexpr int kPoints = 36;
+constexpr int kPoints = 37;
 
 // Properties of a point.
 struct PointInfo {
@@ -95,6 +96,7 @@ inline const PointInfo& point_info(Point p) {
                                               {"mlp.hook_router_logits", true, true},
                                               {"mlp.hook_expert_weights", true, true},
                                               {"mlp.hook_expert_indices", true, false},
+                                              {"mlp.hook_expert_in", true, true},
                                               {"mlp.hook_expert_post", true, false},
                                               {"mlp.hook_pre", true, true},
                                               {"mlp.hook_pre_linear", true, true},
@@ -134,7 +136,7 @@ inline Point scale_of_norm(Point norm) {
 // Returns true for points that only layers with experts have.
 inline bool is_of_router(Point p) {
   return p == Point::router_logits || p == Point::expert_weights || p == Point::expert_indices ||
-         p == Point::expert_post;
+         p == Point::expert_in || p == Point::expert_post;
 }
 
 // Returns true for points inside an MLP. In a layer with experts, they are those of the shared expert
@@ -166,6 +168,7 @@ inline bool has_point(const ModelConfig& c, Point p) {
   // OLMo 2 and 3 normalize the outputs of attention and MLP, not their inputs.
   if (p == Point::ln1 || p == Point::ln1_scale || p == Point::ln2 || p == Point::ln2_scale)
     return c.family != "olmo2" && c.family != "olmo3";
+  if (p == Point::expert_in) return c.experts.count > 0 && c.family == "gemma4";
   if (is_of_router(p)) return c.experts.count > 0;
   if (is_within_attention(p) && !c.recurrent_of.empty() &&
       std::ranges::find(c.recurrent_of, 0) == c.recurrent_of.end())
@@ -242,6 +245,7 @@ inline int64_t point_width(const ModelConfig& c, const PointAt& at, int64_t posi
     return heads * (p == Point::v || p == Point::z ? layer.value_dim : layer.key_dim);
   if (is_within_mlp(p)) return layer.intermediate;
   if (p == Point::expert_indices) return c.experts.chosen;
+  if (p == Point::expert_in) return c.hidden_size;
   if (is_of_router(p)) return c.experts.count;
   return c.hidden_size;
 }

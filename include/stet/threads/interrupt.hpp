@@ -11,10 +11,12 @@ namespace stet {
 struct Interrupt {
   int (*ask)(void* context) = nullptr;
   void* context = nullptr;
+  int between_ms =
+      5;  // least time between two calls of `ask`; 0: it is called at every opportunity
 };
 // Sets the interrupt of the calling thread and returns the previous one. Passes that this thread
-// starts call `ask` on this thread: once at their start, then between pieces of work, at most every
-// few milliseconds. Saving, restoring and checking a snapshot call it between blocks. A null `ask`
+// starts call `ask` on this thread: once at their start, then between pieces of work. Saving,
+// restoring and checking a snapshot call it at their start, then between blocks. A null `ask`
 // removes it. `ask` must not throw or begin a pass.
 STET_API Interrupt set_interrupt(const Interrupt& interrupt) noexcept;
 
