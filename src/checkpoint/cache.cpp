@@ -217,8 +217,7 @@ class Cache {
       check_packed(*source, threads_);
       if (contract_of_weights(*source) != stored_contract()) return false;
       for (const std::string& name : texts()) {
-        if (!std::ranges::equal(source->open(name)->bytes(), source_.open(name)->bytes()))
-          return false;
+        if (!same_bytes(source->open(name)->bytes(), source_.open(name)->bytes())) return false;
       }
       write_small(stamp, now);
       return true;

@@ -1,4 +1,5 @@
 #include "stet/files/file_source.hpp"
+#include "stet/base/bytes.hpp"
 
 #include <algorithm>
 #include <filesystem>
@@ -150,7 +151,7 @@ class CopyingSource : public FileSource {
   std::shared_ptr<const FileBytes> open(const std::string& name) const override {
     const std::shared_ptr<const FileBytes> file = source_->open(name);
     const auto copy = std::make_shared<Memory>(file->bytes().size());
-    std::ranges::copy(file->bytes(), copy->data());
+    copy_bytes(file->bytes(), copy->data());
     file->check_unchanged();
     return std::make_shared<const FileBytes>(
         file->path(), std::span<const std::byte>(copy->data(), file->bytes().size()), copy);

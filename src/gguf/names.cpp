@@ -10,6 +10,7 @@
 
 #include "src/base/json_value.hpp"
 #include "src/gguf/sampling.hpp"
+#include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/limits.hpp"
 #include "stet/model/config.hpp"
@@ -246,7 +247,7 @@ bool GgufNames::tied() const {
   const GgufTensor* const head = find("output.weight");
   const GgufTensor& embedding = *find("token_embd.weight");
   return head == nullptr || (head->type == embedding.type && head->shape == embedding.shape &&
-                             std::ranges::equal(head->bytes, embedding.bytes));
+                             same_bytes(head->bytes, embedding.bytes));
 }
 
 // Returns the shortest decimal of the file's float32, which is the published number.

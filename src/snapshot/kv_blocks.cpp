@@ -8,6 +8,7 @@
 
 #include "src/snapshot/file.hpp"
 #include "src/threads/interrupt_check.hpp"
+#include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/limits.hpp"
 #include "stet/model/config.hpp"
@@ -221,7 +222,7 @@ void read_block(const SnapshotFile& file, int64_t block, std::byte* to) {
   const std::string field = "KV block " + std::to_string(block);
   std::span<const std::byte> stored = file.bytes.subspan(at.offset, at.size);
   if (at.encoding == kRaw) {
-    std::ranges::copy(stored, to);
+    copy_bytes(stored, to);
     return;
   }
   if (at.encoding == kByteShuffle)

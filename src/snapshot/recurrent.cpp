@@ -377,7 +377,7 @@ struct AnchorReader {
   Error damage;
 
   void operator()(std::span<std::byte> to) const {
-    std::ranges::copy(arrays, to.begin());
+    copy_bytes(arrays, to.data());
     if (last != nullptr) {
       last->resize(numbers.size() / sizeof(float));
       std::memcpy(last->data(), numbers.data(), numbers.size());
@@ -397,7 +397,7 @@ struct LiveReader {
   Error damage;
 
   void operator()(std::span<std::byte> to) const {
-    std::ranges::copy(arrays, to.begin());
+    copy_bytes(arrays, to.data());
     const std::span numbers(reinterpret_cast<const float*>(to.data()), shape.numbers);
     if (array_digests(shape, numbers) != saved) throw damage;
   }

@@ -10,6 +10,7 @@
 #include "src/snapshot/meta.hpp"
 #include "src/snapshot/recurrent.hpp"
 #include "src/threads/interrupt_check.hpp"
+#include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
 #include "stet/files/archive.hpp"
 #include "stet/files/file.hpp"
@@ -136,7 +137,7 @@ class MemoryOutput : public Output {
                 "weights can be saved to a file only, not to memory");
   }
   void write_at(uint64_t offset, std::span<const std::byte> bytes) override {
-    std::ranges::copy(bytes, bytes_.begin() + static_cast<std::ptrdiff_t>(offset));
+    copy_bytes(bytes, bytes_.data() + offset);
   }
   uint64_t written() const override { return bytes_.size(); }
   std::vector<std::byte> take() { return std::move(bytes_); }

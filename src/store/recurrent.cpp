@@ -6,6 +6,7 @@
 
 #include "src/snapshot/identity.hpp"
 #include "src/snapshot/recurrent.hpp"
+#include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
 #include "stet/kv/kv_writer.hpp"
 
@@ -27,7 +28,7 @@ bool fetch_parts(Store& store, const ModelConfig& config, const Sha256& name, St
   for (const StoredBlock& b : found) {
     if (b.bytes.size() != shape.block_bytes()) return false;
     std::shared_ptr<KvBlock> own = KvWriter(state.kv).fresh_block();
-    std::ranges::copy(b.bytes, const_cast<std::byte*>(own->data()));
+    copy_bytes(b.bytes, const_cast<std::byte*>(own->data()));
     blocks.push_back(std::move(own));
   }
   KvWriter(state.kv).adopt(std::move(blocks), std::vector<uint64_t>(names.size(), ~uint64_t{0}),

@@ -174,7 +174,7 @@ class Restorer {
       return std::make_shared<KvBlock>(bytes.data(), found.owner, std::move(as));
     }
     std::shared_ptr<KvBlock> own = KvWriter(state.kv).fresh_block();
-    std::ranges::copy(bytes, const_cast<std::byte*>(own->data()));
+    copy_bytes(bytes, const_cast<std::byte*>(own->data()));
     return layer_digests(state.kv.shape(), own->data()) == as.digests ? own : missing(block);
   }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,6 +13,15 @@
 #include "stet/api.h"
 
 namespace stet {
+
+// Copies and compares many bytes at once. std::ranges::copy and equal take them one by one in code
+// that is not inlined.
+inline void copy_bytes(std::span<const std::byte> from, std::byte* to) {
+  if (!from.empty()) std::memcpy(to, from.data(), from.size());
+}
+inline bool same_bytes(std::span<const std::byte> a, std::span<const std::byte> b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
+}
 
 // Appends fields to its own buffer.
 class STET_API ByteWriter {

@@ -105,7 +105,7 @@ STET_INL void set_array(State& state, int64_t layer, int64_t index, std::span<co
   e.layer = layer, e.head = index, e.position = state.size() - 1;
   state.edits.reserve(state.edits.size() + 1);
   auto changed = std::make_shared<RecurrentBuffer>(shape.bytes());
-  std::ranges::copy(state.recurrent.numbers(), changed->memory.as<float>());
+  copy_bytes(std::as_bytes(state.recurrent.numbers()), changed->memory.data());
   std::ranges::copy(x, changed->memory.as<float>() + array.offset);
   detail::keep_logits(state);
   // The arrays become an anchor, because the tokens do not give them.

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
 #include "stet/kernels/float_environment.hpp"
 #include "stet/kernels/numbers.hpp"
