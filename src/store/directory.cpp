@@ -217,8 +217,10 @@ class DirectoryStore : public StoreBackend {
 
   std::optional<std::vector<std::byte>> read_name(const std::string& name) override {
     const std::string path = path_ + "/names/" + name;
-    if (!file_at(path)) return std::nullopt;
-    return read_file(path, kSmallFile);
+    if (file_at(path)) return read_file(path, kSmallFile);
+    const std::string store = path_ + "/" + kStoreFile;  // missing if it was unmounted
+    if (!file_at(store)) system_failed(store, "the store cannot be reached");
+    return std::nullopt;
   }
 
   bool replace_name(const std::string& name, const std::optional<std::vector<std::byte>>& expected,

@@ -43,7 +43,7 @@ class Connection {
     frames.requests.push_back(reader_->head().method + " " + address.path + " " +
                               serve::decoded_body(reader_->take_body(),
                                                   reader_->head().field("content-encoding"),
-                                                  kMostBody));
+                                                  kMostBody, [](size_t) {}));
     ++fuzz::tally.accepted;
     reader_.reset();
     has_head_ = false;

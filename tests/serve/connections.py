@@ -3,6 +3,7 @@ bodies are read, and no client can occupy the server.
 
     connections.py STET ROOT
 """
+import concurrent.futures
 import http.client
 import json
 import os
@@ -15,6 +16,7 @@ import tempfile
 import threading
 import time
 import unittest
+import zlib
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from api import STET, MODEL, Server  # noqa: E402
@@ -269,6 +271,22 @@ class Refusals(unittest.TestCase):
                         ("--deadline", "nan"), ("--streams", "0")):
             self.refused(*options)
 
+    def test_names_that_no_request_could_give(self):
+        for name in ("example.org:443", "https://example.org", "example.org/", "[::1]", "a b", "me@example.org"):
+            done = subprocess.run([STET, "serve", "-m", MODEL, "--port", "0", "--allow-host", name],
+                                  capture_output=True, text=True, timeout=60)
+            self.assertEqual((done.returncode, done.stderr),
+                             (2, "stet: --allow-host: expected a host name without scheme, port or path, as "
+                              "example.org, found %s (stet --help)\n" % name))
+
+    def test_names_have_no_case(self):
+        server = Server("--allow-host", "Example.org", "--allow-origin", "https://Example.org")
+        for name in ("example.org", "EXAMPLE.ORG:443", "LOCALHOST"):
+            self.assertEqual(server.call("GET", "/v1/models", headers={"Host": name})[0], 200, name)
+        self.assertEqual(server.call("GET", "/v1/models", headers={"Origin": "https://example.org"})[0], 200)
+        self.assertEqual(server.call("GET", "/v1/models", headers={"Host": "example.com"})[0], 403)
+        server.stop()
+
     def test_names_that_only_begin_like_one_of_the_server(self):
         server = Server()
         for name, status in ((b"localhost:80", 200), (b"[::1]:80", 200), (b"[::1]", 200), (b"localhost:", 200),
@@ -320,6 +338,44 @@ class Crowds(Raw):
         self.server.stop()  # right after using a connection, which stays in TIME_WAIT
         self.server.start()  # uses the same port
         self.assertEqual(self.server.port, port)
+
+    def test_compressed_bodies_take_no_more_memory_than_others(self):
+        packer, piece = zlib.compressobj(6, zlib.DEFLATED, 31), bytes(1 << 20)
+        small = b"".join(packer.compress(piece) for _ in range(250)) + packer.flush()
+        server = Server()
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            answers = list(pool.map(lambda _: server.call("POST", "/v1/states/upload", raw=small,
+                                                          headers={"Content-Encoding": "gzip"}), range(6)))
+        full = {"type": "error", "error": {
+            "message": "expected room for the bodies of all requests, found none: try again later",
+            "type": "server_error", "param": None, "code": "too_many_bodies"}}
+        self.assertTrue(all(status == 400 or (status, answer) == (503, full) for status, answer in answers), answers)
+        with open("/proc/%d/status" % server.process.pid) as f:
+            most = int(re.search(r"VmHWM:\s+(\d+) kB", f.read())[1])
+        self.assertLess(most, 800_000)  # 512 MB of bodies, and the rest of the server
+        # The memory is free again.
+        self.assertEqual(server.call("POST", "/v1/states/upload", raw=small,
+                                     headers={"Content-Encoding": "gzip"})[0], 400)
+        server.stop()
+
+    def test_a_signal_cancels_what_runs_too_long_and_says_so(self):
+        body = {"prompt": "a", "max_tokens": 1900, "n": 16, "ignore_eos": True}
+        for more in {}, {"stream": True}:
+            server = Server("--threads", "1", "--stop-seconds", "4")
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                asked = pool.submit(server.call, "POST", "/v1/completions", {**body, **more})
+                while not server.get("/ready")["running"]:
+                    time.sleep(0.005)
+                server.stop()
+                status, answer = asked.result()
+            error = {"type": "error", "error": {"message": "the server is shutting down", "type": "server_error",
+                                                "param": None, "code": "shutting_down"}}
+            if more:
+                self.assertEqual(status, 200)
+                self.assertEqual(answer.decode().split("\n\n")[-2:],
+                                 ["event: error\ndata: " + json.dumps(error, separators=(",", ":")), ""])
+            else:
+                self.assertEqual((status, answer), (503, error))
 
     def test_a_signal_ends_those_that_wait(self):
         idle, half = self.connect(), self.connect()

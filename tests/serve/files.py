@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 from api import MODEL, STET, Server, request_of, unread_reply
@@ -777,6 +778,17 @@ class Many(Directory):
         self.assertTrue(self.expired(server, made[0]))
         server.stop()
         self.assertEqual(self.files(".json"), sorted([made[2] + ".json", made[3] + ".json"]))
+
+    def test_that_needs_no_request(self):
+        server = self.server("--durable", "--ttl", "1")
+        server.post("/v1/states", {"ids": [2, 3]})
+        self.assertEqual(len(self.files(".json")), 1)
+        until = time.monotonic() + 30
+        while self.files(".json") and time.monotonic() < until:
+            time.sleep(0.1)
+        self.assertEqual((self.files(".json"), self.files(".recipe")), ([], []))
+        self.assertEqual(server.get("/v1/status")["states"], 0)
+        server.stop()
 
 
 if __name__ == "__main__":

@@ -252,6 +252,18 @@ class Beginnings(WithServer):
         })
         self.assertEqual((answer["stop_reason"], answer["stop_sequence"], said(answer)), ("stop_sequence", ".", " 3"))
 
+    def test_the_stop_string_that_ended_a_reply_is_named(self):
+        whole = said(self.post("/v1/messages", {"messages": user("Hi"), "max_tokens": 5}))
+        first, second = whole[0], whole[1]
+        self.assertNotEqual(first, second)
+        for stops in ([second, first], [first, second]):
+            body = {"messages": user("Hi"), "max_tokens": 5, "stop_sequences": stops}
+            answer = self.post("/v1/messages", body)
+            self.assertEqual((said(answer), answer["stop_reason"], answer["stop_sequence"]),
+                             ("", "stop_sequence", first), (whole, stops))
+            delta = [d["delta"] for _, d in self.stream("/v1/messages", body) if d["type"] == "message_delta"]
+            self.assertEqual(delta, [{"stop_reason": "stop_sequence", "stop_sequence": first}])
+
     def test_a_stream_says_the_same(self):
         messages = user("Let a = 3. What is a?") + assistant("a is")
         whole = self.chat(messages, max_tokens=20)
@@ -553,6 +565,47 @@ class Streams(WithServer):
             self.assertEqual((plain[0], status), (400, 400), (path, str(body)[:100], plain, answer))
             self.assertEqual(answer["error"], plain[1]["error"])
 
+    def test_refusals_name_the_field_of_the_request(self):
+        def processed():
+            return next(line for line in self.get("/metrics").decode().split("\n")
+                        if line.startswith("stet_prompt_tokens_total"))
+        long = "word " * 3000
+        chat = "/v1/states/" + self.post("/v1/states", {"messages": user("Hi")})["id"]
+        raw = "/v1/states/" + self.post("/v1/states", {"text": "Hi"})["id"]
+        size = self.get(raw)["positions"]
+        before = processed()
+        for path, body, code, message in (
+            ("/v1/embeddings", {"input": ["a", "b " * 2900]}, "context_length_exceeded", "/input/1: the prompt has "),
+            ("/v1/embeddings", {"input": [5] * 3000}, "context_length_exceeded",
+             "/input: the prompt has 3000 tokens and must have fewer than 2049 (--ctx)"),
+            ("/v1/embeddings", {"input": [[5], [5] * 3000]}, "context_length_exceeded",
+             "/input/1: the prompt has 3000 tokens and must have fewer than 2049 (--ctx)"),
+            ("/v1/embeddings", {"input": []}, "invalid_value",
+             "/input: expected text, a list of texts, or token ids, found an empty list"),
+            ("/v1/completions", {"prompt": [[5], [5] * 3000]}, "context_length_exceeded",
+             "/prompt/1: the prompt has 3000 tokens and must have fewer than 2048 (--ctx)"),
+            (raw + "/rewind", {"tokens": 400}, "invalid",
+             "/tokens: rewind: expected a position in 0..%d, found 400" % size),
+            (raw + "/rewind", {"message": 0}, "not_a_conversation",
+             "/message: this state holds raw text, which has no messages"),
+            (raw + "/edit", {"message": 0, "content": "a"}, "not_a_conversation",
+             "/message: this state holds raw text, which has no messages"),
+            (raw + "/continue", {"message": user("a")[0]}, "not_a_conversation",
+             "/message: this state holds raw text; send text or ids instead of messages"),
+            (chat + "/continue", {"message": {"role": "cat", "content": "a"}}, "unsupported_role",
+             "/message/role: expected system, developer, user or assistant, found cat"),
+            (chat + "/continue", {"message": user(long)[0]}, "context_length_exceeded", "/message: the prompt has "),
+            (chat + "/continue", {"retry": True}, "invalid_value",
+             "/retry: expected a reply to draw again, found none"),
+            (chat + "/edit", {"message": 0, "content": "a " * 300000}, "context_length_exceeded",
+             "/content: the prompt of 600000 bytes has at least "),
+            ("/v1/chat/completions", {}, "missing_field", "/messages is missing: give a list of at least one message"),
+        ):
+            error = self.refused(path, body)
+            self.assertTrue(error["message"].startswith(message), (path, error))
+            self.assertEqual((error["code"], error["param"]), (code, error["message"].split(" ")[0].rstrip(":")), error)
+        self.assertEqual(processed(), before)
+
     def test_errors_in_a_stream_are_named(self):
         server = Server("--deadline", "0.05")
         for path, ask, _, _ in self.ways():
@@ -656,7 +709,7 @@ class Completions(WithServer):
             self.assertEqual(texts, {c["index"]: c["text"] for c in answer["choices"]})
 
     def test_lists_that_are_none(self):
-        for prompt, where in (([], None), ([[]], None), (["a", 5], "/prompt/1"), ([["a"]], "/prompt/0/0"),
+        for prompt, where in (([], "/prompt"), ([[]], "/prompt/0"), (["a", 5], "/prompt/1"), ([["a"]], "/prompt/0/0"),
                               ([[1], [2, -1]], "/prompt/1/1"), (["a"] * 257, "/prompt"), ({}, "/prompt"),
                               (5, "/prompt"), ([None], "/prompt/0")):
             self.assertEqual(self.refused("/v1/completions", {"prompt": prompt})["param"], where, prompt)

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from random import Random
 
@@ -258,6 +259,40 @@ class SharedStates(unittest.TestCase):
         self.assertEqual(call(a.port, "DELETE", "/v1/responses/" + first["id"])[0], 200)
         self.assertEqual(
             call(b.port, "POST", "/v1/responses", {"input": "x", "previous_response_id": first["id"]})[0], 404)
+
+    def test_a_state_that_was_read_here_and_deleted_there_is_gone(self):
+        a, b = self.server(), self.server()
+        state = "/v1/states/" + call(a.port, "POST", "/v1/states", {"text": "My PIN is 5555"})[1]["id"]
+        self.assertEqual(call(b.port, "GET", state)[0], 200)
+        self.assertEqual(call(a.port, "DELETE", state)[0], 200)
+        self.assertEqual(call(b.port, "GET", state)[0], 404)
+        self.assertEqual(call(b.port, "POST", state + "/continue", {"n": 1})[0], 404)
+        self.assertEqual(call(b.port, "GET", "/v1/states")[1]["data"], [])
+        # A state that is made again is there again.
+        self.assertEqual("/v1/states/" + call(b.port, "POST", "/v1/states", {"text": "My PIN is 5555"})[1]["id"], state)
+        self.assertEqual(call(a.port, "GET", state)[0], 200)
+        self.assertEqual(call(b.port, "DELETE", state)[0], 200)
+        self.assertEqual("/v1/states/" + call(a.port, "POST", "/v1/states", {"text": "My PIN is 5555"})[1]["id"], state)
+        self.assertEqual(call(a.port, "GET", state)[0], 200)
+        self.assertEqual(call(b.port, "GET", state)[0], 200)
+
+    def test_a_deletion_is_refused_while_the_store_is_away(self):
+        a = self.server()
+        made = call(a.port, "POST", "/v1/states", {"text": "My PIN is 5555"})[1]["id"]
+        os.rename(self.scratch + "/store", self.scratch + "/elsewhere")
+        self.assertEqual(call(a.port, "DELETE", "/v1/states/" + made), (503, {"type": "error", "error": {
+            "message": "the state %s is not deleted, because the store is unreachable: try again later" % made,
+            "type": "server_error", "param": None, "code": "store_unavailable"}}))
+        self.assertEqual(call(a.port, "GET", "/v1/states/" + made)[0], 200)
+        # A state that the store never had can be deleted.
+        other = call(a.port, "POST", "/v1/states", {"text": "Other"})[1]["id"]
+        self.assertEqual(call(a.port, "DELETE", "/v1/states/" + other)[0], 200)
+        os.rename(self.scratch + "/elsewhere", self.scratch + "/store")
+        until = time.monotonic() + 30
+        while call(a.port, "DELETE", "/v1/states/" + made)[0] != 200 and time.monotonic() < until:
+            time.sleep(0.1)
+        self.assertEqual(call(a.port, "GET", "/v1/states/" + made)[0], 404)
+        self.assertEqual(os.listdir(self.scratch + "/store/names"), [])
 
     def test_a_response_that_is_not_kept_removes_what_it_made_alone(self):
         a, b, c = self.server(), self.server(), self.server()

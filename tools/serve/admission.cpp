@@ -12,22 +12,10 @@ namespace {
 constexpr size_t kMostJson = size_t{16} << 20;
 constexpr size_t kMostFile = size_t{256} << 20;
 
-// Returns the name in a Host field, "NAME", "NAME:PORT" or "[IPv6]:PORT". Returns "" for other
-// forms.
-std::string host_name(const std::string& host) {
-  const bool bracket = host.starts_with('[');
-  const size_t end = bracket ? host.find(']') : std::min(host.find(':'), host.size());
-  if (end == std::string::npos) return "";
-  const std::string_view port = std::string_view(host).substr(end + (bracket ? 1 : 0));
-  const bool digits = port.find_first_not_of("0123456789", 1) == std::string_view::npos;
-  if (!port.empty() && (port[0] != ':' || !digits)) return "";
-  return host.substr(bracket ? 1 : 0, end - (bracket ? 1 : 0));
-}
-
 // Throws for a Host that is not a name of this server, which prevents DNS rebinding.
 void check_host(const Request& request, const AdmissionRules& rules) {
   const std::string name = host_name(request.host);
-  const bool known = is_loopback(name) || name == rules.host ||
+  const bool known = is_loopback(name) || name == lower_case(rules.host) ||
                      std::find(rules.hosts.begin(), rules.hosts.end(), name) != rules.hosts.end();
   if (known || (!is_loopback(rules.host) && rules.hosts.empty())) return;
   if (request.host.empty() && request.path == "/health") return;
@@ -59,8 +47,7 @@ void check_origin(Request& request, const AdmissionRules& rules) {
 void check_type(const Request& request) {
   std::string type = request.content_type.substr(0, request.content_type.find(';'));
   while (!type.empty() && type.back() == ' ') type.pop_back();
-  for (char& c : type) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
-  if (type != "application/json")
+  if (lower_case(type) != "application/json")
     throw RequestError(415, "unsupported_media_type",
                        "send Content-Type: application/json" +
                            (type.empty() ? "" : ", not " + printable(type, 60)));
@@ -85,6 +72,21 @@ Response preflight() {
 
 bool is_loopback(const std::string& host) {
   return host == "127.0.0.1" || host == "localhost" || host == "::1";
+}
+
+std::string lower_case(std::string text) {
+  for (char& c : text) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
+  return text;
+}
+
+std::string host_name(const std::string& host) {
+  const bool bracket = host.starts_with('[');
+  const size_t end = bracket ? host.find(']') : std::min(host.find(':'), host.size());
+  if (end == std::string::npos) return "";
+  const std::string_view port = std::string_view(host).substr(end + (bracket ? 1 : 0));
+  const bool digits = port.find_first_not_of("0123456789", 1) == std::string_view::npos;
+  if (!port.empty() && (port[0] != ':' || !digits)) return "";
+  return lower_case(host.substr(bracket ? 1 : 0, end - (bracket ? 1 : 0)));
 }
 
 Admission admit(Service& service, Request& request, const AdmissionRules& rules) {

@@ -110,16 +110,18 @@ Response event_stream(std::function<void(Writer&)> stream) {
 
 namespace {
 
-// Runs `work`. Turns Cancelled into an error if the deadline has passed.
+// Runs `work`. Turns Cancelled into an error if the deadline has passed or the server stops.
 template <class Work>
-auto in_time(const Caller& caller, Work&& work) {
+auto in_time(const Service& service, const Caller& caller, Work&& work) {
   try {
     return work();
   } catch (const Cancelled&) {
-    if (caller.until == 0 || tool::seconds() <= caller.until) throw;
-    throw RequestError(504, "deadline_exceeded",
-                       fmt::format("the request did not end within {:g} s (--deadline)",
-                                   caller.until - caller.since));
+    if (caller.until > 0 && tool::seconds() > caller.until)
+      throw RequestError(504, "deadline_exceeded",
+                         fmt::format("the request did not end within {:g} s (--deadline)",
+                                     caller.until - caller.since));
+    if (!service.stopping) throw;
+    throw RequestError(503, "shutting_down", "the server is shutting down");
   }
 }
 
@@ -128,7 +130,7 @@ auto in_time(const Caller& caller, Work&& work) {
 Response respond_at_once(Service& service, const Request& request,
                          const std::function<Response(const Caller&)>& body) {
   const Caller caller = service.caller(request);
-  return in_time(caller, [&] {
+  return in_time(service, caller, [&] {
     const Engine::Lease lease = service.engine.enter(caller.client, caller.cancelled);
     Response r = body(caller);
     service.request_seconds.add(tool::seconds() - caller.since);
@@ -161,7 +163,7 @@ Response stream_events(Service& service, const Request& request,
                        const ErrorEvent& error_event) {
   constexpr double kKeepAlive = 5;
   const Caller caller = service.caller(request);
-  return in_time(caller, [&] {
+  return in_time(service, caller, [&] {
     const auto lease =
         std::make_shared<Engine::Lease>(service.engine.enter(caller.client, caller.cancelled));
     return event_stream(
@@ -175,7 +177,7 @@ Response stream_events(Service& service, const Request& request,
             return !writer.good() || caller.cancelled();
           };
           try {
-            in_time(caller, [&] { body(talking, writer); });
+            in_time(service, caller, [&] { body(talking, writer); });
             service.request_seconds.add(tool::seconds() - caller.since);
           } catch (...) {
             const RequestError error = reported_error();

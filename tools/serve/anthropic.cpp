@@ -67,18 +67,8 @@ void read_required_max_tokens(MessagesRequest& m, const Field& f, const BodyCont
   if (!m.draw.max_tokens) refuse(f.pointer(), "a number of tokens", "nothing", "missing_field");
 }
 
-// Returns the stop string that ended a reply: the one that follows its text in the drawn tokens.
-Json stop_sequence(const Service& service, const MessagesRequest& a, const ReplyResult& r) {
-  if (r.reply.stop != StopReason::stop_string || !a.draw.stop) return nullptr;
-  const std::string all = service.tokenizer->decode(r.reply.ids, true);
-  // Decoded on its own, a reply that continues a given beginning may lose its first space.
-  const bool whole = all.find(r.reply.text) != std::string::npos;
-  const std::string text = r.reply.text.substr(whole ? 0 : 1);
-  std::string best;
-  for (const std::string& s : *a.draw.stop) {
-    if (all.find(text + s) != std::string::npos && s.size() > best.size()) best = s;
-  }
-  return best.empty() ? Json(nullptr) : Json(best);
+Json stop_sequence(const Reply& reply) {
+  return reply.stop_string.empty() ? Json(nullptr) : Json(reply.stop_string);
 }
 
 const char* stop_reason(const Reply& reply) {
@@ -120,7 +110,7 @@ Json whole(Service& service, const Caller& caller, const MessagesRequest& a) {
   Json j = message_json(a, {{{"type", "text"}, {"text", r.reply.text}}},
                         anthropic_usage(p.usage, r.reply.ids.size()));
   j["stop_reason"] = stop_reason(r.reply);
-  j["stop_sequence"] = stop_sequence(service, a, r);
+  j["stop_sequence"] = stop_sequence(r.reply);
   j["state_id"] = r.node->id;
   j["state_digest"] = sha256_text(r.node->digests.id);
   return j;
@@ -144,7 +134,7 @@ void stream(Service& service, const Caller& caller, const MessagesRequest& a,
   send("content_block_stop", {{"index", 0}});
   send("message_delta",
        {{"delta",
-         {{"stop_reason", stop_reason(r.reply)}, {"stop_sequence", stop_sequence(service, a, r)}}},
+         {{"stop_reason", stop_reason(r.reply)}, {"stop_sequence", stop_sequence(r.reply)}}},
         {"usage", {{"output_tokens", r.reply.ids.size()}}},
         {"state_id", r.node->id},
         {"state_digest", sha256_text(r.node->digests.id)}});

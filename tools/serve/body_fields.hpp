@@ -115,8 +115,9 @@ BodyFields<ChatOptions> chat_fields();
 std::string read_model(const Field& field, const BodyContext& context);
 // Returns the state of "resume_from", or null if absent.
 NodePtr read_resume_from(const Field& field, const BodyContext& context);
-// Return messages, or the content of one: a string or a list of text parts.
+// Return messages, one of them, or the content of one: a string or a list of text parts.
 std::vector<Message> read_messages(const Field& field);
+Message read_message(const Json& json, const std::string& pointer);
 std::string read_content(const Json& content, const std::string& pointer);
 
 }  // namespace stet::serve

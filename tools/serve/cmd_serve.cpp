@@ -1,8 +1,10 @@
 // stet serve: serves a model and its states over HTTP.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <thread>
 
 #include "stet/base/error.hpp"
@@ -40,6 +42,12 @@ bool is_origin(std::string_view origin) {
   return !host.empty() && host.find_first_of("/?#@* \t") == std::string_view::npos;
 }
 
+// Returns true for a name as in a Host field, without a port.
+bool is_host(const std::string& host) {
+  return host.find_first_of("/?#@*[] \t") == std::string::npos &&
+         (std::count(host.begin(), host.end(), ':') != 1);
+}
+
 void check(const ServeCommand& o) {
   if (!serve::is_loopback(o.host) && o.key_file.empty())
     usage_error("--host", "a loopback address (127.0.0.1), or --api-key-file with it", o.host);
@@ -49,6 +57,10 @@ void check(const ServeCommand& o) {
     if (origin != "*" && !is_origin(origin))
       usage_error("--allow-origin", "an origin, as https://example.org", origin);
   }
+  for (const std::string& host : o.hosts) {
+    if (!is_host(host))
+      usage_error("--allow-host", "a host name without scheme, port or path, as example.org", host);
+  }
   if (!(o.deadline >= 0))
     usage_error("--deadline", "a number of seconds", fmt::to_string(o.deadline));
   if (o.states.durable && o.states.directory.empty())
@@ -57,10 +69,21 @@ void check(const ServeCommand& o) {
     usage_error("--state-dir", "--store or this, not both", o.states.directory);
 }
 
+// Deletes states that have expired. Repeats that until `pause` returns false.
+void delete_expired(serve::States& states, const std::function<bool()>& pause) {
+  do {
+    try {
+      states.expire();
+    } catch (const std::exception& e) {
+      say("expired states were not deleted: {}\n", printable(e.what(), 3000));
+    }
+  } while (pause());
+}
+
 // Serves until a signal. Running requests may then continue for `patience` seconds before they are
-// stopped; their drawn tokens are kept. Sets `signal_time` to the time of the signal. Throws for
-// any other end of the server.
-void serve_until_signal(serve::HttpServer& server, serve::Engine& engine, double patience,
+// cancelled; their drawn tokens are kept. Their clients have half as long to receive the answer.
+// Sets `signal_time` to the time of the signal. Throws for any other end of the server.
+void serve_until_signal(serve::HttpServer& server, serve::Service& service, double patience,
                         double& signal_time) {
   std::atomic<bool> over{false};
   const auto wait = [&](double seconds_, auto&& until) {
@@ -68,12 +91,20 @@ void serve_until_signal(serve::HttpServer& server, serve::Engine& engine, double
     while (!over && !until() && (seconds_ < 0 || seconds() < end))
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
   };
+  std::thread expiry([&] {
+    delete_expired(service.states, [&] {
+      wait(1, [] { return false; });
+      return !over;
+    });
+  });
   std::thread watch([&] {
     wait(-1, [] { return Interrupts::signal() != 0; });
     if (!over) signal_time = seconds();
-    engine.close();
+    service.engine.close();
     server.drain();
     wait(patience, [] { return false; });
+    service.stopping = true;
+    wait(patience / 2, [] { return false; });
     server.stop();
   });
   std::exception_ptr error;
@@ -83,6 +114,7 @@ void serve_until_signal(serve::HttpServer& server, serve::Engine& engine, double
     error = std::current_exception();
   }
   over = true;
+  expiry.join();
   watch.join();
   if (error != nullptr) std::rethrow_exception(error);
 }
@@ -118,6 +150,9 @@ void run(ServeCommand& o) {
   }
   serve::HttpLimits limits;
   limits.threads = static_cast<size_t>(o.engine.streams + o.engine.queue) + 16;
+  for (std::vector<std::string>* names : {&o.hosts, &o.origins}) {
+    for (std::string& name : *names) name = serve::lower_case(name);
+  }
   serve::AdmissionRules rules{o.host, o.hosts, o.origins, nullptr};
   if (keys.any()) rules.client = [&keys](const std::string& given) { return keys.client(given); };
   serve::HttpServer server(limits, [&service, &rules](serve::Request& request) {
@@ -132,7 +167,7 @@ void run(ServeCommand& o) {
   double signal_time = 0;
   std::exception_ptr error;
   try {
-    serve_until_signal(server, service.engine, stop_seconds / 2, signal_time);
+    serve_until_signal(server, service, stop_seconds / 2, signal_time);
   } catch (...) {
     error = std::current_exception();
   }

@@ -44,6 +44,8 @@ void refuse_other_items(Fields& f) {
   f["function_call"].neutral({}, kNoTools);
 }
 
+}  // namespace
+
 Message read_message(const Json& json, const std::string& pointer) {
   Fields f(json, pointer);
   refuse_other_items(f);
@@ -65,14 +67,13 @@ Message read_message(const Json& json, const std::string& pointer) {
   return m;
 }
 
-}  // namespace
-
 std::vector<Message> read_messages(const Field& field) {
   const Json* const list = field.value();
   const std::string& pointer = field.pointer();
-  if (list == nullptr || !list->is_array() || list->empty())
-    refuse(pointer, "a list of at least one message",
-           list == nullptr ? "nothing" : printable(tool::dump(*list), 60));
+  if (list == nullptr)
+    refuse(pointer, "a list of at least one message", "nothing", "missing_field");
+  if (!list->is_array() || list->empty())
+    refuse(pointer, "a list of at least one message", printable(tool::dump(*list), 60));
   if (list->size() > 4096) refuse(pointer, "at most 4096 messages", std::to_string(list->size()));
   std::vector<Message> messages;
   for (size_t i = 0; i < list->size(); ++i)

@@ -28,6 +28,7 @@ struct CompletionRequest {
   std::vector<Message> messages;
   ChatOptions state;
   std::vector<TextPrompt> prompts;
+  bool several = false;  // the prompts were given as a list
   NodePtr from;
   std::string id, model;
 
@@ -125,8 +126,8 @@ void read_prompts(CompletionRequest& c, const Field& f, const BodyContext& conte
   const Service& service = context.service;
   const Json* const prompt = f.value();
   if (prompt == nullptr) refuse(f.pointer(), "a string or token ids", "nothing", "missing_field");
-  const bool several = prompt->is_array() && !prompt->empty() && !prompt->front().is_number();
-  if (!several) {
+  c.several = prompt->is_array() && !prompt->empty() && !prompt->front().is_number();
+  if (!c.several) {
     c.prompts = {read_prompt(service, *prompt, f.pointer())};
     return;
   }
@@ -186,8 +187,9 @@ std::vector<EchoedPrompt> check(Service& service, const Caller& caller,
                                 const CompletionRequest& c) {
   std::vector<EchoedPrompt> all;
   if (c.chat) all.push_back({check_messages(service, caller, c.from, c.messages, c.state), "", {}});
-  for (const TextPrompt& prompt : c.prompts)
-    all.push_back(check_prompt(service, caller, c, prompt));
+  for (size_t i = 0; i < c.prompts.size(); ++i)
+    all.push_back(for_field(c.several ? fmt::format("/prompt/{}", i) : "/prompt",
+                            [&] { return check_prompt(service, caller, c, c.prompts[i]); }));
   return all;
 }
 

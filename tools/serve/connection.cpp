@@ -17,12 +17,20 @@ constexpr size_t kMostAhead = 65536;          // bytes of further requests while
 constexpr size_t kMostDiscarded = 256 << 10;  // bytes of a refused body
 constexpr double kLingerSeconds = 1;
 
-RequestError no_room() {
+}  // namespace
+
+// ---------------------------------------------------------------- room for bodies
+
+RequestError no_body_room() {
   return {503, "too_many_bodies",
           "expected room for the bodies of all requests, found none: try again later"};
 }
 
-}  // namespace
+void BodyRoom::set(size_t bytes) {
+  context_.bodies += bytes;
+  context_.bodies -= std::exchange(bytes_, bytes);
+  if (bytes > 0 && context_.bodies > context_.limits.bodies_bytes) throw no_body_room();
+}
 
 // ---------------------------------------------------------------- the life of a connection
 
@@ -33,6 +41,7 @@ Connection::Connection(tcp::socket socket, std::string remote, std::string group
       remote_(std::move(remote)),
       group_(std::move(group)),
       context_(context),
+      room_(context),
       client_left_(std::make_shared<std::atomic<bool>>(false)),
       out_(socket_.native_handle()) {}
 
@@ -68,7 +77,7 @@ void Connection::close() {
   phase_ = Phase::closed;
   client_left_->store(true);
   out_.fail();
-  account(0);
+  room_.set(0);
   disarm();
   error_code ignored;
   socket_.close(ignored);
@@ -148,7 +157,7 @@ void Connection::advance() {
     }
     if (phase_ == Phase::body) {
       const bool whole = reader_->read_body(in_, admission_.body_bytes);
-      account(reader_->body_bytes());
+      room_.set(reader_->body_bytes());
       if (whole) return dispatch();
     }
   } catch (...) {
@@ -186,17 +195,12 @@ void Connection::admit() {
     throw RequestError(
         413, "body_too_large",
         fmt::format("the body has {} bytes; the limit is {}", *head.length, admission_.body_bytes));
-  if (context_.bodies + head.length.value_or(0) > context_.limits.bodies_bytes) throw no_room();
+  if (context_.bodies + head.length.value_or(0) > context_.limits.bodies_bytes)
+    throw no_body_room();
   phase_ = Phase::body;
   const auto size = static_cast<double>(head.length.value_or(admission_.body_bytes));
   arm(context_.limits.request_seconds + size / context_.limits.body_bytes_per_second);
   if (head.expects_continue && in_.empty()) send("HTTP/1.1 100 Continue\r\n\r\n");
-}
-
-void Connection::account(size_t body_bytes) {
-  context_.bodies += body_bytes;
-  context_.bodies -= std::exchange(accounted_, body_bytes);
-  if (body_bytes > 0 && context_.bodies > context_.limits.bodies_bytes) throw no_room();
 }
 
 void Connection::dispatch() {

@@ -30,14 +30,32 @@ struct HttpContext {
 
   const HttpLimits limits;
   HttpServer::Admit admit;
+  std::atomic<size_t> bodies{0};  // bytes of request bodies in memory
   boost::asio::io_context io{1};
   boost::asio::thread_pool work, beside{1};
-  std::atomic<size_t> bodies{0};  // bytes of request bodies in memory
   bool draining = false;
 
  protected:
   ~HttpContext() = default;
 };
+
+// The bytes that the body of a request takes, counted among those of all requests.
+class BodyRoom {
+ public:
+  explicit BodyRoom(HttpContext& context) : context_(context) {}
+  BodyRoom(const BodyRoom&) = delete;
+  BodyRoom& operator=(const BodyRoom&) = delete;
+  ~BodyRoom() { set(0); }
+  // Changes the number of bytes. Throws a RequestError (503) if the bodies of all requests would
+  // then have too many.
+  void set(size_t bytes);
+
+ private:
+  HttpContext& context_;
+  size_t bytes_ = 0;
+};
+// Returns the error for a body that finds no room.
+RequestError no_body_room();
 
 // Bytes on their way to a client. The thread that computes them first writes as many as the system
 // takes, so that a token waits for no other thread. The server's thread writes the rest.
@@ -89,7 +107,6 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void advance();
   void begin_request();
   void admit();
-  void account(size_t body_bytes);
   void dispatch();
   void refuse(const RequestError& error, bool body_is_left);
   void answer(Request request, bool at_once);
@@ -123,7 +140,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Admission admission_;
   std::string encoding_, range_;
   bool head_only_ = false, http11_ = true, keep_ = false;
-  size_t accounted_ = 0;
+  BodyRoom room_;
   std::shared_ptr<std::atomic<bool>> client_left_;
 
   SendQueue out_;

@@ -81,10 +81,12 @@ void Connection::refuse(const RequestError& error, bool body_is_left) {
 // Runs in the thread that computes the answer.
 void Connection::answer(Request request, bool at_once) {
   bool whole = true;
+  BodyRoom room(context_);  // for the expanded body
   try {
     Response response;
     try {
-      request.body = decoded_body(std::move(request.body), encoding_, admission_.body_bytes);
+      request.body = decoded_body(std::move(request.body), encoding_, admission_.body_bytes,
+                                  [&room](size_t bytes) { room.set(bytes); });
       response = admission_.answer(request);
     } catch (...) {
       response = error_response(reported_error());
@@ -180,7 +182,7 @@ void Connection::ended(bool whole) {
 
 // Starts the next request after an answer.
 void Connection::next() {
-  account(0);
+  room_.set(0);
   if (!keep_ || at_end_ || context_.draining) return linger();
   client_left_ = std::make_shared<std::atomic<bool>>(false);
   begin_request();

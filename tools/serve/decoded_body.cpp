@@ -1,6 +1,8 @@
 // Decompression of request bodies.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #ifdef STET_HAVE_ZLIB
 #include <zlib.h>
 #endif
@@ -19,9 +21,23 @@ struct Inflate {
   bool ready = false;
 };
 
+// Appends to a text of at most `most` bytes, whose memory is taken from `room` first.
+void append(std::string& text, std::string_view piece, size_t most, const TakeRoom& room) {
+  constexpr size_t kFirst = 65536;
+  if (text.size() + piece.size() > text.capacity()) {
+    const size_t held = text.size() == 0 ? 0 : text.capacity(),
+                 size = std::min(most, std::max(2 * held, kFirst));
+    room(held + size);  // both are in use while the text moves
+    text.reserve(size);
+    room(text.capacity());
+  }
+  text += piece;
+}
+
 }  // namespace
 
-std::string decoded_body(std::string body, std::string_view encoding, size_t most) {
+std::string decoded_body(std::string body, std::string_view encoding, size_t most,
+                         const TakeRoom& room) {
   if (encoding.empty() || encoding == "identity") return body;
   if (encoding != "gzip" && encoding != "x-gzip" && encoding != "deflate")
     throw RequestError(415, "unsupported_encoding",
@@ -44,14 +60,14 @@ std::string decoded_body(std::string body, std::string_view encoding, size_t mos
     if (n > most - text.size())
       throw RequestError(413, "body_too_large",
                          fmt::format("the uncompressed body has more than {} bytes", most));
-    text.append(piece, n);
+    append(text, {piece, n}, most, room);
   }
   if (inflate.stream.avail_in > 0)
     throw RequestError(400, "bad_request", "there are bytes after the end of the compressed body");
   return text;
 }
 #else
-std::string decoded_body(std::string body, std::string_view encoding, size_t) {
+std::string decoded_body(std::string body, std::string_view encoding, size_t, const TakeRoom&) {
   if (encoding.empty() || encoding == "identity") return body;
   throw RequestError(415, "unsupported_encoding",
                      "Content-Encoding " + printable(std::string(encoding), 40) +

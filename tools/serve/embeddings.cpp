@@ -19,6 +19,9 @@ struct EmbeddingRequest {
   bool mean = true, normalize = true, as_base64 = false;
   std::vector<std::vector<int32_t>> ids;
   std::vector<std::string> texts;  // instead of ids
+  bool several = false;            // the input is a list of texts or of lists
+
+  std::string pointer(size_t i) const { return several ? fmt::format("/input/{}", i) : "/input"; }
 };
 
 std::string base64(std::string_view bytes) {
@@ -93,7 +96,12 @@ void read_input(EmbeddingRequest& asked, const Field& f, const BodyContext& cont
       input != nullptr && input->is_array() && !input->empty() ? &input->front() : nullptr;
   if (first != nullptr && first->is_number()) {
     asked.ids.push_back(*f.ids(vocab));
-  } else if (first != nullptr && first->is_array()) {
+    return;
+  }
+  asked.several = input != nullptr && input->is_array();
+  if (asked.several && input->empty())
+    refuse(f.pointer(), "text, a list of texts, or token ids", "an empty list");
+  if (first != nullptr && first->is_array()) {
     if (input->size() > kMostInputs)
       refuse(f.pointer(), fmt::format("at most {} inputs", kMostInputs),
              fmt::format("{}", input->size()));
@@ -147,14 +155,25 @@ BodyFields<EmbeddingRequest> embedding_fields() {
       .unused("string", {"user"});
 }
 
+// Makes tokens of texts, and checks the lengths of all inputs before anything is computed.
+void check_inputs(Service& service, const Caller& caller, EmbeddingRequest& asked) {
+  for (const std::string& text : asked.texts)
+    asked.ids.push_back(for_field(asked.pointer(asked.ids.size()), [&] {
+      return encode_text(service, caller, text, Tokenizer::Bos::automatic);
+    }));
+  const Session empty(service.model, service.session);
+  for (size_t i = 0; i < asked.ids.size(); ++i) {
+    if (asked.ids[i].empty()) refuse(asked.pointer(i), "at least one token", "none");
+    for_field(asked.pointer(i), [&] { check_room(empty, asked.ids[i], 0); });
+  }
+}
+
 Response answer(Service& service, const Request& request, EmbeddingRequest asked) {
   return answer_at_once(service, request, [&](const Caller& caller) {
-    for (const std::string& text : asked.texts)
-      asked.ids.push_back(encode_text(service, caller, text, Tokenizer::Bos::automatic));
+    check_inputs(service, caller, asked);
     Json data = Json::array();
     size_t tokens = 0;
     for (const std::vector<int32_t>& ids : asked.ids) {
-      if (ids.empty()) refuse("/input", "at least one token", "none");
       tokens += ids.size();
       const std::vector<float> x = embedding(service, caller, ids, asked);
       std::string bytes(x.size() * sizeof(float), '\0');

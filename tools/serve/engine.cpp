@@ -109,7 +109,12 @@ Engine::Lease Engine::enter(const std::string& client, const CancelCheck& cancel
     ++counters_.refused;
     throw RequestError(
         429, "queue_full",
-        fmt::format("{} requests are waiting already (--queue): try again later", options_.queue));
+        options_.queue == 0
+            ? fmt::format("{} requests run already (--streams), and none may wait (--queue): "
+                          "try again later",
+                          options_.streams)
+            : fmt::format("{} requests are waiting already (--queue): try again later",
+                          options_.queue));
   }
   waiting_.push_back(&ticket);
   grant();

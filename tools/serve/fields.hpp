@@ -21,6 +21,22 @@ Json parse_body(const std::string& body);
 [[noreturn]] void refuse(const std::string& pointer, const std::string& expected,
                          const std::string& found, const std::string& code = "invalid_value");
 
+// Runs work on the value of a field. An error that it throws for a wrong value names this field,
+// in the message and as pointer.
+template <class Work>
+auto for_field(const std::string& pointer, const Work& work) {
+  try {
+    return work();
+  } catch (...) {
+    const RequestError e = current_error();
+    if (e.status != 400) throw;
+    const std::string text = e.what(), known = e.pointer + ": ";
+    const bool named = !e.pointer.empty() && text.starts_with(known);
+    throw RequestError(400, e.code, pointer + ": " + text.substr(named ? known.size() : 0),
+                       pointer);
+  }
+}
+
 // Throws the error of a feature that this server does not support. `hint` is what to do instead.
 [[noreturn]] void unsupported(const std::string& pointer, const std::string& what,
                               const std::string& hint = "leave it out",

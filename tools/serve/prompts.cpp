@@ -234,6 +234,11 @@ Conversation::Plan plan_more(Service& service, const Caller& caller, const Prepa
                        continues);
 }
 
+Conversation::Plan plan_edit(Service& service, const Caller& caller,
+                             const Conversation& conversation, std::vector<Message> messages) {
+  return plan_messages(service, caller, conversation, std::move(messages), 1, false);
+}
+
 void check_room(const Session& session, std::span<const int32_t> ids, int64_t room) {
   detail::check_ids(ids, session.model().config().vocab_size);
   check_positions(session, session.size() + static_cast<int64_t>(ids.size()), room);

@@ -59,7 +59,10 @@ Address parse_target(std::string_view target);
 // outside.
 std::optional<std::pair<size_t, size_t>> parse_range(std::string_view range, size_t size);
 
+// Called before memory is taken, with all the bytes that a body then has. May throw.
+using TakeRoom = std::function<void(size_t bytes)>;
 // Returns a body decoded by its Content-Encoding. Throws a RequestError (413) beyond `most` bytes.
-std::string decoded_body(std::string body, std::string_view encoding, size_t most);
+std::string decoded_body(std::string body, std::string_view encoding, size_t most,
+                         const TakeRoom& room);
 
 }  // namespace stet::serve

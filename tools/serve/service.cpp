@@ -27,8 +27,8 @@ Service::Service(std::shared_ptr<const Model> model_, std::shared_ptr<const Toke
 Caller Service::caller(const Request& request) const {
   const double now = tool::seconds(), end = deadline > 0 ? now + deadline : 0;
   return {request.client,
-          [connection = request.connection, end] {
-            return connection.closed() || (end > 0 && tool::seconds() > end);
+          [this, connection = request.connection, end] {
+            return connection.closed() || stopping || (end > 0 && tool::seconds() > end);
           },
           now, end};
 }

@@ -41,8 +41,8 @@ struct Service {
           const SessionOptions& session_, const StatesOptions& states_,
           const EngineOptions& engine_, double deadline_);
 
-  // Returns the caller of a request. Its work is cancelled when the client disconnects or the
-  // deadline passes.
+  // Returns the caller of a request. Its work is cancelled when the client disconnects, the
+  // deadline passes or the server stops.
   Caller caller(const Request& request) const;
   const Tokenizer& need_tokenizer() const;
   // Returns true if this is a name of the model.
@@ -65,6 +65,7 @@ struct Service {
   std::string fingerprint;           // identifies model and contract
   double deadline;                   // seconds per request, or 0
   int64_t started;
+  std::atomic<bool> stopping{false};  // running requests are cancelled
   std::atomic<int64_t> verified_tokens{0};
   TokenizerGate tokenizing;
   // Times from a request to the first token of its reply, and to the end of its answer. Only
@@ -161,6 +162,9 @@ void append_text(Service& service, const Caller& caller, PreparedPrompt& prompte
 // Adds messages to those of a state, in two steps. The first one checks and changes nothing.
 Conversation::Plan plan_more(Service& service, const Caller& caller, const PreparedPrompt& prompted,
                              std::vector<Message> more, bool continues);
+// Plans these messages in place of those of a conversation. Only the last of them is new.
+Conversation::Plan plan_edit(Service& service, const Caller& caller,
+                             const Conversation& conversation, std::vector<Message> messages);
 void process_plan(Service& service, const Caller& caller, PreparedPrompt& prompted,
                   const Conversation::Plan& plan);
 // Throws if the tokens do not fit after those of the session.

@@ -43,12 +43,16 @@ bool SharedStates::attempt(Work work) {
   }
 }
 
-bool SharedStates::put(const std::string& client, const std::string& handle, Session& session,
-                       const Tokenizer* tokenizer, const SharedNote& note) {
-  bool put = false;
+InStore SharedStates::put(const std::string& client, const std::string& handle, Session& session,
+                          const Tokenizer* tokenizer, const SharedNote& note) {
+  InStore in_store = InStore::no;
   attempt([&] {
+    in_store = InStore::perhaps;
     Store& store = store_of(client);
-    if (!store.history(handle).empty()) return;
+    if (!store.history(handle).empty()) {
+      in_store = InStore::found;
+      return;
+    }
     StorePutOptions how;
     how.tokenizer = tokenizer;
     const std::string operation = tool::dump(note.operation);
@@ -61,9 +65,9 @@ bool SharedStates::put(const std::string& client, const std::string& handle, Ses
     }
     const Sha256 place = put_session(store, session, how).place;
     store.set_name(handle, std::nullopt, place);
-    put = true;
+    in_store = InStore::put;
   });
-  return put;
+  return in_store;
 }
 
 std::optional<SharedState> SharedStates::get(const std::string& client, const std::string& handle,
@@ -87,8 +91,14 @@ std::optional<SharedState> SharedStates::get(const std::string& client, const st
   return found;
 }
 
-void SharedStates::remove(const std::string& client, const std::string& handle) {
-  attempt([&] {
+bool SharedStates::lacks(const std::string& client, const std::string& handle) {
+  bool there = true;
+  attempt([&] { there = !store_of(client).history(handle).empty(); });
+  return !there;
+}
+
+bool SharedStates::remove(const std::string& client, const std::string& handle) {
+  return attempt([&] {
     Store& store = store_of(client);
     const std::vector<NameEntry> entries = store.history(handle);
     if (!entries.empty()) store.set_name(handle, entries.back().state, std::nullopt);

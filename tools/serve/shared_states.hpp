@@ -27,6 +27,10 @@ struct SharedState {
   StoreRestoreReport restored;
 };
 
+// What a server knows about a state in the store: not put there; perhaps, because putting failed;
+// another server has put it there; this one has.
+enum class InStore : uint8_t { no, perhaps, found, put };
+
 class SharedStates {
  public:
   // With `together`, clients share their blocks.
@@ -37,15 +41,18 @@ class SharedStates {
   // Returns the secret from which handles are made, so that all servers make the same ones.
   std::string secret() const;
 
-  // Puts a state under its handle. Returns false if the store refused it, which is logged, or had
-  // it before. A refused state stays on this server.
-  bool put(const std::string& client, const std::string& handle, Session& session,
-           const Tokenizer* tokenizer, const SharedNote& note);
+  // Puts a state under its handle. If the store refuses it, which is logged, it stays on this
+  // server.
+  InStore put(const std::string& client, const std::string& handle, Session& session,
+              const Tokenizer* tokenizer, const SharedNote& note);
   // Returns nothing if there is no state of this handle, or the store is unreachable.
   std::optional<SharedState> get(const std::string& client, const std::string& handle,
                                  const std::shared_ptr<const Model>& model,
                                  const RestoreOptions& how);
-  void remove(const std::string& client, const std::string& handle);
+  // Returns true if the store has no state of this handle. False if it has one, or is unreachable.
+  bool lacks(const std::string& client, const std::string& handle);
+  // Removes a handle. Returns false if the store is unreachable or refuses that.
+  bool remove(const std::string& client, const std::string& handle);
   // Returns a session of the beginning of these tokens, if it is longer than `more_than`.
   std::optional<Session> prefix(const std::string& client,
                                 const std::shared_ptr<const Model>& model,

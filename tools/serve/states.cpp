@@ -230,6 +230,8 @@ NodePtr States::add(const std::string& client, const Parent& parent, Json operat
     const bool same = there->digests.state == node->digests.state;
     if (same && origin != Origin::uploaded && this->origin(there) == Origin::uploaded)
       verified(there);
+    // Another server may have removed it from the store meanwhile.
+    if (same && shared && in_store(there) != InStore::no) share(there, parent.id, session);
     return there;
   }
   std::exception_ptr error;
@@ -257,10 +259,11 @@ NodePtr States::add(const std::string& client, const Parent& parent, Json operat
 
 void States::share(const NodePtr& node, const std::string& parent, Session& session) {
   if (options_.shared == nullptr) return;
-  const bool put = options_.shared->put(node->client, node->id, session, tokenizer_.get(),
-                                        {parent, node->operation});
+  const InStore now = options_.shared->put(node->client, node->id, session, tokenizer_.get(),
+                                           {parent, node->operation});
   const MutexLock lock(mutex_);
-  at(*node).put = put;
+  InStore& known = at(*node).in_store;
+  if (now != InStore::found || known != InStore::put) known = now;
 }
 
 Json States::json(const NodePtr& node) const {

@@ -107,7 +107,7 @@ class Node {
     bool pinned = false;
     bool removed = false;  // no longer in the tree; the node exists as long as its files
     Origin origin = Origin::computed;
-    bool put = false;                     // this server put it into the store
+    InStore in_store = InStore::no;
     int64_t claims = 1;                   // add() calls that returned it, less release() calls
     std::optional<Session> session;       // set while keys and values are in memory
     std::shared_ptr<const State> recipe;  // set while tokens are in memory
@@ -141,7 +141,8 @@ class States {
   NodePtr add(const std::string& client, const Parent& parent, Json operation, Session session,
               Origin origin = Origin::computed, bool another = false, bool share = true);
   // Throws a RequestError (404) if this client has no such state, here or in the store. Its code is
-  // state_expired if a limit has deleted the state.
+  // state_expired if a limit has deleted the state. A state that another server has removed from
+  // the store is removed here, too.
   NodePtr find(const std::string& client, const std::string& id, const std::string& pointer);
   std::vector<NodePtr> list(const std::string& client);  // in the order in which they were made
   // Returns the states, each with its parent in the tree of conversations (tree.hpp). The parent is
@@ -150,7 +151,8 @@ class States {
     NodePtr node, above;
   };
   std::vector<InTree> conversations(const std::string& client);
-  // Removes a state. Its children then become children of its parent.
+  // Removes a state, here and in the store. Its children then become children of its parent.
+  // Throws a RequestError (503), and removes nothing, if the store is unreachable.
   void remove(const NodePtr& node);
   // Undoes one call of add(). Removes the state, unless another call has returned it too, or a
   // client has named or pinned it.
@@ -158,6 +160,8 @@ class States {
   void change(const NodePtr& node, std::optional<std::optional<std::string>> name,
               std::optional<bool> pinned);
   void verified(const NodePtr& node);
+  // Deletes the states that were not used for --ttl seconds.
+  void expire();
   // Throws a RequestError (429) if no state can be added: all others of this client are pinned, and
   // there are as many as may be.
   void check_room(const std::string& client);
@@ -232,6 +236,7 @@ class States {
   void touch(Node& node) STET_REQUIRES(mutex_);
   NodePtr living(const std::string& id) const STET_REQUIRES(mutex_);
   NodePtr find_here(const std::string& client, const std::string& id);
+  InStore in_store(const NodePtr& node) const;
   NodePtr find_shared(const std::string& client, const std::string& id);
   [[noreturn]] void refuse_unknown(const std::string& client, const std::string& id,
                                    const std::string& pointer) const STET_REQUIRES(mutex_);
@@ -275,7 +280,6 @@ class States {
   std::vector<NodePtr> surplus(const std::string& client, const Node* keep) STET_REQUIRES(mutex_);
   void check_count(const std::string& client) STET_REQUIRES(mutex_);
   void remove_expired(const std::vector<NodePtr>& nodes);
-  void expire();
 
   // states_files.cpp
   bool in_files() const { return directory_ != nullptr; }

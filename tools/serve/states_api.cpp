@@ -142,6 +142,15 @@ Response fork(Service& service, const Request& request, const NodePtr& node, For
   });
 }
 
+// Reads the index of a message of the state.
+std::optional<int64_t> read_message_index(const Field& f, const BodyContext& context) {
+  if (f.value() != nullptr && context.node->messages == 0)
+    throw RequestError(400, "not_a_conversation",
+                       f.pointer() + ": this state holds raw text, which has no messages",
+                       f.pointer());
+  return f.integer(0, context.node->messages - 1);
+}
+
 struct RewindRequest {
   std::optional<int64_t> tokens, message;
 };
@@ -151,14 +160,14 @@ BodyFields<RewindRequest> rewind_fields() {
       .integer("tokens", &RewindRequest::tokens, 0, kMaxPositions)
       .field("message", "integer",
              [](RewindRequest& r, const Field& f, const BodyContext& context) {
-               r.message = f.integer(0, context.node->messages - 1);
+               r.message = read_message_index(f, context);
              });
 }
 
 Response rewound(Service& service, const Request& request, const NodePtr& node,
                  const Parent& parent, Session session, const RewindRequest& r) {
   if (r.tokens) {
-    session.rewind(*r.tokens);
+    for_field("/tokens", [&] { session.rewind(*r.tokens); });
     Json operation = {{"name", "rewind"}, {"tokens", *r.tokens}};
     if (*r.tokens == node->positions) operation = with_same_end(std::move(operation), *node);
     return made(service, request, parent, std::move(operation), std::move(session));
@@ -225,7 +234,7 @@ BodyFields<EditRequest> edit_fields() {
   return BodyFields<EditRequest>()
       .required("message", "integer",
                 [](EditRequest& e, const Field& f, const BodyContext& context) {
-                  const auto index = f.integer(0, context.node->messages - 1);
+                  const auto index = read_message_index(f, context);
                   if (!index)
                     refuse(f.pointer(), "the index of a message", "nothing", "missing_field");
                   e.message = *index;
@@ -246,7 +255,8 @@ Response edit(Service& service, const Request& request, const NodePtr& node, Edi
     messages.resize(static_cast<size_t>(e.message) + 1);
     messages.back().content = e.content;
     messages.back().generated = false;
-    const Conversation::Plan plan = conversation->prepare(std::move(messages));
+    const Conversation::Plan plan = for_field(
+        "/content", [&] { return plan_edit(service, caller, *conversation, std::move(messages)); });
     conversation->begin(plan);
     if (conversation->session().size() == 0) p.parent.origin = Origin::computed;
     service.engine.process(conversation->session(), Conversation::to_process(plan),

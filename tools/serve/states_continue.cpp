@@ -17,9 +17,7 @@ struct ContinueRequest {
 };
 
 void read_next_message(ContinueRequest& c, const Field& f, const BodyContext&) {
-  if (f.value() == nullptr) return;
-  const Json list = Json::array({*f.value()});
-  c.message = read_messages({&list, "message", f.pointer()});
+  if (f.value() != nullptr) c.message = {read_message(*f.value(), f.pointer())};
 }
 
 BodyFields<ContinueRequest> continue_fields() {
@@ -79,12 +77,15 @@ CheckedContinue begin_continue(Service& service, const Caller& caller, const Nod
                        "/retry: this state holds raw text, which has no reply to draw again",
                        "/retry");
   if (c.retry) {
+    const std::vector<Message>& all = p.exchange.conversation()->messages();
+    if (all.empty() || !all.back().generated) refuse("/retry", "a reply to draw again", "none");
     p.exchange.conversation()->retry();
     p.known_text.clear();
   }
   c.draw.check(service, p.exchange.session().generation());
   if (!c.message.empty()) {
-    begun.plan = plan_more(service, caller, p, c.message, c.continues);
+    begun.plan = for_field("/message",
+                           [&] { return plan_more(service, caller, p, c.message, c.continues); });
   } else if (c.text || c.ids) {
     begun.ids = c.ids ? *c.ids : encode_text(service, caller, *c.text, Tokenizer::Bos::off);
     check_room(p.exchange.session(), begun.ids);

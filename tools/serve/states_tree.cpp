@@ -39,13 +39,20 @@ NodePtr States::find_shared(const std::string& client, const std::string& id) {
   Usage fetched;
   fetched.recomputed = found->restored.restored.recomputed;
   count(fetched);
-  return add(client, {found->note.parent}, std::move(found->note.operation),
-             std::move(found->session), Origin::computed, false, false);
+  const NodePtr node = add(client, {found->note.parent}, std::move(found->note.operation),
+                           std::move(found->session), Origin::computed, false, false);
+  const MutexLock lock(mutex_);
+  InStore& known = at(*node).in_store;
+  known = std::max(known, InStore::found);
+  return node;
 }
 
 NodePtr States::find(const std::string& client, const std::string& id, const std::string& pointer) {
   expire();
-  if (NodePtr node = find_here(client, id)) return node;
+  if (NodePtr node = find_here(client, id)) {
+    if (in_store(node) < InStore::found || !options_.shared->lacks(client, id)) return node;
+    take_away(node, false);
+  }
   if (NodePtr node = find_shared(client, id)) return node;
   const MutexLock lock(mutex_);
   refuse_unknown(client, id, pointer);
@@ -164,19 +171,23 @@ bool States::take_away(const NodePtr& node, bool unless_claimed) {
   return true;
 }
 
+InStore States::in_store(const NodePtr& node) const {
+  const MutexLock lock(mutex_);
+  return at(*node).in_store;
+}
+
 void States::remove(const NodePtr& node) {
-  if (take_away(node, false) && options_.shared != nullptr)
-    options_.shared->remove(node->client, node->id);
+  if (in_store(node) != InStore::no && !options_.shared->remove(node->client, node->id))
+    throw RequestError(503, "store_unavailable",
+                       fmt::format("the state {} is not deleted, because the store is unreachable: "
+                                   "try again later",
+                                   node->id));
+  take_away(node, false);
 }
 
 void States::release(const NodePtr& node) {
-  if (!take_away(node, true) || options_.shared == nullptr) return;
-  bool put = false;
-  {
-    const MutexLock lock(mutex_);
-    put = at(*node).put;
-  }
-  if (put) options_.shared->remove(node->client, node->id);
+  if (take_away(node, true) && in_store(node) == InStore::put)
+    options_.shared->remove(node->client, node->id);
 }
 
 void States::change(const NodePtr& node, std::optional<std::optional<std::string>> name,

@@ -196,6 +196,7 @@ STET_INL void Generator::processed(int32_t id) {
 STET_INL Reply Generator::finish() {
   if (options_.speculator != nullptr) session_.discard_drafted();
   reply_.stop = reply_stop_.value_or(StopReason::interrupted);
+  if (reply_.stop == StopReason::stop_string) reply_.stop_string = text_.stop_string();
   if (reply_.stop == StopReason::eos || reply_.stop == StopReason::stop_string)
     detail::close_turn(session_);
   return std::move(reply_);

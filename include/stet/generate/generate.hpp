@@ -34,6 +34,7 @@ struct Reply {
   std::vector<int32_t> ids;  // drawn in this call, including a stop token
   std::string text;          // their text, without special tokens and stop strings
   StopReason stop = StopReason::length;
+  std::string stop_string = "";  // the one that ended it, or ""
   uint64_t drafted = 0,
            accepted = 0;  // drafted tokens that passes of this call processed; accepted
 };
@@ -117,6 +118,8 @@ class ReplyText {
       return false;  // a model may have more ids than its tokenizer
     return match(stream_->push(id), certain);
   }
+  // Returns the stop string that was completed, or "".
+  const std::string& stop_string() const { return stop_string_; }
   // Completes the reply and returns the text that was held back.
   std::string finish() {
     if (!stream_) return "";
@@ -133,12 +136,15 @@ class ReplyText {
   bool match(const std::string& text, std::string* certain) {
     StopMatcher::Result r = matcher_.push(text);
     *certain = std::move(r.text);
-    return r.stop >= 0;
+    if (r.stop < 0) return false;
+    stop_string_ = matcher_.strings()[static_cast<size_t>(r.stop)];
+    return true;
   }
 
   const Tokenizer* tokenizer_;
   std::optional<TextStream> stream_;
   StopMatcher matcher_;
+  std::string stop_string_;
 };
 
 inline bool is_stop_token(const GenerationState& state, int32_t id) {
