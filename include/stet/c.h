@@ -614,7 +614,12 @@ STET_API stet_status stet_session_rewind(stet_session* session, int64_t size, st
 STET_API stet_status stet_session_rewind_cost(const stet_session* session, int64_t size,
                                               int64_t* tokens, stet_error** error);
 
-enum { STET_PRUNE_SHIFT = 1 }; /* renumber later positions; otherwise the gap is masked */
+enum {
+  STET_PRUNE_SHIFT = 1, /* renumber later positions; otherwise the gap is masked */
+  /* Process later tokens again, as if the removed ones had never been there; models with recurrent
+   * layers need it. Excludes STET_PRUNE_SHIFT. Not for stet_snapshot_convert(), which has no model */
+  STET_PRUNE_RECOMPUTE = 2
+};
 
 typedef struct stet_prune_options {
   size_t struct_size;
@@ -1025,16 +1030,31 @@ STET_API stet_status stet_session_save(stet_session* session, const stet_tokeniz
                                        const char* path, const stet_save_options* options,
                                        stet_digests* digests, stet_error** error);
 
+/* Like stet_session_save(), to memory: data is new, [size], for stet_snapshot_open_bytes(). Flags
+ * are refused, and `mode` is not used. */
+STET_API stet_status stet_session_save_bytes(stet_session* session, const stet_tokenizer* tokenizer,
+                                             const stet_save_options* options, void** data,
+                                             size_t* size, stet_digests* digests,
+                                             stet_error** error);
+
 /* Opens a snapshot and checks everything but keys and values, which stay in the file until they are
  * used. parent: the file that a delta was made from; if NULL, it is searched for in the
- * snapshot's directory when needed. */
+ * snapshot's directory when needed. STET_ERROR_ARGUMENT: the snapshot is not a delta. */
 STET_API stet_status stet_snapshot_open(const char* path, const char* parent,
                                         stet_snapshot** snapshot, stet_error** error);
 /* Opens a snapshot in memory. The bytes are lent until release(context); sessions restored from it
- * do not need them. Errors report `name` as the file. */
+ * do not need them. Errors report `name` as the file; no file is opened. A delta needs
+ * stet_snapshot_open_bytes_over(). */
 STET_API stet_status stet_snapshot_open_bytes(const void* data, size_t size, const char* name,
                                               stet_release_callback release, void* context,
                                               stet_snapshot** snapshot, stet_error** error);
+/* Like stet_snapshot_open_bytes(), for a delta. parent: the snapshot that it was made from, which may
+ * be freed; if it is a delta itself, its own parents are used. STET_ERROR_ARGUMENT: the snapshot is
+ * not a delta. */
+STET_API stet_status stet_snapshot_open_bytes_over(const void* data, size_t size, const char* name,
+                                                   const stet_snapshot* parent,
+                                                   stet_release_callback release, void* context,
+                                                   stet_snapshot** snapshot, stet_error** error);
 /* Frees a snapshot. */
 STET_API void stet_snapshot_free(stet_snapshot* snapshot);
 
