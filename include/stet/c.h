@@ -1279,15 +1279,20 @@ STET_API stet_status stet_snapshot_message(const stet_snapshot* snapshot, size_t
 
 typedef struct stet_chat stet_chat; /* a conversation through the checkpoint's chat template */
 
-/* special tokens in a message's text count as such, not as text */
-enum { STET_CHAT_SPECIAL_IN_TEXT = 1 };
+/* These flags say what special tokens in a message's text are. Without either, the session says it:
+ * text in a new session; in a restored one, what its file says. */
+enum {
+  STET_CHAT_SPECIAL_IN_TEXT = 1, /* they are special tokens */
+  STET_CHAT_PLAIN_TEXT = 2       /* they are text; excludes STET_CHAT_SPECIAL_IN_TEXT */
+};
 
 typedef struct stet_chat_options { /* empty or 0: as in the session */
   size_t struct_size;
   uint64_t flags;
-  stet_text variables;     /* a JSON object for the template (tools, ...) */
-  stet_text chat_template; /* replaces the tokenizer's */
-  int64_t now;             /* time for templates that request it: seconds since 1970 */
+  stet_text variables; /* a JSON object for the template (tools, ...); "{}": none */
+  stet_text
+      chat_template; /* replaces the tokenizer's, as stet_tokenizer_chat_template() gives it */
+  int64_t now;       /* time for templates that request it: seconds since 1970 */
 } stet_chat_options;
 
 /* Creates a chat on a fork of the session, with its messages. The session stays the caller's and
@@ -1313,8 +1318,9 @@ typedef struct stet_prompt_report { /* tokens of a prompt */
 /* Adds a user message and prepares a reply. report may be NULL. */
 STET_API stet_status stet_chat_say(stet_chat* chat, const char* text, size_t size,
                                    stet_prompt_report* report, stet_error** error);
-/* Replaces the chat's messages by `messages`. Pass drawn ones as stet_chat_message() returned them,
- * and clear `drawn` if you change the content. on_progress and report may be NULL. */
+/* Replaces the chat's messages by `messages`. Pass drawn ones as stet_chat_message() returned them.
+ * Clear `drawn` if you change the content: STET_ERROR_ARGUMENT otherwise. on_progress and report may
+ * be NULL. */
 STET_API stet_status stet_chat_prompt(stet_chat* chat, const stet_message* messages, size_t count,
                                       stet_progress_callback on_progress, void* context,
                                       stet_prompt_report* report, stet_error** error);
