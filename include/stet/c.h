@@ -1289,10 +1289,9 @@ enum {
 typedef struct stet_chat_options { /* empty or 0: as in the session */
   size_t struct_size;
   uint64_t flags;
-  stet_text variables; /* a JSON object for the template (tools, ...); "{}": none */
-  stet_text
-      chat_template; /* replaces the tokenizer's, as stet_tokenizer_chat_template() gives it */
-  int64_t now;       /* time for templates that request it: seconds since 1970 */
+  stet_text variables;     /* a JSON object for the template (tools, ...); "{}": none */
+  stet_text chat_template; /* replaces the tokenizer's */
+  int64_t now;             /* time for templates that request it: seconds since 1970 */
 } stet_chat_options;
 
 /* Creates a chat on a fork of the session, with its messages. The session stays the caller's and
