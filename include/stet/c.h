@@ -614,7 +614,12 @@ STET_API stet_status stet_session_rewind(stet_session* session, int64_t size, st
 STET_API stet_status stet_session_rewind_cost(const stet_session* session, int64_t size,
                                               int64_t* tokens, stet_error** error);
 
-enum { STET_PRUNE_SHIFT = 1 }; /* renumber later positions; otherwise the gap is masked */
+enum {
+  STET_PRUNE_SHIFT = 1, /* renumber later positions; otherwise the gap is masked */
+  /* Process later tokens again, as if the removed ones had never been there; models with recurrent
+   * layers need it. Excludes STET_PRUNE_SHIFT. Not for stet_snapshot_convert(), which has no model */
+  STET_PRUNE_RECOMPUTE = 2
+};
 
 typedef struct stet_prune_options {
   size_t struct_size;
@@ -1025,16 +1030,31 @@ STET_API stet_status stet_session_save(stet_session* session, const stet_tokeniz
                                        const char* path, const stet_save_options* options,
                                        stet_digests* digests, stet_error** error);
 
+/* Like stet_session_save(), to memory: data is new, [size], for stet_snapshot_open_bytes(). Flags
+ * are refused, and `mode` is not used. */
+STET_API stet_status stet_session_save_bytes(stet_session* session, const stet_tokenizer* tokenizer,
+                                             const stet_save_options* options, void** data,
+                                             size_t* size, stet_digests* digests,
+                                             stet_error** error);
+
 /* Opens a snapshot and checks everything but keys and values, which stay in the file until they are
  * used. parent: the file that a delta was made from; if NULL, it is searched for in the
- * snapshot's directory when needed. */
+ * snapshot's directory when needed. STET_ERROR_ARGUMENT: the snapshot is not a delta. */
 STET_API stet_status stet_snapshot_open(const char* path, const char* parent,
                                         stet_snapshot** snapshot, stet_error** error);
 /* Opens a snapshot in memory. The bytes are lent until release(context); sessions restored from it
- * do not need them. Errors report `name` as the file. */
+ * do not need them. Errors report `name` as the file; no file is opened. A delta needs
+ * stet_snapshot_open_bytes_over(). */
 STET_API stet_status stet_snapshot_open_bytes(const void* data, size_t size, const char* name,
                                               stet_release_callback release, void* context,
                                               stet_snapshot** snapshot, stet_error** error);
+/* Like stet_snapshot_open_bytes(), for a delta. parent: the snapshot that it was made from, which may
+ * be freed; if it is a delta itself, its own parents are used. STET_ERROR_ARGUMENT: the snapshot is
+ * not a delta. */
+STET_API stet_status stet_snapshot_open_bytes_over(const void* data, size_t size, const char* name,
+                                                   const stet_snapshot* parent,
+                                                   stet_release_callback release, void* context,
+                                                   stet_snapshot** snapshot, stet_error** error);
 /* Frees a snapshot. */
 STET_API void stet_snapshot_free(stet_snapshot* snapshot);
 
@@ -1259,13 +1279,17 @@ STET_API stet_status stet_snapshot_message(const stet_snapshot* snapshot, size_t
 
 typedef struct stet_chat stet_chat; /* a conversation through the checkpoint's chat template */
 
-/* special tokens in a message's text count as such, not as text */
-enum { STET_CHAT_SPECIAL_IN_TEXT = 1 };
+/* These flags say what special tokens in a message's text are. Without either, the session says it:
+ * text in a new session; in a restored one, what its file says. */
+enum {
+  STET_CHAT_SPECIAL_IN_TEXT = 1, /* they are special tokens */
+  STET_CHAT_PLAIN_TEXT = 2       /* they are text; excludes STET_CHAT_SPECIAL_IN_TEXT */
+};
 
 typedef struct stet_chat_options { /* empty or 0: as in the session */
   size_t struct_size;
   uint64_t flags;
-  stet_text variables;     /* a JSON object for the template (tools, ...) */
+  stet_text variables;     /* a JSON object for the template (tools, ...); "{}": none */
   stet_text chat_template; /* replaces the tokenizer's */
   int64_t now;             /* time for templates that request it: seconds since 1970 */
 } stet_chat_options;
@@ -1293,8 +1317,9 @@ typedef struct stet_prompt_report { /* tokens of a prompt */
 /* Adds a user message and prepares a reply. report may be NULL. */
 STET_API stet_status stet_chat_say(stet_chat* chat, const char* text, size_t size,
                                    stet_prompt_report* report, stet_error** error);
-/* Replaces the chat's messages by `messages`. Pass drawn ones as stet_chat_message() returned them,
- * and clear `drawn` if you change the content. on_progress and report may be NULL. */
+/* Replaces the chat's messages by `messages`. Pass drawn ones as stet_chat_message() returned them.
+ * Clear `drawn` if you change the content: STET_ERROR_ARGUMENT otherwise. on_progress and report may
+ * be NULL. */
 STET_API stet_status stet_chat_prompt(stet_chat* chat, const stet_message* messages, size_t count,
                                       stet_progress_callback on_progress, void* context,
                                       stet_prompt_report* report, stet_error** error);

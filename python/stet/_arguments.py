@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections.abc
 import ctypes as c
 import json
+import mmap
 import operator
 import os
 from typing import Any, Callable, Iterable, List, Mapping, Optional, Sequence, Union
@@ -16,6 +17,7 @@ from ._library import F32, I32, Handle, P, refuse
 
 Ids = Union[Sequence[int], npt.NDArray[np.integer[Any]]]
 Path = Union[str, "os.PathLike[str]"]
+Buffer = Union[bytes, bytearray, memoryview, mmap.mmap, npt.NDArray[Any]]
 
 
 def ids_of(ids: Ids, name: str = "ids") -> I32:
@@ -192,6 +194,16 @@ def json_text(x: Any, name: str) -> bytes:
         return json.dumps(x, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         refuse(name, "what JSON can say", str(error))
+
+
+def buffer(x: Any, name: str) -> bytes:
+    """Returns the bytes of a buffer. Those that could change meanwhile are copied."""
+    if isinstance(x, bytes):
+        return x
+    try:
+        return bytes(memoryview(x))
+    except TypeError:
+        refuse(name, "bytes or another buffer", "a %s" % type(x).__name__)
 
 
 def words(names: List[str]) -> Any:

@@ -65,23 +65,26 @@ class Chat(Caller):
 
     `variables` are further variables of the template ("tools", ...). `chat_template` is a Jinja
     source that replaces the tokenizer's. `now` is the time for templates that ask for it, in
-    seconds since 1970. None keeps the session's own value. Special tokens spelled in messages
-    are text unless special_in_text is set."""
+    seconds since 1970. special_in_text says whether special tokens spelled in messages are special;
+    a new session has them as text. None keeps the session's own value. For a session that was
+    restored from a file of unknown origin, set variables={}, chat_template=tokenizer.chat_template(),
+    `now` and special_in_text=False."""
 
     _free = "stet_chat_free"
     _instead = "; session.save() writes it to a file"
 
     def __init__(self, session: Session, tokenizer: Tokenizer, variables: Union[str, Mapping[str, Any], None] = None,
-                 chat_template: Optional[str] = None, now: int = 0, special_in_text: bool = False) -> None:
+                 chat_template: Optional[str] = None, now: Optional[int] = None,
+                 special_in_text: Optional[bool] = None) -> None:
         super().__init__()
         more = b"" if variables is None else arguments.json_text(variables, "variables")
         template = b"" if chat_template is None else arguments.text(chat_template, "chat_template")
         of = arguments.handle(session, "Session", "session")
         by = arguments.handle(tokenizer, "Tokenizer", "tokenizer")
-        special = arguments.flag(special_in_text, "special_in_text")
+        flags = 0 if special_in_text is None else 1 if arguments.flag(special_in_text, "special_in_text") else 2
         options = sized(
-            _CChatOptions(flags=1 if special else 0, variables=c_text(more), chat_template=c_text(template),
-                          now=arguments.integer(now, "now")))
+            _CChatOptions(flags=flags, variables=c_text(more), chat_template=c_text(template),
+                          now=0 if now is None else arguments.integer(now, "now")))
         with session._lock():
             call("stet_chat_new", of, by, c.byref(options), c.byref(self._at))
             self._begin(session, tokenizer)
@@ -147,7 +150,8 @@ class Chat(Caller):
         first token that differs. `progress` receives the number of processed tokens.
 
         `messages` are dicts with "role" and "content", or Message objects. Pass the model's
-        replies as they come from `messages`, so that they keep their tokens."""
+        replies as they come from `messages`, so that they keep their tokens. A reply whose content
+        you change must have drawn=False."""
         all, _held = c_messages(messages)
         report, of = sized(_CPromptReport()), Call()
         told = progress_callback(progress, of)

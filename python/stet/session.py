@@ -211,11 +211,15 @@ class Session(KeysAndValues, Recurrent, Attaching, Replying):
         self._call("stet_session_rewind_cost", c.c_int64(arguments.integer(size, "size")), c.byref(tokens))
         return tokens.value
 
-    def prune(self, keep_last: int, sinks: int = 0, shift: bool = False) -> int:
+    def prune(self, keep_last: int, sinks: int = 0, shift: bool = False, recompute: bool = False) -> int:
         """Removes positions from the middle. Keeps `keep_last` at the end and `sinks` at the
         beginning. Returns how many became invisible. `shift` moves later positions up; otherwise
-        the gap is masked."""
-        options, pruned = (sized(CPruneOptions(flags=arguments.flag(shift, "shift"),
+        the gap is masked. `recompute` processes later tokens again, as if the removed ones had never
+        been there; models with recurrent layers need it. It excludes `shift`."""
+        shift, recompute = arguments.flag(shift, "shift"), arguments.flag(recompute, "recompute")
+        if shift and recompute:
+            refuse("recompute", "False with shift", recompute)
+        options, pruned = (sized(CPruneOptions(flags=shift | recompute << 1,
                                                keep_last=arguments.integer(keep_last, "keep_last"),
                                                sinks=arguments.integer(sinks, "sinks"))), c.c_int64())
         self._long_call("stet_session_prune", c.byref(options), c.byref(pruned))
@@ -266,6 +270,17 @@ class Session(KeysAndValues, Recurrent, Attaching, Replying):
         self._long_call("stet_session_save", of, where, c.byref(options),
                         c.byref(d))
         return Digests._of(d)
+
+    def save_bytes(self, tokenizer: Optional["Tokenizer"] = None, form: str = "full",
+                   parent: Optional["Snapshot"] = None, compress: int = 0, threads: int = 0) -> bytes:
+        """Returns the bytes that save() would write, for Snapshot.from_bytes."""
+        options = save_options(form, parent, compress, False, False, threads, 0)
+        of = arguments.handle_or_none(tokenizer, "Tokenizer", "tokenizer")
+        data, size = c.c_void_p(), c.c_size_t()
+        self._long_call("stet_session_save_bytes", of, c.byref(options), c.byref(data), c.byref(size), None)
+        saved = c.string_at(data, size.value)
+        lib.stet_free(data)
+        return saved
 
     def verify(self) -> VerifyReport:
         """Recomputes the state from its tokens, as far as they reproduce it, and compares the

@@ -117,17 +117,22 @@ class Snapshot(Shared):
              c.byref(self._at))
 
     @classmethod
-    def from_bytes(cls, data: bytes, name: str = "memory") -> "Snapshot":
-        """Opens a snapshot in memory. Its bytes are kept alive as long as needed. Errors use
-        `name` as the file."""
-        if not isinstance(data, bytes):
-            refuse("data", "bytes", "a %s" % type(data).__name__)
+    def from_bytes(cls, data: arguments.Buffer, name: str = "memory",
+                   parent: Optional["Snapshot"] = None) -> "Snapshot":
+        """Opens a snapshot in memory, without opening a file. Bytes are kept alive as long as needed;
+        other buffers (bytearray, memoryview, mmap, arrays) are copied. Errors use `name` as the file.
+        `parent` is the snapshot that a delta is relative to."""
+        held, label = arguments.buffer(data, "data"), arguments.word(name, "name")
+        over = arguments.handle_or_none(parent, "Snapshot", "parent")
         snapshot = cls.__new__(cls)
         Shared.__init__(snapshot)
-        label = arguments.word(name, "name")
-        release, context = lend(data)
-        call("stet_snapshot_open_bytes", data, arguments.size(len(data)), label, release, context,
-             c.byref(snapshot._at))
+        release, context = lend(held)
+        if over is None:
+            call("stet_snapshot_open_bytes", held, arguments.size(len(held)), label, release, context,
+                 c.byref(snapshot._at))
+        else:
+            call("stet_snapshot_open_bytes_over", held, arguments.size(len(held)), label, over, release, context,
+                 c.byref(snapshot._at))
         return snapshot
 
     def __repr__(self) -> str:

@@ -24,11 +24,14 @@ void give_report(const PromptReport& report, stet_prompt_report* to) {
 }
 
 void apply(const stet_chat_options& o, ChatState* chat) {
-  check_flags(o.flags, STET_CHAT_SPECIAL_IN_TEXT, "options");
+  constexpr uint64_t kBoth = STET_CHAT_SPECIAL_IN_TEXT | STET_CHAT_PLAIN_TEXT;
+  check_flags(o.flags, kBoth, "options");
+  if (o.flags == kBoth)
+    fail("options.flags", "STET_CHAT_SPECIAL_IN_TEXT or STET_CHAT_PLAIN_TEXT", "both");
   if (o.variables.size > 0) chat->variables = string_of(o.variables, "variables");
   if (o.chat_template.size > 0) chat->chat_template = string_of(o.chat_template, "chat_template");
   if (o.now != 0) chat->now = o.now;
-  if ((o.flags & STET_CHAT_SPECIAL_IN_TEXT) != 0) chat->special_in_text = true;
+  if (o.flags != 0) chat->special_in_text = o.flags == STET_CHAT_SPECIAL_IN_TEXT;
 }
 
 }  // namespace

@@ -47,6 +47,17 @@ stet_error* new_error(stet_status kind, const Error& e) {
   return error.release();
 }
 
+// Replaces options of the command in a sentence by the members of this interface.
+std::string with_c_members(std::string text) {
+  constexpr std::pair<std::string_view, std::string_view> kOptions[] = {
+      {"--ctx", "capacity"}, {"--parent", "parent"}, {"--recompute", "recompute"}};
+  for (const auto& [option, member] : kOptions) {
+    if (const size_t at = text.find(option); at != text.npos)
+      text.replace(at, option.size(), member);
+  }
+  return text;
+}
+
 // Returns the error with the names of this interface's members for those of the command's options.
 Error with_c_names(const Error& e) {
   constexpr std::pair<std::string_view, std::string_view> kMembers[] = {
@@ -54,14 +65,13 @@ Error with_c_names(const Error& e) {
       {"window-only", "window_only"},
       {"checkpoint-every", "checkpoint_every"},
       {"keep-last", "keep_last"}};
-  constexpr std::string_view kOption = " (--ctx)";
-  std::string field = e.field, expected = e.expected;
+  std::string field = e.field;
   for (const auto& [option, member] : kMembers) {
     if (field == option) field = member;
   }
-  if (expected.ends_with(kOption))
-    expected.replace(expected.size() - kOption.size(), kOption.size(), " (capacity)");
-  return {e.kind, e.file, std::move(field), std::move(expected), e.found};
+  // Beside an expected value, `found` may be a text of the caller.
+  return {e.kind, e.file, std::move(field), with_c_members(e.expected),
+          e.expected.empty() ? with_c_members(e.found) : e.found};
 }
 
 // Rethrows the exception being handled, reports it in `error` and returns its status.

@@ -185,7 +185,7 @@ std::optional<KvType> kv_type_of(int64_t type);  // nothing: the default
 int32_t kv_type_value(KvType type);
 // Uses `fallback` if the options name no contract.
 SessionOptions session_options(const stet_session_options* options, Contract fallback);
-PruneOptions prune_options(const stet_prune_options& options);
+PruneOptions prune_options(const stet_prune_options& options, uint64_t known_flags);
 SamplingSettings sampling_of(const stet_sampling* sampling);
 Message message_of(const stet_message& message);
 stet_message message_value(const Message& message);
@@ -195,6 +195,8 @@ Intervention intervention_of(const stet_intervention& i);
 
 // Calls release(context) when the last owner is destroyed, or at once if this throws.
 std::shared_ptr<const void> lent(stet_release_callback release, void* context);
+// Returns an owner that keeps two others alive.
+std::shared_ptr<const void> both(std::shared_ptr<const void> a, std::shared_ptr<const void> b);
 // Returns a source of files whose bytes `keeps_alive` owns.
 std::shared_ptr<const FileSource> lent_files(std::span<const stet_file> files,
                                              const std::string& name,

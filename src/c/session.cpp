@@ -287,7 +287,8 @@ stet_status stet_session_prune(stet_session* session, const stet_prune_options* 
   return guarded(error, [&] {
     int64_t& to = output(pruned, "pruned");
     stet::Session& s = *at(session, "session").at;
-    to = s.prune(prune_options(input(&at(options, "options"), "options")));
+    const stet_prune_options given = input(&at(options, "options"), "options");
+    to = s.prune(prune_options(given, STET_PRUNE_SHIFT | STET_PRUNE_RECOMPUTE));
   });
 }
 

@@ -1,5 +1,6 @@
 // C interface: snapshots.
 #include "src/c/internal.hpp"
+#include "stet/snapshot/encode.hpp"
 
 namespace stet::c {
 namespace {
@@ -117,7 +118,10 @@ State converted(const Snapshot& snapshot, const stet_convert_options& o, int64_t
   how.check = true;
   how.session.capacity = o.capacity;
   State state = snapshot.state(how);
-  if (o.prune != nullptr) *pruned = prune(state, config, prune_options(input(o.prune, "prune")));
+  if (o.prune != nullptr) {
+    const PruneOptions removed = prune_options(input(o.prune, "prune"), STET_PRUNE_SHIFT);
+    *pruned = prune(state, config, removed);
+  }
   if (type && *type != state.kv.shape().type) return with_kv_type(state, *type);
   return state;
 }
@@ -147,6 +151,24 @@ stet_status stet_session_save(stet_session* session, const stet_tokenizer* token
     }
     if (tokenizer != nullptr) o.tokenizer = tokenizer->tokenizer.get();
     const stet::StateDigests saved = stet::Snapshot::save(s, cstring(path, "path"), o);
+    if (digests != nullptr) give(digests_value(saved), *digests);
+  });
+}
+
+stet_status stet_session_save_bytes(stet_session* session, const stet_tokenizer* tokenizer,
+                                    const stet_save_options* options, void** data, size_t* size,
+                                    stet_digests* digests, stet_error** error) {
+  return guarded(error, [&] {
+    const auto to = outputs(data, "data", size, "size");
+    if (digests != nullptr) checked(digests, "digests");
+    stet::Session& s = *at(session, "session").at;
+    stet::SaveOptions o = save_options(input(options, "options"), 0);
+    if (tokenizer != nullptr) o.tokenizer = tokenizer->tokenizer.get();
+    stet::StateDigests saved;
+    const std::vector<std::byte> bytes = stet::encode_snapshot(s, o, &saved);
+    to.first = new_buffer<std::byte>(bytes.size());
+    std::memcpy(to.first, bytes.data(), bytes.size());
+    to.second = bytes.size();
     if (digests != nullptr) give(digests_value(saved), *digests);
   });
 }
@@ -193,6 +215,22 @@ stet_status stet_snapshot_open_bytes(const void* data, size_t size, const char* 
     const auto all = items(static_cast<const std::byte*>(data), size, "data");
     // g++ 11 would not destroy `bytes` if a later member of a braced list threw (GCC bug 66139).
     stet::Snapshot parsed = stet::Snapshot::parse(all, cstring(name, "name"));
+    to = new stet_snapshot{std::move(bytes), std::move(parsed)};
+  });
+}
+
+stet_status stet_snapshot_open_bytes_over(const void* data, size_t size, const char* name,
+                                          const stet_snapshot* parent,
+                                          stet_release_callback release, void* context,
+                                          stet_snapshot** snapshot, stet_error** error) {
+  return guarded(error, [&] {
+    std::shared_ptr<const void> bytes = lent(release, context);
+    stet_snapshot*& to = output(snapshot, "snapshot");
+    const auto all = items(static_cast<const std::byte*>(data), size, "data");
+    const stet_snapshot& over = at(parent, "parent");
+    stet::Snapshot parsed = stet::Snapshot::parse(all, cstring(name, "name"));
+    parsed.set_parent(over.snapshot);
+    bytes = both(std::move(bytes), over.bytes);
     to = new stet_snapshot{std::move(bytes), std::move(parsed)};
   });
 }

@@ -9,13 +9,6 @@ namespace {
 
 const char kLent = 0;  // target for a shared_ptr without an object
 
-// Returns an owner that keeps two others alive.
-std::shared_ptr<const void> both(std::shared_ptr<const void> a, std::shared_ptr<const void> b) {
-  return std::make_shared<
-      const std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>>(std::move(a),
-                                                                                 std::move(b));
-}
-
 class LentFiles : public FileSource {
  public:
   LentFiles(std::span<const stet_file> files, const std::string& name,
@@ -94,6 +87,12 @@ std::shared_ptr<const void> lent(stet_release_callback release, void* context) {
     } catch (...) {
     }
   });
+}
+
+std::shared_ptr<const void> both(std::shared_ptr<const void> a, std::shared_ptr<const void> b) {
+  return std::make_shared<
+      const std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>>(std::move(a),
+                                                                                 std::move(b));
 }
 
 std::shared_ptr<const FileSource> lent_files(std::span<const stet_file> files,

@@ -110,9 +110,12 @@ SessionOptions session_options(const stet_session_options* options, Contract fal
   return o;
 }
 
-PruneOptions prune_options(const stet_prune_options& options) {
-  check_flags(options.flags, STET_PRUNE_SHIFT, "options");
-  return {options.keep_last, options.sinks, (options.flags & STET_PRUNE_SHIFT) != 0};
+PruneOptions prune_options(const stet_prune_options& options, uint64_t known_flags) {
+  check_flags(options.flags, known_flags, "options");
+  if (options.flags == (STET_PRUNE_SHIFT | STET_PRUNE_RECOMPUTE))
+    fail("options.flags", "STET_PRUNE_SHIFT or STET_PRUNE_RECOMPUTE", "both");
+  return {options.keep_last, options.sinks, (options.flags & STET_PRUNE_SHIFT) != 0,
+          (options.flags & STET_PRUNE_RECOMPUTE) != 0};
 }
 
 SamplingSettings sampling_of(const stet_sampling* sampling) {

@@ -104,12 +104,16 @@ bool is_same_file(const SnapshotFile& a, const SnapshotFile& b) {
               "the delta needs the snapshot of state " + printable(of.meta.parent) + why);
 }
 
+void check_is_parent(const SnapshotFile& of, const SnapshotFile& parent) {
+  if (!is_parent(of, parent.digests.id))
+    needs_parent(of, "; the one named holds state " + sha256_text(parent.digests.id));
+  if (!(parent.meta.kv == of.meta.kv))
+    snapshot_damaged(of.path, "parent", "keys and values of the same shape", "others");
+}
+
 std::shared_ptr<const SnapshotFile> open_parent(const SnapshotFile& of, const std::string& path) {
   auto parent = open_file(path);
-  if (!is_parent(of, parent->digests.id))
-    needs_parent(of, "; the one named holds state " + sha256_text(parent->digests.id));
-  if (!(parent->meta.kv == of.meta.kv))
-    snapshot_damaged(of.path, "parent", "keys and values of the same shape", "others");
+  check_is_parent(of, *parent);
   return parent;
 }
 
@@ -144,7 +148,11 @@ class ParentChoice {
   // Throws the first fault if no file can be used.
   std::shared_ptr<const SnapshotFile> best() const {
     if (best_ == nullptr && fault_ != nullptr) std::rethrow_exception(fault_);
-    if (best_ == nullptr) needs_parent(of_, ", which is not beside it; name it with --parent");
+    if (best_ == nullptr) {
+      needs_parent(of_, of_.mapping == nullptr
+                            ? "; a delta in memory has to be opened with its parent"
+                            : ", which is not beside it; name it with --parent");
+    }
     return best_;
   }
 
@@ -172,10 +180,22 @@ SnapshotChain::SnapshotChain(std::shared_ptr<const SnapshotFile> file,
   }
 }
 
+SnapshotChain::SnapshotChain(std::shared_ptr<const SnapshotFile> file, const Snapshot& parent)
+    : file_(std::move(file)) {
+  check_is_parent(*file_, *parent.file());
+  add(parent.file(), *file_);
+  const SnapshotChain further(parent);
+  for (const auto& next : further.parents_) {
+    const std::shared_ptr<const SnapshotFile> of = parents_.back();
+    add(next, *of);
+  }
+}
+
 // Returns the direct parent: the file with the recorded name, or else the best one of its state in
-// the delta's directory.
+// the delta's directory. The name of a delta in memory says nothing about a directory.
 std::shared_ptr<const SnapshotFile> SnapshotChain::find_parent(const SnapshotFile& of) const {
   ParentChoice choice(of);
+  if (of.mapping == nullptr) return choice.best();
   const auto check = [&](const SnapshotFile& parent) { check_is_new(parent, of); };
   const std::filesystem::path name = std::filesystem::path(of.meta.parent_file).filename();
   const std::string beside = std::filesystem::path(of.path).replace_filename(name).string();
@@ -236,9 +256,24 @@ namespace {
 
 }  // namespace
 
+void Snapshot::check_is_delta() const {
+  if (meta().form != SnapshotForm::delta)
+    throw Error(ErrorKind::argument, path(), "parent", "none, since the snapshot is not a delta",
+                "one");
+}
+
 void Snapshot::find_parents(const std::optional<std::string>& path) {
-  if (!parents_.empty()) return;
-  const SnapshotChain chain(file_, path);
+  if (path) check_is_delta();
+  if (parents_.empty()) use_parents(SnapshotChain(file_, path));
+}
+
+void Snapshot::set_parent(const Snapshot& parent) {
+  check_is_delta();
+  use_parents(SnapshotChain(file_, parent));
+}
+
+void Snapshot::use_parents(const SnapshotChain& chain) {
+  parents_.clear();
   for (const auto& parent : chain.parents())
     parents_.push_back(std::shared_ptr<const Snapshot>(new Snapshot(parent)));
 }

@@ -21,6 +21,8 @@ class SnapshotChain {
   // `path` is the nearest parent's; if it is null, the parent is searched for in the delta's
   // directory. Throws an io Error if a parent is missing, and a format Error if one does not fit.
   SnapshotChain(std::shared_ptr<const SnapshotFile> file, const std::optional<std::string>& path);
+  // Uses an open snapshot as the nearest parent, with its own parents. Throws like the above.
+  SnapshotChain(std::shared_ptr<const SnapshotFile> file, const Snapshot& parent);
 
   const Files& parents() const { return parents_; }  // the nearest first
   // Returns the file that holds a block, or null if nothing of the block is visible. Throws a

@@ -205,6 +205,60 @@ static void messages_are_edited(void) {
   stet_chat_free(said);
 }
 
+static void a_changed_reply_is_not_a_drawn_one(void) {
+  stet_chat* chat = scripted(1);
+  const stet_digests before = digests_of(chat);
+  stet_message messages[3] = {message_of(chat, 0), message_of(chat, 1)};
+  messages[2] = (stet_message){.role = {"user", 4}, .content = {"Who are you?", 12}};
+  messages[1].content = (stet_text){"I am Bo.", 8};
+  char expected[200];
+  snprintf(expected, sizeof expected,
+           "messages: the reply at %d has another text than its tokens; a reply that was changed "
+           "must not be marked as drawn",
+           (int)messages[1].begin);
+  stet_prompt_report report = {.struct_size = sizeof report};
+  FAILS(stet_chat_plan(chat, messages, 3, &report, &error), STET_ERROR_ARGUMENT, expected);
+  FAILS(stet_chat_prompt(chat, messages, 3, NULL, NULL, NULL, &error), STET_ERROR_ARGUMENT,
+        expected);
+  CHECK_TEXT(digests_of(chat).id, before.id);
+  messages[1].drawn = 0;
+  OK(stet_chat_prompt(chat, messages, 3, NULL, NULL, NULL, &error));
+  CHECK_TEXT(message_of(chat, 1).content.data, "I am Bo.");
+  stet_chat_free(chat);
+}
+
+static size_t marks_in(const stet_session* session, const stet_chat_options* options) {
+  stet_chat* chat = NULL;
+  const int32_t* ids = NULL;
+  size_t count = 0, found = 0;
+  int32_t mark = 0;
+  OK(stet_chat_new(session, tokenizer, options, &chat, &error));
+  say(chat, "<end_of_turn>");
+  OK(stet_tokenizer_id(tokenizer, "<end_of_turn>", 13, &mark, &error));
+  OK(stet_session_tokens(session_of(chat), &ids, &count, &error));
+  for (size_t i = 0; i < count; ++i) found += ids[i] == mark;
+  stet_chat_free(chat);
+  return found;
+}
+
+static void special_tokens_are_text_whatever_the_session_says(void) {
+  stet_session* session = NULL;
+  stet_chat* chat = NULL;
+  stet_chat_options special = {.struct_size = sizeof special, .flags = STET_CHAT_SPECIAL_IN_TEXT};
+  const stet_chat_options plain = {.struct_size = sizeof plain, .flags = STET_CHAT_PLAIN_TEXT};
+  OK(stet_session_new(model, NULL, &session, &error));
+  CHECK(marks_in(session, NULL) == 1);
+  CHECK(marks_in(session, &special) == 2);
+  OK(stet_chat_new(session, tokenizer, &special, &chat, &error));
+  CHECK(marks_in(session_of(chat), NULL) == 2);
+  CHECK(marks_in(session_of(chat), &plain) == 1);
+  stet_chat_free(chat);
+  special.flags |= STET_CHAT_PLAIN_TEXT;
+  FAILS(stet_chat_new(session, tokenizer, &special, &chat, &error), STET_ERROR_ARGUMENT,
+        "options.flags: expected STET_CHAT_SPECIAL_IN_TEXT or STET_CHAT_PLAIN_TEXT, found both");
+  stet_session_free(session);
+}
+
 /* A callback of a reply may not change the chat. */
 static int32_t change_chat(void* context, const char* text, size_t size) {
   stet_chat* chat = context;
@@ -309,7 +363,7 @@ static void options_choose_the_template(void) {
   CHECK(chat == NULL);
   options.flags = 6;
   FAILS(stet_chat_new(session, tokenizer, &options, &chat, &error), STET_ERROR_UNSUPPORTED,
-        "options.flags: expected flags of 1, found 6");
+        "options.flags: expected flags of 3, found 6");
   stet_session_free(session);
 }
 
@@ -339,6 +393,8 @@ int test_chat(void) {
   forks_go_their_own_way_and_back();
   a_cut_reply_goes_on_or_is_closed();
   messages_are_edited();
+  a_changed_reply_is_not_a_drawn_one();
+  special_tokens_are_text_whatever_the_session_says();
   a_callback_leaves_the_chat();
   a_system_message_is_put_and_removed();
   it_goes_on_from_a_snapshot();

@@ -318,6 +318,26 @@ static void states_can_be_changed(void) {
   stet_session_free(plain);
 }
 
+static void a_prune_computes_again(void) {
+  stet_session* session = session_of(QWEN35, NULL, 20);
+  stet_prune_options options = {.struct_size = sizeof options, .keep_last = 5, .sinks = 4};
+  int64_t pruned = -1;
+  FAILS(stet_session_prune(session, &options, &pruned, &error), STET_ERROR_UNSUPPORTED,
+        "prune: expected recompute, which processes the tokens that stay anew: recurrent layers "
+        "cannot forget tokens, found family qwen3_5");
+  options.flags = STET_PRUNE_SHIFT | STET_PRUNE_RECOMPUTE;
+  FAILS(stet_session_prune(session, &options, &pruned, &error), STET_ERROR_ARGUMENT,
+        "options.flags: expected STET_PRUNE_SHIFT or STET_PRUNE_RECOMPUTE, found both");
+  options.flags = STET_PRUNE_RECOMPUTE;
+  OK(stet_session_prune(session, &options, &pruned, &error));
+  CHECK(pruned == 11);
+  stet_session* expected = session_of(QWEN35, NULL, 4);
+  OK(stet_session_append(expected, ids + 15, 5, &error));
+  check_id(session, expected, 1);
+  stet_session_free(session);
+  stet_session_free(expected);
+}
+
 static void other_models_have_none(void) {
   stet_session* session = session_of(TINY, NULL, 10);
   float x[1];
@@ -338,6 +358,7 @@ int test_recurrent(void) {
   states_are_captured_where_asked();
   states_are_captured_in_a_batch();
   states_can_be_changed();
+  a_prune_computes_again();
   other_models_have_none();
   return 0;
 }

@@ -156,6 +156,8 @@ static void a_delta_opens_with_its_parent(void) {
   FAILS_WITH(stet_snapshot_open("delta.stet", "missing", &snapshot, &error), STET_ERROR_IO,
              "No such file or directory");
   CHECK(snapshot == NULL);
+  FAILS(stet_snapshot_open("moved", "missing", &snapshot, &error), STET_ERROR_ARGUMENT,
+        "moved: parent: expected none, since the snapshot is not a delta, found one");
   CHECK(remove("moved") == 0);
 }
 
@@ -183,6 +185,70 @@ static void it_is_read_from_bytes(void) {
         STET_ERROR_FORMAT);
   free(bytes);
   stet_session_free(session);
+  stet_session_free(again);
+}
+
+static void it_is_saved_as_bytes(void) {
+  stet_session* session = session_of(kTokens);
+  stet_digests expected = {.struct_size = sizeof expected}, digests = expected;
+  OK(stet_session_save(session, NULL, "saved.stet", NULL, &expected, &error));
+  size_t size = 0, count = 0;
+  char* file = content_of("saved.stet", &count);
+  void* bytes = NULL;
+  OK(stet_session_save_bytes(session, NULL, NULL, &bytes, &size, &digests, &error));
+  CHECK(size == count && memcmp(bytes, file, size) == 0);
+  CHECK(memcmp(&digests, &expected, sizeof digests) == 0);
+  free(file);
+  stet_free(bytes);
+  const stet_save_options whole = {.struct_size = sizeof whole, .flags = STET_SAVE_WITH_WEIGHTS};
+  FAILS(stet_session_save_bytes(session, NULL, &whole, &bytes, &size, NULL, &error),
+        STET_ERROR_UNSUPPORTED, "options.flags: expected flags of 0, found 1");
+  CHECK(bytes == NULL && size == 0);
+  stet_session_free(session);
+}
+
+/* The name of bytes is a label: parents beside the file of that name are not searched for. */
+static void a_delta_in_memory_gets_its_parent(void) {
+  stet_session *session = session_of(kTokens / 2), *longer = session_of(kTokens);
+  void *whole = NULL, *delta = NULL;
+  size_t whole_size = 0, delta_size = 0;
+  int released = 0;
+  OK(stet_session_save(session, NULL, "beside.stet", NULL, NULL, &error));
+  OK(stet_session_save_bytes(session, NULL, NULL, &whole, &whole_size, NULL, &error));
+  stet_snapshot *parent = NULL, *snapshot = NULL, *other = NULL;
+  OK(stet_snapshot_open_bytes(whole, whole_size, "whole", count_release, &released, &parent,
+                              &error));
+  const stet_save_options over = {
+      .struct_size = sizeof over, .form = STET_FORM_DELTA, .parent = parent};
+  OK(stet_session_save_bytes(longer, NULL, &over, &delta, &delta_size, NULL, &error));
+  OK(stet_snapshot_open_bytes(delta, delta_size, "beside.stet", NULL, NULL, &snapshot, &error));
+  stet_session* again = NULL;
+  char expected[300];
+  snprintf(expected, sizeof expected,
+           "beside.stet: parent: the delta needs the snapshot of state %s; a delta in memory has "
+           "to be opened with its parent",
+           digests_of(session).id);
+  FAILS(stet_snapshot_restore(snapshot, model, NULL, NULL, NULL, NULL, &again, &error),
+        STET_ERROR_IO, expected);
+  FAILS(
+      stet_snapshot_open_bytes_over(whole, whole_size, "whole", parent, NULL, NULL, &other, &error),
+      STET_ERROR_ARGUMENT,
+      "whole: parent: expected none, since the snapshot is not a delta, found one");
+  FAILS(stet_snapshot_open_bytes_over(delta, delta_size, "delta", NULL, NULL, NULL, &other, &error),
+        STET_ERROR_ARGUMENT, "parent: expected not NULL, found NULL");
+  stet_snapshot_free(snapshot);
+  OK(stet_snapshot_open_bytes_over(delta, delta_size, "delta", parent, count_release, &released,
+                                   &snapshot, &error));
+  stet_snapshot_free(parent);
+  CHECK(released == 0); /* the delta needs the bytes of its parent */
+  again = restored(snapshot);
+  stet_snapshot_free(snapshot);
+  CHECK(released == 2);
+  stet_free(whole);
+  stet_free(delta);
+  check_same(longer, again);
+  stet_session_free(session);
+  stet_session_free(longer);
   stet_session_free(again);
 }
 
@@ -536,6 +602,8 @@ int test_snapshot(void) {
   every_form_restores_the_same_bytes();
   a_delta_opens_with_its_parent();
   it_is_read_from_bytes();
+  it_is_saved_as_bytes();
+  a_delta_in_memory_gets_its_parent();
   damage_is_found_and_healed();
   other_models_are_refused();
   snapshots_are_converted();

@@ -284,6 +284,26 @@ TEST_P(Chat, AStopStringEndsTheReply) {
   }
 }
 
+TEST_P(Chat, AChangedReplyIsNotAGeneratedOne) {
+  Conversation c = fresh();
+  c.say("Set k = 5.");
+  c.reply({64, false});
+  const Digest state = digests_of(c.session()).state;
+  std::vector<Message> messages = c.messages();
+  messages[1].content = "k is 9.";
+  messages.push_back({"user", "What is k?", "", 0, 0, false});
+  const std::string refused =
+      "argument: messages: the reply at " + std::to_string(messages[1].begin) +
+      " has another text than its tokens; a reply that was changed must not be marked as drawn";
+  EXPECT_EQ(error_of([&] { c.prompt(messages); }), refused);
+  EXPECT_EQ(error_of([&] { c.plan(messages); }), refused);
+  EXPECT_EQ(digests_of(c.session()).state, state);
+  messages[1].generated = false;
+  c.prompt(messages);
+  EXPECT_NE(tokenizer->decode(c.session().tokens()).find("k is 9."), std::string::npos);
+  expect_whole(c);
+}
+
 TEST_P(Chat, ARetriedReplyIsDrawnFromTheSameState) {
   Conversation c = fresh();
   c.session().generation().sampling.greedy = false;

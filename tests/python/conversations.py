@@ -1,4 +1,5 @@
 """Texts, templates and conversations from Python."""
+import dataclasses
 import gc
 import weakref
 
@@ -82,6 +83,31 @@ class Chats(common.Case):
         told = []
         self.assertEqual(chat.prompt(edited, progress=told.append), plan)
         self.assertEqual(told[-1], plan.added + plan.recomputed)
+
+    def test_a_changed_reply_is_not_a_drawn_one(self):
+        chat = self.chat()
+        chat.ask("Let a = 3. What is a?")
+        said, reply = chat.messages
+        changed = dataclasses.replace(reply, content="a is 9.")
+        self.refused(lambda: chat.prompt([said, changed, stet.Message("user", "What is a?")]), "messages",
+                     "messages: the reply at %d has another text than its tokens; a reply that was changed must not "
+                     "be marked as drawn" % reply.begin)
+        chat.prompt([said, dataclasses.replace(changed, drawn=False), stet.Message("user", "What is a?")])
+        self.assertIn("a is 9.", self.tokenizer.decode(chat.session.tokens()))
+
+    def test_special_tokens_are_text_whatever_the_session_says(self):
+        mark = self.tokenizer.id("<end_of_turn>")
+
+        def marks(session, special):
+            chat = stet.Chat(session, self.tokenizer, now=None, special_in_text=special)
+            chat.say("<end_of_turn>")
+            return chat.session.tokens().tolist().count(mark)
+
+        new = self.model.session(capacity=64)
+        self.assertEqual([marks(new, x) for x in (None, False, True)], [1, 1, 2])
+        special = stet.Chat(new, self.tokenizer, special_in_text=True).session
+        restored = stet.Snapshot.from_bytes(special.save_bytes(self.tokenizer)).restore(self.model, self.tokenizer)
+        self.assertEqual([marks(restored, x) for x in (None, False, True)], [2, 1, 2])
 
     def test_going_back_and_again(self):
         chat = self.chat()

@@ -487,7 +487,6 @@ class Arguments(common.Case):
             (lambda x: self.tokenizer.decode([5], skip_special=x), "skip_special"),
             (lambda x: self.tokenizer.apply_chat_template([], x), "add_generation_prompt"),
             (lambda x: stet.TextStream(self.tokenizer, skip_special=x), "skip_special"),
-            (lambda x: stet.Chat(s, self.tokenizer, special_in_text=x), "special_in_text"),
             (lambda x: stet.encode_pair(self.tokenizer, "a", "b", special=x), "special"),
             (lambda x: snapshot.verify(self.model, bisect=x), "bisect"),
             (lambda x: snapshot.restore(self.model, heal=x), "heal"),
@@ -495,6 +494,9 @@ class Arguments(common.Case):
         ):
             for wrong in ("no", None, 2, [], np.zeros((2, 2))):
                 self.refused(lambda: call(wrong), field, "True or False")
+        for wrong in ("no", 2, []):  # None keeps the session's own
+            self.refused(lambda: stet.Chat(s, self.tokenizer, special_in_text=wrong), "special_in_text",
+                         "True or False")
         self.assertEqual(len(s), 10)
 
     def test_handles_of_another_kind_are_refused(self):

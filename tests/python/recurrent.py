@@ -37,6 +37,18 @@ class Recurrent(unittest.TestCase):
                     self.assertTrue(np.array_equal(x, found["layers.%d.%s" % (layer, key)]), (name, layer, key))
                     self.assertEqual(x.dtype, np.float32)
 
+    def test_a_prune_computes_again(self):
+        s = self.session(count=20)
+        with self.assertRaises(stet.Error) as caught:
+            s.prune(5)
+        self.assertEqual(str(caught.exception), "prune: expected recompute, which processes the tokens that stay "
+                         "anew: recurrent layers cannot forget tokens, found family qwen3_5")
+        self.refused(lambda: s.prune(5, shift=True, recompute=True), "recompute", "expected False with shift")
+        self.assertEqual(s.prune(5, sinks=4, recompute=True), 11)
+        expected = self.session(count=4)
+        expected.append(IDS[15:20])
+        self.assertEqual(s.digests(), expected.digests())
+
     def test_a_set_array_is_an_edit(self):
         s = self.session("granite-odd-tiny", 100)
         plain = s.fork()

@@ -1,5 +1,6 @@
 """Replies from Python: settings, stops, streams, batches, and interruption from outside."""
 import asyncio
+import mmap
 import os
 import signal
 import subprocess
@@ -462,6 +463,37 @@ print(len(s))
 
 
 class Files(common.Case):
+    def test_states_in_memory(self):
+        with tempfile.TemporaryDirectory() as d:
+            s = self.session(130)
+            path = d + "/s.stet"
+            digests = s.save(path, self.tokenizer)
+            data = s.save_bytes(self.tokenizer)
+            with open(path, "rb") as file:
+                self.assertEqual(data, file.read())
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+                    buffers = [data, bytearray(data), memoryview(data), np.frombuffer(data, np.uint8), mapped]
+                    for buffer in buffers:
+                        snapshot = stet.Snapshot.from_bytes(buffer)
+                        self.assertEqual(snapshot.restore(self.model).digests(), digests)
+                    buffers.clear()
+            parent = stet.Snapshot.from_bytes(data)
+            s.append(self.ids[:70])
+            delta = s.save_bytes(self.tokenizer, form="delta", parent=parent, compress=1)
+            self.assertLess(len(delta), len(data))
+            # The name is a label: the parent beside the file of that name is not searched for.
+            with self.assertRaises(stet.Error) as caught:
+                stet.Snapshot.from_bytes(delta, name=path).restore(self.model)
+            self.assertEqual(str(caught.exception),
+                             "%s: parent: the delta needs the snapshot of state %s; a delta in memory has to be opened "
+                             "with its parent" % (path, digests.id))
+            again = stet.Snapshot.from_bytes(delta, parent=parent).restore(self.model, self.tokenizer)
+            self.assertEqual(again.digests(), s.digests())
+            self.refused(lambda: stet.Snapshot.from_bytes(data, parent=parent), "parent",
+                         "memory: parent: expected none, since the snapshot is not a delta, found one")
+            self.refused(lambda: stet.Snapshot(path, parent=d + "/none"), "parent",
+                         path + ": parent: expected none, since the snapshot is not a delta, found one")
+
     def test_self_contained_snapshots_and_reports(self):
         with tempfile.TemporaryDirectory() as d:
             s = self.session(130)

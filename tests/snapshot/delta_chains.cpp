@@ -240,6 +240,43 @@ TEST_F(DeltaChains, WhatIsMadeFromADeltaDoesNotReplaceItsParents) {
   Snapshot::save(state, Snapshot::open(name(3)), name(2), {});
 }
 
+TEST_F(DeltaChains, OneInMemoryUsesTheParentsThatItIsGiven) {
+  Session s = make(3, 90);
+  std::vector<std::string> files;
+  for (int i = 0; i < 3; ++i) files.push_back(read_text(name(i)));
+  const auto parsed = [&](size_t i) {
+    return Snapshot::parse(std::as_bytes(std::span(files[i])), name(static_cast<int>(i)));
+  };
+  Snapshot middle = parsed(1), last = parsed(2);
+  // Files beside the name of a snapshot in memory are not searched for.
+  const std::string none = "; a delta in memory has to be opened with its parent";
+  EXPECT_EQ(error_of([&] { last.find_parents(); }),
+            "io: " + name(2) + ": parent: the delta needs the snapshot of state " +
+                middle.state_name() + none);
+  EXPECT_EQ(error_of([&] { last.set_parent(middle); }),
+            "io: " + name(1) + ": parent: the delta needs the snapshot of state " +
+                parsed(0).state_name() + none);
+  EXPECT_EQ(error_of([&] { last.set_parent(parsed(0)); }),
+            "io: " + name(2) + ": parent: the delta needs the snapshot of state " +
+                middle.state_name() + "; the one named holds state " + parsed(0).state_name());
+  EXPECT_EQ(error_of([&] { parsed(0).set_parent(middle); }),
+            "argument: " + name(0) +
+                ": parent: expected none, since the snapshot is not a delta, found one");
+  EXPECT_EQ(error_of([&] { parsed(0).find_parents(name(1)); }),
+            "argument: " + name(0) +
+                ": parent: expected none, since the snapshot is not a delta, found one");
+  middle.set_parent(parsed(0));
+  last.set_parent(middle);
+  ASSERT_EQ(last.parents().size(), 2u);
+  Session back = last.restore(m, {.session = options(1)});
+  EXPECT_TRUE(same_state(back, s));
+  // A parent in memory serves a delta in a file, too.
+  Snapshot mapped = Snapshot::open(name(2));
+  mapped.set_parent(middle);
+  Session again = mapped.restore(m, {.session = options(1)});
+  EXPECT_TRUE(same_state(again, s));
+}
+
 TEST_F(DeltaChains, ParentsNeverChangeOnceFound) {
   make(3, 90);
   Snapshot snapshot = Snapshot::open_with_parents(name(2), name(1));

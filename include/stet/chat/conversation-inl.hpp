@@ -133,11 +133,19 @@ STET_INL std::vector<int32_t> Conversation::tokens_at(const Message& m,
 }
 
 // Returns the tokens of a reply, followed by tokens for the part of its content that exceeds their
-// text. Such a part exists if a stop string begins inside a token.
+// text. Such a part exists if a stop string begins inside a token. Throws an argument Error for
+// content that the tokens do not begin, since the model would not see it.
 STET_INL std::vector<int32_t> Conversation::tokens_of(
     const Message& m, const std::vector<int32_t>& transcript) const {
   std::vector<int32_t> ids = tokens_at(m, transcript);
   const std::string text = tokenizer_->decode(ids, true);
+  const std::vector<Message>& own = messages();
+  if (!m.content.starts_with(text) && std::ranges::find(own, m) == own.end()) {
+    throw Error(ErrorKind::argument, "", "messages", "",
+                "the reply at " + std::to_string(m.begin) +
+                    " has another text than its tokens; a reply that was changed must not be marked"
+                    " as drawn");
+  }
   if (m.content.size() > text.size() && m.content.starts_with(text)) {
     const std::string rest = m.content.substr(text.size());
     const TextRange whole{0, rest.size()};

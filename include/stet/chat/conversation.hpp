@@ -52,7 +52,7 @@ class Conversation {
 
   // Makes the session hold `messages` and the beginning of a reply. Closes a reply that was cut
   // first. Generated replies taken from messages() keep their tokens; clear `generated` if you
-  // change the content.
+  // change the content, which is an argument Error otherwise.
   //
   // If anything throws, the conversation is unchanged. Throws a capacity Error with both counts if
   // the session is too small. Errors of the template and exceptions of `progress` are passed on.

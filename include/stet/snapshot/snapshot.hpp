@@ -23,6 +23,7 @@ namespace stet {
 STET_API StateDigests digests_of(Session& session);
 
 class Snapshot;
+class SnapshotChain;
 
 STET_API bool have_zlib();  // true if this build can compress
 
@@ -100,7 +101,8 @@ class STET_API Snapshot {
   // Opens a snapshot and the parents of a delta (find_parents).
   static Snapshot open_with_parents(const std::string& path,
                                     const std::optional<std::string>& parent = std::nullopt);
-  // Opens a snapshot from bytes, which must outlive it and everything restored from it.
+  // Opens a snapshot from bytes, which must outlive it and everything restored from it. Errors
+  // report `path`, and no file is opened. The parent of a delta has to be given (set_parent).
   static Snapshot parse(std::span<const std::byte> bytes, const std::string& path);
 
   // Returns a session equal to the saved one. Throws a mismatch Error, which lists all differences,
@@ -134,8 +136,12 @@ class STET_API Snapshot {
   // directory.
   //
   // Without this call, restore() and state() search each time; after it, parents stay fixed. Throws
-  // an io Error if one is missing and a format Error if one does not fit.
+  // an io Error if one is missing and a format Error if one does not fit. With a path, throws an
+  // argument Error for a snapshot that is not a delta.
   void find_parents(const std::optional<std::string>& path = std::nullopt);
+  // Makes an open snapshot, which may be in memory, the parent of this delta, with the parents of
+  // its own. Throws like find_parents() with a path.
+  void set_parent(const Snapshot& parent);
   const std::vector<std::shared_ptr<const Snapshot>>& parents() const {
     return parents_;
   }  // nearest first
@@ -184,6 +190,8 @@ class STET_API Snapshot {
  private:
   explicit Snapshot(std::shared_ptr<const SnapshotFile> file) : file_(std::move(file)) {}
   std::shared_ptr<const FileSource> archive(const std::string& name) const;
+  void check_is_delta() const;
+  void use_parents(const SnapshotChain& chain);
 
   std::shared_ptr<const SnapshotFile> file_;
   std::vector<std::shared_ptr<const Snapshot>> parents_;
