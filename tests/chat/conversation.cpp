@@ -259,6 +259,52 @@ TEST_P(Chat, AReplyThatWasCutIsClosedOrGoesOn) {
   expect_whole(closed);
 }
 
+// A sink may fork or save the chat, which then is that of a reply that was cut after the latest token.
+TEST_P(Chat, BetweenTwoTokensAChatHoldsTheReplySoFar) {
+  for (const std::vector<std::string>& stops : {std::vector<std::string>(), {"5"}, {"s 5", "k!"}}) {
+    Conversation c = fresh();
+    c.session().generation().stop_strings = stops;
+    c.say("Set k = 5.");
+    const Conversation asked = c.fork();
+    std::vector<Conversation> forks;
+    GenerateOptions how{64, false};
+    how.observe = [&](int32_t, std::span<const float>) {
+      if (forks.empty()) forks.push_back(c.fork());
+    };
+    const Reply whole = c.reply(how, [&](std::string_view) {
+      forks.push_back(c.fork());
+      return true;
+    });
+    ASSERT_EQ(forks.size(), whole.ids.size() + 1);
+    for (size_t n = 0; n < forks.size(); ++n) {
+      Conversation cut = asked.fork();
+      cut.reply({static_cast<int64_t>(n), false});
+      EXPECT_EQ(forks[n].session().chat(), cut.session().chat()) << n << contents(forks[n]).back();
+      EXPECT_EQ(digests_of(forks[n].session()).id, digests_of(cut.session()).id) << n;
+      if (n + 1 < forks.size()) forks[n].reply({64, false});
+      EXPECT_EQ(digests_of(forks[n].session()).id, digests_of(c.session()).id) << n;
+    }
+  }
+}
+
+// An exception of the sink leaves the reply that was drawn until then.
+TEST_P(Chat, ASinkThatThrowsLeavesAReplyThatWasCut) {
+  struct Stop {};
+  Conversation c = fresh();
+  c.say("Set k = 5.");
+  Conversation cut = c.fork();
+  int tokens = 0;
+  EXPECT_THROW(c.reply({64, false},
+                       [&](std::string_view) {
+                         if (++tokens == 2) throw Stop();
+                         return true;
+                       }),
+               Stop);
+  cut.reply({2, false});
+  EXPECT_EQ(c.session().chat(), cut.session().chat());
+  EXPECT_EQ(digests_of(c.session()).id, digests_of(cut.session()).id);
+}
+
 // The reply is "k is 5." in some tokenization. The text before the stop string stays, even if it is
 // part of a token.
 TEST_P(Chat, AStopStringEndsTheReply) {

@@ -345,29 +345,30 @@ STET_INL std::string Conversation::text_of(const Message& m) const {
 }
 
 STET_INL void Conversation::begin_reply() {
-  std::vector<Message>& all = session_.chat().messages;
-  if (!open())
-    all.push_back(
-        {"assistant", "", "", session_.transcript_size(), session_.transcript_size(), true});
-  shown_ = shown_text(all.back());
+  reply_begin_ = open() ? messages().back().begin : session_.transcript_size();
+  shown_ = open() ? shown_text(messages().back()) : "";
 }
 
 STET_INL void Conversation::end_reply(const Reply& reply) {
-  settle(reply);
-  if (reply.stop == StopReason::stop_string)
-    end_at(session_.chat().messages.back(), shown_ + reply.text);
+  if (Message* const m = settle(reply); m != nullptr && reply.stop != StopReason::stop_string)
+    m->content = text_of(*m);
+  session_.keep_anchor();
 }
 
 STET_INL Reply Conversation::reply(const GenerateOptions& options, const TextSink& sink) {
   session_.refuse_changes("reply");
   begin_reply();
-  Reply reply;
+  Generator generator(session_, tokenizer_.get(), options);
   try {
-    reply = generate(session_, tokenizer_.get(), options, sink);
+    generator.run([&](std::string_view text) {
+      settle(generator.reply());
+      return !sink || sink(text);
+    });
   } catch (...) {
-    settle(reply);
+    end_reply(generator.reply());
     throw;
   }
+  Reply reply = generator.finish();
   end_reply(reply);
   return reply;
 }
@@ -380,14 +381,30 @@ STET_INL std::string Conversation::shown_text(const Message& m) const {
   return text.substr(0, text.size() - std::min(text.size(), session_.generation().held.size()));
 }
 
-// Updates the last message after tokens were drawn. Excludes a stop token at the end.
-STET_INL void Conversation::settle(const Reply& reply) {
+// Makes the message hold the tokens drawn so far, except a stop token at the end. Returns it,
+// or null if nothing was drawn.
+STET_INL Message* Conversation::settle(const Reply& reply) {
   std::vector<Message>& all = session_.chat().messages;
+  const int64_t end = session_.transcript_size();
+  if (end == reply_begin_) return nullptr;
+  if (all.empty() || !all.back().generated || all.back().begin != reply_begin_)
+    all.push_back({"assistant", "", "", reply_begin_, end, true});
   Message& m = all.back();
-  m.end = session_.transcript_size() - (reply.stop == StopReason::eos ? 1 : 0);
-  m.content = text_of(m);
-  if (session_.transcript_size() == m.begin) all.pop_back();  // nothing was drawn
-  session_.keep_anchor();
+  m.end = end - (reply.stop == StopReason::eos ? 1 : 0);
+  m.content = shown_ + reply.text;
+  if (reply.stop == StopReason::stop_string)
+    end_at(m, m.content);
+  else
+    m.content += held_back();
+  return &m;
+}
+
+// Returns the text that the session holds back, as text_of() has it.
+STET_INL std::string Conversation::held_back() const {
+  const GenerationState& state = session_.generation();
+  TextStream stream(*tokenizer_, true);
+  if (!state.stream.empty()) stream.restore(state.stream);
+  return state.held + stream.finish();
 }
 
 // Ends a message at a stop string. Keeps the tokens before it; the stop string may begin inside a

@@ -82,7 +82,8 @@ class Conversation {
   void begin_reply();
   void end_reply(const Reply& reply);
 
-  // Generates a reply, or continues one that was cut; see generate().
+  // Generates a reply, or continues one that was cut; see generate(). While the sink runs, session
+  // and messages are those of a reply that was cut after the latest token.
   Reply reply(const GenerateOptions& options, const TextSink& sink = nullptr);
   // Returns true if the last reply was cut by a limit and can continue.
   bool open() const;
@@ -114,14 +115,17 @@ class Conversation {
                                  const std::vector<int32_t>& transcript) const;
   std::string text_of(const Message& reply) const;
   std::string shown_text(const Message& reply) const;
-  void settle(const Reply& reply);
+  Message* settle(const Reply& reply);
+  std::string held_back() const;
   void end_at(Message& m, const std::string& content);
   void cut(int64_t position, size_t messages);
 
   Session session_;
   std::shared_ptr<const Tokenizer> tokenizer_;
   std::shared_ptr<const ChatTemplate> template_;
-  std::string shown_;  // text of a continued reply before the continuation
+  // The reply being drawn: its first position in the transcript, and the text that it had shown.
+  int64_t reply_begin_ = 0;
+  std::string shown_;
 };
 
 namespace detail {

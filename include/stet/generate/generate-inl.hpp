@@ -191,6 +191,20 @@ STET_INL void Generator::processed(int32_t id) {
   }
   text_.save(&state);
   reply_.text += certain_;
+  if (!reply_stop_) return;
+  reply_.stop = *reply_stop_;
+  detail::close_turn(session_);  // before a sink, which may fork the session
+}
+
+STET_INL void Generator::run(const TextSink& sink) {
+  bool goes_on = certain_.empty() || !sink || sink(certain_);
+  while (goes_on) {
+    const std::optional<int32_t> id = draw();
+    if (!id) break;
+    append(*id);
+    processed(*id);
+    goes_on = !sink || sink(certain_);
+  }
 }
 
 STET_INL Reply Generator::finish() {
@@ -205,14 +219,7 @@ STET_INL Reply Generator::finish() {
 STET_INL Reply generate(Session& session, const Tokenizer* tokenizer,
                         const GenerateOptions& options, const TextSink& sink) {
   Generator generator(session, tokenizer, options);
-  bool goes_on = generator.certain().empty() || !sink || sink(generator.certain());
-  while (goes_on) {
-    const std::optional<int32_t> id = generator.draw();
-    if (!id) break;
-    generator.append(*id);
-    generator.processed(*id);
-    goes_on = !sink || sink(generator.certain());
-  }
+  generator.run(sink);
   return generator.finish();
 }
 

@@ -188,6 +188,10 @@ class Generator {
   void processed(int32_t id);
   // Returns the text that the last step made certain; initially that of the constructor.
   const std::string& certain() const { return certain_; }
+  // Returns the reply so far. Its `stop` is length until another reason is known.
+  const Reply& reply() const { return reply_; }
+  // Draws and processes tokens until the reply has ended or the sink returns false.
+  void run(const TextSink& sink);
   // Returns the reply. If it has not ended, it counts as interrupted. Must be the last call.
   Reply finish();
 
