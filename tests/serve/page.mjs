@@ -1,5 +1,5 @@
 // Tests the parts of the page that need no browser: Markdown, control characters, the layout of the
-// tree, undoing deletions.
+// tree, undoing deletions, requests.
 //   node page.mjs FOLDER    (tools/serve/page)
 import assert from "node:assert/strict";
 import { cpSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
@@ -13,10 +13,14 @@ after(() => rmSync(folder, { recursive: true }));
 cpSync(process.argv[2], folder, { recursive: true });
 writeFileSync(join(folder, "package.json"), '{"type": "module"}');
 const { parse } = await import(join(folder, "markdown.js"));
-const { parseInline, safeAddress } = await import(join(folder, "inline.js"));
+const { parseInline, placeBeside, safeAddress } = await import(join(folder, "inline.js"));
 const { countSigns, pieces, plain } = await import(join(folder, "signs.js"));
 const { beside, continuations, finds, layout, line, wordsOf } = await import(join(folder, "layout.js"));
 const { Trash } = await import(join(folder, "trash.js"));
+const { markOf } = await import(join(folder, "storage.js"));
+const { get, onLost } = await import(join(folder, "api.js"));
+const { largest, redrawing } = await import(join(folder, "dom.js"));
+const { kindOf } = await import(join(folder, "messages.js"));
 
 // ---------------------------------------------------------------- Markdown
 
@@ -80,6 +84,30 @@ test("links lead to the web and to mail alone", () => {
   for (const bad of [
     "javascript:x", " javascript:x", "file:///etc", "https://", "blob:x", "https://" + "a".repeat(3000)
   ]) assert.equal(safeAddress(bad), null, bad.slice(0, 20));
+});
+
+test("a link shows where it leads, unless its text is that address", () => {
+  for (const [text, href, expected] of [
+    ["a link", "https://e.org/x", "e.org"],
+    ["https://e.org/x_(y)", "https://e.org/x_(y)", ""],
+    ["E.org", "https://e.org/", ""],
+    ["e.org?a=1", "http://e.org/?a=1", ""],
+    ["https://e.org:8080/x", "https://e.org:8080/x", ""],
+    ["https://bank.com", "https://bank.co/", "bank.co"],
+    ["https://bank.com.evil.org", "https://bank.com/", "bank.com"],
+    ["https://bank.com.evil.org", "https://evil.org/", "evil.org"],
+    ["https://bank.com/?via=evil.org", "https://evil.org/", "evil.org"],
+    ["https://e.org@bank.com", "https://e.org/", "e.org"],
+    ["https://bank.com@e.org", "https://bank.com@e.org/", "e.org"],
+    ["e.org/ at bank.com", "https://e.org/", "e.org"],
+    ["https://b\u0430nk.com", "https://xn--bnk-5cd.com/", "xn--bnk-5cd.com"],
+    ["mail us", "mailto:help@e.org", "help@e.org"],
+    ["help@bank.com", "mailto:x@evil.org", "x@evil.org"],
+    ["help@e.org", "mailto:help@e.org", ""],
+    ["mailto:help@e.org", "mailto:help@e.org", ""],
+    ["help@e.org", "mailto:help@e.org?cc=x@evil.org", "help@e.org?cc=x@evil.org"],
+    ["help@e.org.com", "mailto:help@e.org", "help@e.org"],
+  ]) assert.equal(placeBeside(text, href), expected, `[${text}](${href})`);
 });
 
 test("blocks", () => {
@@ -167,6 +195,36 @@ test("what nobody sees is shown", () => {
   for (const text of ["", "Grüße 🙂", "👩‍👩‍👧", "مرحبا", "a\tb\nc", "می‌خواهم"]) assert.deepEqual(pieces(text), [text]);
 });
 
+test("a role of a file is no class of the page", () => {
+  assert.deepEqual(["user", "assistant", "system", null, "text", "hidden", "running assistant hidden", "User", ""]
+    .map(kindOf), ["user", "assistant", "system", "text", "other", "other", "other", "other", "other"]);
+});
+
+// ---------------------------------------------------------------- pictures
+
+test("the largest number of a table is found, however large the table is", () => {
+  assert.equal(largest([[1, -3], [2]]), 3);
+  assert.equal(largest([]), 1e-9);
+  assert.equal(largest(Array.from({ length: 512 }, () => Array(256).fill(0.5))), 0.5);
+});
+
+test("of several answers the last one asked for is shown", async () => {
+  globalThis.document = { activeElement: null };
+  const place = { contains: () => false, replaceChildren: (...parts) => { place.shown = parts; } };
+  const answers = [];
+  const draw = redrawing(place, () => new Promise((done, fail) => answers.push({ done, fail })), (e) => [e.message]);
+  const calls = [draw(), draw()];
+  answers[1].done(["second"]);
+  answers[0].done(["first"]);
+  await Promise.all(calls);
+  assert.deepEqual(place.shown, ["second"]);
+  calls.push(draw(), draw());
+  answers[3].fail(new Error("fourth"));
+  answers[2].fail(new Error("third"));
+  await Promise.all(calls);
+  assert.deepEqual(place.shown, ["fourth"]);
+});
+
 // ---------------------------------------------------------------- the tree
 
 const made = (id, continues, more = {}) => ({
@@ -212,12 +270,12 @@ test("a search looks at the name, the question and the reply", () => {
 
 // ---------------------------------------------------------------- deletions
 
-function bin({ storage = new Map(), fail = () => null } = {}) {
+function bin({ storage = new Map(), fail = () => null, client = () => "" } = {}) {
   const log = [], clock = { now: 1000 };
   const trash = new Trash({
     storage: { getItem: (k) => storage.get(k) ?? null, setItem: (k, v) => storage.set(k, v) },
     remove: async (id) => { const error = fail(id); if (error) throw error; log.push(id); },
-    changed: () => {}, now: () => clock.now,
+    changed: () => {}, client, now: () => clock.now,
   });
   return { trash, log, clock, storage };
 }
@@ -277,7 +335,48 @@ test("what the server does not have is done, what it does not answer is tried ag
   assert.deepEqual([log, trash.has("a")], [[], false]);
 });
 
+test("a page with another key leaves a deletion alone", async () => {
+  assert.deepEqual([markOf(""), markOf("a"), markOf("key of Anna") === markOf("key of Bert")], ["", "e40c292c", false]);
+  const unknown = Object.assign(new Error("there is no state of this client"), { status: 404 });
+  const anna = bin({ client: () => "anna" }), { storage } = anna;
+  const bert = bin({ storage, client: () => "bert", fail: () => unknown });
+  anna.trash.put(["a"], "secret");
+  bert.trash.reload();
+  assert.deepEqual([bert.trash.has("a"), bert.trash.latest(), bert.trash.undo()], [false, null, []]);
+  bert.trash.put(["b"], "b");
+  bert.trash.keep("a");
+  for (const { trash, clock } of [bert, anna]) {
+    clock.now += 60000;
+    trash.reload();
+    await trash.send();
+  }
+  assert.deepEqual([anna.log, JSON.parse(storage.get("deleted"))], [["a"], []]);
+});
+
+test("a note without a client is of a page without a key", async () => {
+  const storage = new Map([["deleted", '[{"ids": ["a"], "label": "a", "until": 1000}]']]);
+  const keyed = bin({ storage, client: () => "anna" }), other = bin({ storage });
+  for (const { trash } of [keyed, other]) await trash.send();
+  assert.deepEqual([keyed.log, other.log], [[], ["a"]]);
+});
+
 test("a note that cannot be read is no note", () => {
   for (const text of ["{", "3", '[{"ids": 3}]', "null"])
     assert.deepEqual(bin({ storage: new Map([["deleted", text]]) }).trash.batches, []);
+});
+
+// ---------------------------------------------------------------- requests
+
+test("a browser that refuses storage does not look like a lost server", async () => {
+  for (const name of ["localStorage", "sessionStorage"])
+    Object.defineProperty(globalThis, name, { configurable: true, get() { throw new Error("SecurityError"); } });
+  const { apiKey, kept, setApiKey } = await import(join(folder, "storage.js") + "?blocked");
+  assert.equal(apiKey(), "");
+  setApiKey("secret");
+  kept.setItem("theme", "dark");
+  assert.deepEqual([apiKey(), kept.getItem("theme"), kept.getItem("other")], ["secret", "dark", null]);
+  const told = [];
+  onLost((lost) => told.push(lost));
+  globalThis.fetch = async () => Response.json({ ok: 1 });
+  assert.deepEqual([await get("/v1/status"), told], [{ ok: 1 }, [false]]);
 });

@@ -1,22 +1,25 @@
 // The server's API. Requests that fail because the server does not answer are repeated until it does.
+import { apiKey } from "./storage.js";
+
 const listeners = [];
 export const onLost = (listener) => listeners.push(listener);
 const tell = (lost) => listeners.forEach((listener) => listener(lost));
 const wait = (ms) => new Promise((done) => setTimeout(done, ms));
 
 function headers(body) {
-  const all = body ? { "Content-Type": body instanceof Blob ? "application/octet-stream" : "application/json" } : {};
-  const key = sessionStorage.getItem("key");
-  if (key) all.Authorization = "Bearer " + key;
+  const all = new Headers();
+  if (body) all.set("Content-Type", body instanceof Blob ? "application/octet-stream" : "application/json");
+  if (apiKey()) all.set("Authorization", "Bearer " + apiKey()); // throws for a key that no server can have
   return all;
 }
 
 // Repeats GET requests, which change nothing. A request that makes a state is sent once.
 async function ask(method, path, body, signal) {
+  const request = { method, signal, headers: headers(body),
+    body: body instanceof Blob ? body : body && JSON.stringify(body) };
   for (let pause = 250; ; pause = Math.min(pause * 2, 4000)) {
     try {
-      const answer = await fetch(path, { method, signal, headers: headers(body),
-        body: body instanceof Blob ? body : body && JSON.stringify(body) });
+      const answer = await fetch(path, request);
       tell(false);
       return answer;
     } catch (error) {

@@ -1,20 +1,7 @@
 // The state of the page: the states, the current one, and the running reply.
 import { remove } from "./api.js";
+import { apiKey, kept, markOf } from "./storage.js";
 import { Trash } from "./trash.js";
-
-// Falls back to memory if the browser stores nothing.
-function storage() {
-  try {
-    localStorage.setItem("kept", "1");
-    localStorage.removeItem("kept");
-    return localStorage;
-  } catch {
-    const kept = new Map();
-    return { getItem: (k) => kept.get(k) ?? null, setItem: (k, v) => kept.set(k, v),
-      removeItem: (k) => kept.delete(k) };
-  }
-}
-export const kept = storage();
 
 export const page = {
   all: [], // the server's list, in its order
@@ -31,8 +18,8 @@ export const page = {
 // Functions that other modules provide and that the drawing modules call on clicks.
 export const handlers = {};
 
-export const trash = new Trash({ storage: kept, remove: (id) => remove("/v1/states/" + id),
-  changed: () => handlers.deleted?.() });
+export const trash = new Trash({ storage: kept, client: () => markOf(apiKey()),
+  remove: (id) => remove("/v1/states/" + id), changed: () => handlers.deleted?.() });
 
 export const find = (id) => page.states.find((s) => s.id === id) ?? null;
 export const state = () => find(page.current);

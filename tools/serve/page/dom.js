@@ -42,11 +42,27 @@ export const bytesText = (n) =>
   n >= 1e9 ? (n / 1e9).toFixed(1) + " GB" : n >= 1e6 ? (n / 1e6).toFixed(1) + " MB" : Math.round(n / 1e3) + " KB";
 export const percent = (p) => p >= 0.9995 ? "100 %" : p > 0 && p < 0.0005 ? "< 0.1 %" : (100 * p).toFixed(1) + " %";
 export const plainNumber = (n) => String(Number(n.toPrecision(6)));
+// Returns the largest magnitude in a table. As arguments of one call, many numbers would exceed the stack.
+export const largest = (rows) =>
+  rows.reduce((most, row) => row.reduce((m, v) => Math.max(m, Math.abs(v)), most), 1e-9);
 export const counted = (n, one) => `${n} ${one}${n === 1 ? "" : "s"}`;
 
 export function say(text, bad = false) {
   put($("told"), text);
   $("told").classList.toggle("bad", bad);
+}
+
+// Returns a function that fills a place with the elements of `draw()`, or of `failed(error)`. Of several calls only the
+// last one is shown. A choice in the place keeps the focus.
+export function redrawing(place, draw, failed) {
+  let latest = 0;
+  return async () => {
+    const turn = ++latest, parts = await draw().catch(failed);
+    if (turn !== latest) return;
+    const focused = place.contains(document.activeElement) ? document.activeElement.ariaLabel : null;
+    place.replaceChildren(...parts);
+    if (focused) place.querySelector(`select[aria-label="${focused}"]`)?.focus();
+  };
 }
 
 // Copies a text. Without TLS, other machines' pages have no clipboard API, so the older way is tried.

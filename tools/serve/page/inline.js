@@ -13,6 +13,15 @@ export function safeAddress(text) {
   }
 }
 
+// Returns the host, or the mail address, of a link whose text does not show it, or "". The text may promise another
+// place, so it must be that address or begin with the whole host.
+export function placeBeside(text, href) {
+  const url = new URL(href), mail = url.protocol === "mailto:", place = mail ? href.slice("mailto:".length) : url.host;
+  const shown = text.replace(mail ? /^mailto:/i : /^https?:\/\//i, "");
+  const begins = shown.toLowerCase().startsWith(place.toLowerCase()), after = shown.slice(place.length);
+  return begins && (after === "" || (!mail && /^[/?#]\S*$/.test(after))) ? "" : place;
+}
+
 const textOf = (items) => items.map((i) =>
   typeof i === "string" ? i : i.type === "code" ? i.text : i.children ? textOf(i.children) : "").join("");
 const hasLink = (items) => items.some((i) => i.type === "link" || (i.children && hasLink(i.children)));

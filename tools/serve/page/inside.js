@@ -1,6 +1,6 @@
 // Views of the inside of the model at a state's tokens: attention, logit lens, norms of keys and values, and patching.
 import { get } from "./api.js";
-import { make, percent, put, visible } from "./dom.js";
+import { largest, make, percent, put, redrawing, visible } from "./dom.js";
 
 const chosen = { picture: "attention", layer: -1, head: 0, last: 48 };  // layer -1: the first with attention
 
@@ -55,7 +55,7 @@ async function attention(state, signal, redraw) {
   const last = Math.min(chosen.last, state.positions, Math.floor(2 ** 20 / state.positions));
   const layer = chosen.layer < 0 ? "" : `layer=${chosen.layer}&`;
   const a = await get(`/v1/states/${state.id}/attention?${layer}head=${chosen.head}&last=${last}`, signal);
-  chosen.layer = a.layer;
+  if (chosen.layer < 0) chosen.layer = a.layer;
   const text = make("div", { className: "tokens" });
   const name = (p) => `“${visible(a.tokens[p])}” (${p})`;
   const pick = (row) => {
@@ -102,7 +102,7 @@ async function norms(state, signal) {
   const n = await get(`/v1/states/${state.id}/norms`, signal);
   const drawn = [["Keys", n.keys], ["Values", n.values]].flatMap(([name, layers]) => {
     const rows = layers.map((row) => row ?? n.tokens.map(() => 0));  // null: a layer without attention
-    const most = Math.max(1e-9, ...rows.flat());
+    const most = largest(rows);
     return [make("h3", {}, name), ...map(rows.map((r) => r.map((v) => (v / most) ** 2)), n.tokens.length,
       `Norms of ${name.toLowerCase()}: ${n.layers} layers by ${n.positions} positions`,
       (y, x) => `layer ${y}, “${visible(n.tokens[x])}” (${x * n.step}): ${rows[y][x].toPrecision(4)}`)];
@@ -127,19 +127,16 @@ export async function patching(a, b, signal) {
 export async function inside(state, signal) {
   const place = make("div");
   const ways = { attention, lens, norms };
-  const draw = async () => {
-    const picture = choice("picture", [["attention", "attention"], ["lens", "logit lens"],
-      ["norms", "norms of keys and values"]], draw);
-    try {
-      const shown = await ways[chosen.picture](state, signal, draw);
-      const choices = shown.filter((part) => part.tagName === "SELECT");
-      place.replaceChildren(make("div", { className: "bar" }, picture, ...choices),
-        ...shown.filter((part) => !choices.includes(part)));
-      for (const part of place.querySelectorAll(".wide")) part.scrollLeft = part.scrollWidth;
-    } catch (error) {
-      if (error.name !== "AbortError")
-        place.replaceChildren(make("div", { className: "bar" }, picture), make("p", {}, error.message));
-    }
+  const bar = (...choices) => make("div", { className: "bar" }, choice("picture", [["attention", "attention"],
+    ["lens", "logit lens"], ["norms", "norms of keys and values"]], redraw), ...choices);
+  const draw = redrawing(place, async () => {
+    const shown = await ways[chosen.picture](state, signal, redraw);
+    const choices = shown.filter((part) => part.tagName === "SELECT");
+    return [bar(...choices), ...shown.filter((part) => !choices.includes(part))];
+  }, (error) => [bar(), make("p", {}, error.message)]);
+  const redraw = async () => {
+    await draw();
+    for (const part of place.querySelectorAll(".wide")) part.scrollLeft = part.scrollWidth;
   };
   await draw();
   return [place];

@@ -1,7 +1,7 @@
 // Views of a state: next token, tokens, elements, keys and values, the inside of the model, and the comparison with
 // another state.
 import { get } from "./api.js";
-import { $, make, percent, visible } from "./dom.js";
+import { $, largest, make, percent, redrawing, visible } from "./dom.js";
 import { inside, patching } from "./inside.js";
 
 async function next(state, signal, handlers) {
@@ -13,7 +13,7 @@ async function next(state, signal, handlers) {
     const row = make("button", { className: "candidate", title: `token ${c.id}; drawn with ${percent(c.probability)}` },
       make("code", {}, visible(c.text)), part, make("span", { className: "number" }, percent(p)));
     row.dataset.id = c.id;
-    row.addEventListener("click", () => handlers.choose(c.id));
+    row.addEventListener("click", () => handlers.choose(c.id, state.id));
     return row;
   })];
 }
@@ -26,7 +26,7 @@ async function tokens(state, signal, handlers) {
     const span = make("span", { className: t.visible ? "" : "gone",
       title: `position ${t.position}, token ${t.id}` + (p === null ? "" : `, ${percent(p)}`) }, t.text || "∅");
     if (p !== null) span.style.backgroundColor = `hsl(${Math.round(120 * p)} 70% 50% / 0.28)`;
-    span.addEventListener("click", () => handlers.rewindTo(t.position));
+    span.addEventListener("click", () => handlers.rewindTo(t.position, state.id));
     place.append(span);
   }
   return [make("p", {}, "Green was likely, red was not. A click rewinds to before that token."), place];
@@ -42,7 +42,7 @@ async function elements(state, signal) {
 const heat = { layer: -1, head: 0, what: "k" };  // layer -1: the first with attention
 
 function paint(canvas, values, width) {
-  const height = values.length, most = Math.max(1e-9, ...values.flat().map(Math.abs));
+  const height = values.length, most = largest(values);
   canvas.width = width;
   canvas.height = Math.max(1, height);
   const context = canvas.getContext("2d"), image = context.createImageData(width, Math.max(1, height));
@@ -55,10 +55,11 @@ function paint(canvas, values, width) {
 
 async function keysAndValues(state, signal) {
   const place = make("div");
-  const draw = async () => {
+  const failed = (error) => [...place.querySelectorAll(".bar"), make("p", {}, error.message)];
+  const draw = redrawing(place, async () => {
     const layer = heat.layer < 0 ? "" : `layer=${heat.layer}&`;
     const kv = await get(`/v1/states/${state.id}/kv?${layer}head=${heat.head}&what=${heat.what}`, signal);
-    heat.layer = kv.layer;
+    if (heat.layer < 0) heat.layer = kv.layer;
     const choice = (name, numbers) => {
       const select = make("select", { ariaLabel: name }, ...numbers.map((i) =>
         make("option", { value: i, selected: i === heat[name] }, `${name} ${i}`)));
@@ -76,12 +77,12 @@ async function keysAndValues(state, signal) {
     const shared = make("div", { className: "shared", title: "blocks of 64 positions" },
       ...kv.shared.map((yes) => make("i", { className: yes ? "yes" : "" })));
     const count = kv.shared.filter(Boolean).length;
-    place.replaceChildren(make("div", { className: "bar" }, choice("layer", kv.own_layers),
+    return [make("div", { className: "bar" }, choice("layer", kv.own_layers),
         choice("head", [...Array(kv.heads).keys()]), what),
       canvas,
       make("p", {}, `Down: positions; across: ${kv.head_dim} dimensions. ` +
-        `${count} of ${kv.shared.length} blocks are shared with the parent:`), shared);
-  };
+        `${count} of ${kv.shared.length} blocks are shared with the parent:`), shared];
+  }, failed);
   await draw();
   return [place];
 }

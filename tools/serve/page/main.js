@@ -1,6 +1,6 @@
 // The page: the tree of states, the current one, and its operations.
 import { onLost } from "./api.js";
-import { handlers, kept, page, state, trash } from "./app.js";
+import { handlers, page, state, trash } from "./app.js";
 import { $, put, say } from "./dom.js";
 import { help, keys, kTree } from "./keys.js";
 import { look } from "./look.js";
@@ -8,6 +8,7 @@ import { wireMessages } from "./messages.js";
 import { begin, beginText, drawUndo, focusPane, load, operations, undoDelete } from "./operations.js";
 import { attempt, fit, reply, retry, send } from "./replies.js";
 import { wireSettings } from "./settings.js";
+import { kept, setApiKey } from "./storage.js";
 import { wireTree } from "./tree.js";
 import { back, meters, refresh, show } from "./view.js";
 
@@ -58,12 +59,11 @@ function wireRest() {
   clicked("new-text", () => attempt(beginText));
   clicked("load", () => $("file").click());
   $("file").addEventListener("change", () => attempt(async () => {
-    await load($("file").files[0]);
-    $("file").value = "";
+    await load($("file").files[0]).finally(() => { $("file").value = ""; }); // so that it can be chosen again
   }));
   clicked("help", help);
   clicked("undo-do", undoDelete);
-  $("key").addEventListener("change", () => { sessionStorage.setItem("key", $("key").value); location.reload(); });
+  $("key").addEventListener("change", () => { setApiKey($("key").value); attempt(begun); });
   clicked("theme", () => {
     const dark = getComputedStyle(document.documentElement).colorScheme === "dark" || (
       document.documentElement.dataset.theme === undefined && matchMedia("(prefers-color-scheme: dark)").matches);
@@ -77,6 +77,24 @@ function introduce() {
   put($("intro-text"), kTree);
   $("intro").hidden = kept.getItem("introduced") !== null;
   clicked("intro-close", () => { $("intro").hidden = true; kept.setItem("introduced", "yes"); });
+}
+
+// Asks for the server's numbers, one request at a time: a request to a lost server lasts until it is back.
+async function watchServer() {
+  for (;;) {
+    await new Promise((done) => setTimeout(done, 1500));
+    await meters();
+  }
+}
+
+// Shows the state of the address, or the latest one.
+async function begun() {
+  trash.reload();
+  await trash.send(); // deletions that became due while no page was open
+  drawUndo();
+  const id = location.hash.slice(1);
+  page.current = trash.has(id) ? null : id;
+  await show();
 }
 
 // Runs once a second: counts down, and sends deletions that are due.
@@ -98,12 +116,6 @@ wireRest();
 introduce();
 focusPane("talk");
 await meters();
-setInterval(meters, 1500);
-await attempt(async () => {
-  await trash.send(); // deletions that became due while no page was open
-  watchTrash();
-  drawUndo();
-  const id = location.hash.slice(1);
-  page.current = trash.has(id) ? null : id;
-  await show();
-});
+watchServer();
+await attempt(begun);
+watchTrash();

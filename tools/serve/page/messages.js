@@ -37,8 +37,13 @@ function button(text, label, action) {
   return made;
 }
 
+// Returns the class of a message. A role of an uploaded file may be any text, even a class that hides the message.
+export const kindOf = (role) =>
+  role === null ? "text" : ["user", "assistant", "system"].includes(role) ? role : "other";
+
+// Makes the item of a message; its role is null for raw text.
 function newItem(role, text) {
-  const item = make("li", { className: role }, make("div", { className: "who" }, role),
+  const item = make("li", { className: kindOf(role) }, make("div", { className: "who" }, role ?? "text"),
     make("div", { className: "words", dir: "auto" }), make("div", { className: "actions" }));
   item.role_ = role;
   item.markdown = role === "assistant";
@@ -60,9 +65,9 @@ function alternatives() {
     to(1, "›", "The next one, beside this"));
 }
 
-function drawActions(item, message, last) {
+function drawActions(item, message, id, last) {
   const parts = [copyButton(() => item.raw, "Copy this message")];
-  if (message) parts.push(button("Edit", "Edit this message", () => handlers.edit(message)));
+  if (message) parts.push(button("Edit", "Edit this message", () => handlers.edit(message, id)));
   if (last) parts.push(alternatives());
   if (last && message?.role === "assistant" && message.generated !== false && page.whole?.sampling)
     parts.push(make("span", { className: "drawn" }, drawnWith(page.whole.sampling)));
@@ -76,14 +81,14 @@ export async function showMessages() {
   if (!whole) return list.replaceChildren();
   const talk = whole.messages.length > 0;
   const shown = talk ? whole.messages
-    : [{ role: "text", content: (await post("/detokenize", { tokens: whole.ids, skip_special: true })).text }];
+    : [{ role: null, content: (await post("/detokenize", { tokens: whole.ids, skip_special: true })).text }];
   if (whole !== page.whole) return; // another state is shown meanwhile
   const items = shown.map((m, i) => {
     const old = list.children[i];
     const item = old?.role_ === m.role && (old.raw === m.content || !old.done) ? old : newItem(m.role, m.content);
     fill(item, m.content);
     item.done = true;
-    drawActions(item, talk ? m : null, i === shown.length - 1);
+    drawActions(item, talk ? m : null, whole.id, i === shown.length - 1);
     return item;
   });
   if (items.length !== list.children.length || items.some((item, i) => item !== list.children[i])) {
@@ -104,10 +109,10 @@ export function beginReply(said, replaces) {
   if (said !== undefined && state()?.role !== null) list.append(newItem("user", said));
   if (replaces) list.lastElementChild?.remove();
   let item = list.lastElementChild;
-  const goesOn = item && (item.role_ === "text" || (item.role_ === "assistant" &&
+  const goesOn = item && (item.role_ === null || (item.role_ === "assistant" &&
     state()?.open && said === undefined && !replaces));
   if (!goesOn) list.append(item = newItem("assistant", ""));
-  if (item.role_ === "text" && said !== undefined) fill(item, item.raw + said);
+  if (item.role_ === null && said !== undefined) fill(item, item.raw + said);
   item.done = false;
   item.classList.add("running");
   let text = item.raw, waiting = false;

@@ -1,4 +1,5 @@
-// Operations on a state. Each makes another one; the old one stays.
+// Operations on a state. Each makes another one; the old one stays. While a dialog is open, a reply may end
+// and the page go on to the next state. The operation still applies to the state for which it was called.
 import { download, events, get, patch, post, upload as uploadFile } from "./api.js";
 import { called, find, handlers, page, path, state, trash } from "./app.js";
 import { askFor } from "./dialog.js";
@@ -7,39 +8,50 @@ import { continuations } from "./layout.js";
 import { look } from "./look.js";
 import { attempt, choose, reply } from "./replies.js";
 import { plain } from "./signs.js";
-import { refresh, relist, show, showCurrent } from "./view.js";
+import { drawButtons, refresh, relist, show, showCurrent } from "./view.js";
 
 async function made(request, words) {
   const result = await request;
   await show(result.id);
   say(typeof words === "function" ? words(result) : words);
+  return result.id;
+}
+
+// Changes a state's name or pin. The page stays where it is.
+async function change(id, fields, words) {
+  await patch(path("", id), fields);
+  await refresh();
+  drawButtons();
+  say(words);
 }
 
 export const operations = {
   fork: () => made(post(path("/fork")), "a fork of the state, which can be continued differently"),
   async rewind() {
-    const v = await askFor("Rewind", [{ label: `Number of tokens to keep (of ${state().tokens})`, name: "tokens",
-      type: "number", min: 0, max: state().tokens, value: state().tokens - 1, required: true }], { ok: "Rewind" });
-    if (v) await handlers.rewindTo(Number(v.tokens));
+    const { id, tokens } = state();
+    const v = await askFor("Rewind", [{ label: `Number of tokens to keep (of ${tokens})`, name: "tokens",
+      type: "number", min: 0, max: tokens, value: tokens - 1, required: true }], { ok: "Rewind" });
+    if (v) await handlers.rewindTo(Number(v.tokens), id);
   },
   async prune() {
+    const { id } = state();
     const v = await askFor("Prune the middle", [
       { label: "Keep the first (sinks)", name: "sinks", type: "number", min: 0, value: 4, required: true },
       { label: "Keep the last (window)", name: "keep_last", type: "number", min: 0, value: 64, required: true },
       { label: "Move later positions up", name: "shift", type: "checkbox" }], { ok: "Prune" });
-    if (v) await made(post(path("/prune"), { sinks: Number(v.sinks), keep_last: Number(v.keep_last), shift: v.shift }),
-      (r) => `${counted(r.pruned, "position")} pruned`);
+    if (v) await made(post(path("/prune", id), { sinks: Number(v.sinks), keep_last: Number(v.keep_last),
+      shift: v.shift }), (r) => `${counted(r.pruned, "position")} pruned`);
   },
   async compare() {
-    const others = page.states.filter((s) => s.id !== page.current);
+    const { id } = state(), others = page.states.filter((s) => s.id !== id);
     if (others.length === 0) return say("there is no other state to compare with");
     const select = make("select", { name: "other" }, ...others.map((s) =>
       make("option", { value: s.id }, plain(`${called(s)} (${s.operation.name}, ${counted(s.tokens, "token")})`))));
     const v = await askFor("Compare with", [make("label", {}, "Another state", select)], { ok: "Compare" });
-    if (v) await handlers.compare(page.current, v.other);
+    if (v) await handlers.compare(id, v.other);
   },
   async verify() {
-    const id = page.current;
+    const { id } = state();
     for await (const event of events(path("/verify"), {})) {
       if (event.of) { say(`computing again: ${event.done} of ${event.of} tokens`); continue; }
       if (event.same_bits) page.verified.add(id);
@@ -52,11 +64,14 @@ export const operations = {
     }
   },
   async name() {
-    const v = await askFor("Name", [{ label: "Name", name: "name", value: state().name ?? "" }]);
-    if (v) await made(patch(path(), { name: v.name || null }), "named");
+    const { id, name } = state();
+    const v = await askFor("Name", [{ label: "Name", name: "name", value: name ?? "" }]);
+    if (v) await change(id, { name: v.name || null }, v.name ? "named" : "without a name");
   },
-  pin: () => made(patch(path(), { pinned: !state().pinned }),
-    state().pinned ? "no longer pinned" : "pinned: it stays in memory"),
+  pin() {
+    const { id, pinned } = state();
+    return change(id, { pinned: !pinned }, pinned ? "no longer pinned" : "pinned: no limit of the server deletes it");
+  },
   async save() {
     const now = state(), parent = find(now.parent);
     const forms = [["", "all of it"],
@@ -86,7 +101,7 @@ export const operations = {
     const v = await askFor("Delete this state?", fields, { ok: "Delete", danger: true });
     if (!v) return;
     const gone = v.after ? [...after.map((s) => s.id), now.id] : [now.id];
-    page.current = v.after ? from : from ?? after[0]?.id ?? null;
+    if (gone.includes(page.current)) page.current = v.after ? from : from ?? after[0]?.id ?? null;
     trash.put(gone, called(now));
     say("deleted: it can be taken back for a minute");
   },
@@ -96,21 +111,21 @@ Object.assign(handlers, {
   go: (id) => attempt(() => show(id)),
   open: (id) => attempt(async () => { focusPane("talk"); await show(id); }),
   fork: (id) => attempt(async () => { page.current = id; await operations.fork(); focusPane("talk"); }),
-  choose: (id) => attempt(() => choose(id)),
-  rewindTo: (tokens) => attempt(() => made(post(path("/rewind"), { tokens }), `rewound to ${tokens} tokens`)),
+  choose: (token, id) => attempt(() => choose(token, id)),
+  rewindTo: (tokens, id) => attempt(() => made(post(path("/rewind", id), { tokens }), `rewound to ${tokens} tokens`)),
   compare: (a, b) => attempt(async () => {
     page.comparison = { diff: await get(path("/diff/" + b, a)), a: called(find(a)), b: called(find(b)), ids: [a, b] };
     page.kind = "diff";
     await look("diff", state(), handlers, page.comparison);
     focusPane("look");
   }),
-  edit: (m) => attempt(async () => {
+  edit: (m, id) => attempt(async () => {
     const v = await askFor("Edit this message", [{ label: m.role, name: "content", value: m.content, rows: 6 }],
       { ok: m.role === "user" ? "Save and reply" : "Save", wide: true });
     if (!v) return;
-    await made(post(path("/edit"), { message: m.index, content: v.content }),
+    const edited = await made(post(path("/edit", id), { message: m.index, content: v.content }),
       "edited: the messages after it are in the old state");
-    if (m.role === "user") await reply({});
+    if (m.role === "user" && page.current === edited) await reply({});
   }),
   // Called after the trash has changed, on this page or another one.
   deleted: () => attempt(async () => {

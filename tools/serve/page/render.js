@@ -1,5 +1,6 @@
 // Shows Markdown. Creates all elements itself; text of a model is never parsed as HTML.
 import { copyButton, make } from "./dom.js";
+import { placeBeside } from "./inline.js";
 import { linesOf, parse } from "./markdown.js";
 
 function inline(items) {
@@ -12,13 +13,12 @@ function inline(items) {
   });
 }
 
-// Shows a link's host after it unless the text names it: the text may promise another place.
+// Shows where a link leads after it, unless the text itself is that address.
 function link(item) {
   const a = make("a", { href: item.href, title: item.href, target: "_blank", rel: "noopener noreferrer nofollow" },
     ...inline(item.children));
-  const host = new URL(item.href).host;
-  return host && !a.textContent.includes(host)
-    ? make("span", {}, a, make("span", { className: "host" }, ` (${host})`)) : a;
+  const place = placeBeside(a.textContent, item.href);
+  return place ? make("span", {}, a, make("span", { className: "host" }, ` (${place})`)) : a;
 }
 
 function code(block) {

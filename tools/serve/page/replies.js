@@ -4,7 +4,7 @@ import { called, find, page, path, state } from "./app.js";
 import { $, counted, say } from "./dom.js";
 import { beginReply } from "./messages.js";
 import { nextSeed, readSettings } from "./settings.js";
-import { drawButtons, refresh, show } from "./view.js";
+import { drawButtons, refresh, show, whyNot } from "./view.js";
 
 // Runs an operation and reports its result or error.
 export async function attempt(action) {
@@ -20,6 +20,7 @@ const pace = (tokens, seconds) => `${Math.round(tokens / Math.max(seconds, 1e-6)
 // Streams a reply to the current state, and shows the state after it. If stopped, shows the state with the tokens drawn
 // so far.
 export async function reply(body, said) {
+  if (page.running) throw new Error(whyNot());
   const request = { ...readSettings(), ...body }, from = page.current, before = state(), start = performance.now();
   const stopper = page.running = new AbortController(), shown = beginReply(said, body.retry);
   let tokens = 0, last = null, error = null;
@@ -72,23 +73,25 @@ async function stopped(from) {
   return from;
 }
 
-// Continues with one token that the user has chosen.
-export async function choose(id) {
-  const before = state(),
-    event = await post(path("/continue"), { ...readSettings(), max_tokens: 1, choose: id });
+// Continues a state with one token that the user has chosen.
+export async function choose(id, from) {
+  const before = find(from),
+    event = await post(path("/continue", from), { ...readSettings(), max_tokens: 1, choose: id });
   await show(event.state.id);
   finished(event, before, {});
 }
 
-export const retry = async () => {
-  const settings = readSettings(), { seed } = (await get(path())).sampling;
+// Waits for nothing before the reply begins, so that a second click finds it running.
+export async function retry() {
+  const settings = readSettings(), seed = page.whole?.sampling?.seed;
   await reply({ retry: true,
     seed: settings.seed !== undefined && settings.seed !== seed ? settings.seed : nextSeed(seed) });
-};
+}
 
 export async function send() {
   const text = $("text").value, now = state();
-  if (!text.trim() || page.running) return;
+  if (!text.trim()) return;
+  if (page.running) return say(whyNot());
   write("");
   try {
     if (!now) await beginConversation(text);
@@ -103,8 +106,9 @@ async function beginConversation(text) {
   const messages = [...($("system").value ? [{ role: "system", content: $("system").value }] : []),
     { role: "user", content: text }];
   const { max_tokens, ...settings } = readSettings();
-  await show((await post("/v1/states", { messages, ...settings })).id);
-  await attempt(() => reply({}));
+  const { id } = await post("/v1/states", { messages, ...settings });
+  await show(id);
+  if (page.current === id) await attempt(() => reply({}));
 }
 
 function write(text) {

@@ -1,11 +1,13 @@
 // Deleted states that can be restored. For a minute a deletion is only recorded, in the browser's storage. A reloaded
-// page, or another page of the same server, reads it there and sends deletions that are due.
+// page, or another page of the same server, reads it there and sends deletions that are due. Pages with another API key
+// leave it alone: to them the server denies that the state exists.
 const kKey = "deleted", kMilliseconds = 60000, kPause = 5000;
 
 export class Trash {
   // `remove(id)` deletes on the server; `changed()` is called after every change; `storage` is as localStorage.
-  constructor({ storage, remove, changed, now = Date.now }) {
-    Object.assign(this, { storage, remove, changed, now, sending: false, notBefore: 0 });
+  // `client()` tells apart whose deletions these are.
+  constructor({ storage, remove, changed, client = () => "", now = Date.now }) {
+    Object.assign(this, { storage, remove, changed, client, now, sending: false, notBefore: 0 });
     this.reload();
   }
 
@@ -24,17 +26,20 @@ export class Trash {
     this.changed();
   }
 
-  has(id) { return this.batches.some((b) => b.ids.includes(id)); }
+  // Returns this client's deletions.
+  own() { return this.batches.filter((b) => (b.client ?? "") === this.client()); }
+
+  has(id) { return this.own().some((b) => b.ids.includes(id)); }
 
   // Returns the latest deletion that can be undone, and the seconds left.
   latest() {
-    const batch = this.batches.filter((b) => b.until > this.now()).at(-1);
+    const batch = this.own().filter((b) => b.until > this.now()).at(-1);
     return batch ? { ...batch, seconds: Math.ceil((batch.until - this.now()) / 1000) } : null;
   }
 
   put(ids, label) {
     this.reload();
-    this.batches.push({ ids, label, until: this.now() + kMilliseconds });
+    this.batches.push({ ids, label, until: this.now() + kMilliseconds, client: this.client() });
     this.write();
   }
 
@@ -52,7 +57,7 @@ export class Trash {
   keep(id) {
     if (!this.has(id)) return;
     this.reload();
-    for (const b of this.batches) b.ids = b.ids.filter((other) => other !== id);
+    for (const b of this.own()) b.ids = b.ids.filter((other) => other !== id);
     this.batches = this.batches.filter((b) => b.ids.length > 0);
     this.write();
   }
@@ -63,12 +68,12 @@ export class Trash {
     this.sending = true;
     try {
       for (;;) {
-        const due = this.batches.find((b) => b.until <= this.now());
+        const due = this.own().find((b) => b.until <= this.now());
         if (!due) return;
         const id = due.ids.at(-1);
         await this.remove(id).catch((error) => { if (error.status !== 404) throw error; });
         this.reload();
-        const same = this.batches.find((b) => b.until === due.until && b.ids.includes(id));
+        const same = this.own().find((b) => b.until === due.until && b.ids.includes(id));
         if (same) same.ids = same.ids.filter((other) => other !== id);
         this.batches = this.batches.filter((b) => b.ids.length > 0);
         this.write();

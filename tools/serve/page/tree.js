@@ -16,7 +16,7 @@ function facts(s) {
   if (s.origin === "uploaded")
     below.append(badge("not verified", "warn", "from a file: Verify computes the state again"));
   if (s.open) below.append(badge("unfinished", "", "the reply has not ended: Continue resumes it"));
-  if (s.pinned) below.append(badge("pinned", "", "stays in memory"));
+  if (s.pinned) below.append(badge("pinned", "", "no limit of the server deletes it"));
   if (!s.resident) below.append(badge("on disk", "", "evicted from memory; it is read again when needed"));
   below.append(make("span", { title: `${bytesText(s.bytes - s.shared_bytes)} of its own` }, counted(s.tokens, "token")),
     make("time", { title: new Date(1000 * s.created).toLocaleString() },

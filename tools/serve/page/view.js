@@ -19,9 +19,10 @@ export function relist() {
   return drawTree();
 }
 
-// Shows a state; by default refreshes the current one.
+// Shows a state; by default refreshes the current one. A reply that is being drawn below it stays in view.
 export async function show(id = page.current) {
   trash.keep(id);
+  if (page.running && id === page.current) return refresh();
   page.current = id;
   await refresh();
   bringIntoView(document.querySelector('.node[aria-selected="true"]'));
@@ -88,6 +89,7 @@ let changes = null; // counter of the list at the last request
 export async function meters() {
   try {
     const s = await get("/v1/status");
+    $("key").hidden = true;
     put($("model"), `${s.model} · ${s.contract} · ${s.isa} · ${counted(s.threads, "thread")}`);
     const all = s.reuse.reused + s.reuse.recomputed + s.reuse.new;
     put($("meters"), `${Math.round(s.tokens_per_second)} tokens/s · ` +
