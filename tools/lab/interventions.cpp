@@ -15,11 +15,22 @@
 namespace stet::tool {
 namespace {
 
+// Only the last star is ever moved: one before it took as little as it could, so a later star can
+// take the rest.
 bool fits(std::string_view pattern, std::string_view text) {
-  if (pattern.empty()) return text.empty();
-  if (pattern[0] == '*')
-    return fits(pattern.substr(1), text) || (!text.empty() && fits(pattern, text.substr(1)));
-  return !text.empty() && pattern[0] == text[0] && fits(pattern.substr(1), text.substr(1));
+  size_t p = 0, t = 0, star = pattern.size(), taken = 0;  // the last star, and the end of its text
+  while (t < text.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++, taken = t;
+    } else if (p < pattern.size() && pattern[p] == text[t]) {
+      ++p, ++t;
+    } else if (star < pattern.size()) {
+      p = star + 1, t = ++taken;
+    } else {
+      return false;
+    }
+  }
+  return pattern.find_first_not_of('*', p) == std::string_view::npos;
 }
 
 // The fields of an entry, and those that only some operations have.
