@@ -645,6 +645,7 @@ class Commands(unittest.TestCase):
                     everything[name][41:42, :, columns].tobytes(),
                     name,
                 )
+            run(STET, *behind, "--points", "*" * 40 + "x", "-o", d + "/no.safetensors", status=1)
             for wrong in (
                 ["--positions", "39"],
                 ["--positions", "70"],
