@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "stet/checkpoint/safetensors.hpp"
 #include "stet/sampling/sampler.hpp"
 #include "stet/session/trace.hpp"
 #include "stet/snapshot/snapshot.hpp"
@@ -266,6 +267,11 @@ TEST_F(LabCommand, FieldsOfInterventionsThatWouldBeIgnoredAreRefused) {
            {resid + R"("op": "zero", "amount": 2})", "[0].amount: expected no such field"},
            {resid + R"("op": "set", "amount": 2, "values": [1]})", "[0].amount: expected no such"},
            {resid + R"("op": "add", "bias": 2, "values": [1]})", "[0].bias: expected no such"},
+           {resid + R"("op": "scale"})", "[0].amount: expected a number, found nothing"},
+           {resid + R"("op": "add", "values": [1]})",
+            "interventions[0].values: expected 64 numbers, found 1"},
+           {resid + R"("op": "zero", "heads": [0]})",
+            "interventions[0].heads: expected none: the point has no heads"},
            {resid + R"("op": "turn"})", "interventions[0].op: expected set, replace, zero"},
            {pattern + R"("op": "mean", "values": [1]})",
             "[0].op: expected set, zero, add, scale or knock_out of scores and patterns"},
@@ -280,6 +286,123 @@ TEST_F(LabCommand, FieldsOfInterventionsThatWouldBeIgnoredAreRefused) {
     EXPECT_EQ(o.status, 1) << entry;
     EXPECT_NE(o.err.find(error), std::string::npos) << o.err;
   }
+}
+
+// Writes one float32 tensor T of this shape, with numbers from 0 on.
+void write_tensor(const std::string& path, const std::vector<int64_t>& shape) {
+  std::vector<float> numbers(static_cast<size_t>(*element_count(shape)));
+  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<float>(i % 97) / 97;
+  SafeTensorsWriter file(path, {{"T", DType::f32, shape}}, {});
+  file.write(std::as_bytes(std::span(numbers)));
+  file.commit();
+}
+
+// A capture of all heads gives each named head its own rows, also their mean.
+TEST_F(LabCommand, HeadsOfAnInterventionAreTakenOutOfACapture) {
+  const auto m = model(kTiny);
+  const auto heads = static_cast<size_t>(m->config().heads);
+  const auto dim = static_cast<size_t>(point_width(m->config(), {Point::z, 2}, 0)) / heads;
+  const size_t rows = 5;
+  write_tensor(scratch / "t.safetensors", {static_cast<int64_t>(rows), static_cast<int64_t>(heads),
+                                           static_cast<int64_t>(dim)});
+  const std::vector<float> all = Golden(scratch / "t.safetensors").floats("T");
+  const auto logits = [&](const std::string& fields) {
+    write_file(scratch / "i.json", R"([{"point": "blocks.2.attn.hook_z", "values": )"
+                                   R"({"file": "t.safetensors", "tensor": "T"}, )" +
+                                       fields + "}]");
+    succeed({"logits", "-m", kTiny, "--ids", text_of(ids), "--intervene", scratch / "i.json", "-o",
+             scratch / "l.safetensors"});
+    return Golden(scratch / "l.safetensors").floats("logits");
+  };
+  const auto by_hand = [&](bool mean) {
+    Session s(m);
+    for (const size_t head : {3, 1}) {
+      std::vector<float> own;
+      for (size_t row = 0; row < rows; ++row) {
+        const auto begin = all.begin() + static_cast<std::ptrdiff_t>((row * heads + head) * dim);
+        own.insert(own.end(), begin, begin + static_cast<std::ptrdiff_t>(dim));
+      }
+      std::vector<float> sum(dim);
+      for (size_t i = 0; i < own.size(); ++i) sum[i % dim] += own[i] * (1.0f / rows);
+      Intervention w;
+      w.point = Point::z, w.layers = {2}, w.heads = {static_cast<int64_t>(head)};
+      w.op = Intervention::Op::set, w.begin = 4, w.end = 9;
+      w.values = std::make_shared<const std::vector<float>>(mean ? sum : own);
+      s.attach(w);
+    }
+    return all_logits(s, ids);
+  };
+  EXPECT_EQ(logits(R"("heads": [3, 1], "positions": [4, 9], "op": "set")"), by_hand(false));
+  EXPECT_EQ(logits(R"("heads": [3, 1], "positions": [4, 9], "op": "mean")"), by_hand(true));
+}
+
+// A tensor of as many numbers in another order is another one.
+TEST_F(LabCommand, TensorsOfAnotherShapeAreRefused) {
+  const std::string file = scratch / "t.safetensors";
+  const auto shape = [&](const std::vector<int64_t>& of) { write_tensor(file, of); };
+  const auto of_interventions = [&](const std::string& point) {
+    write_file(scratch / "i.json", R"([{"op": "set", "positions": [0, 3], "values": )"
+                                   R"({"file": "t.safetensors", "tensor": "T"}, )" +
+                                       point + "}]");
+    return failure(
+        {"logits", "-m", kTiny, "--ids", "1,2,3", "--digest", "--intervene", scratch / "i.json"});
+  };
+  shape({64, 3});
+  EXPECT_EQ(of_interventions(R"("point": "blocks.1.hook_resid_post")"),
+            file + ": T: expected one of the shapes [64], [rows, 64], found [64, 3]");
+  shape({16, 3, 4});
+  EXPECT_EQ(of_interventions(R"("point": "blocks.1.attn.hook_z")"),
+            file +
+                ": T: expected one of the shapes [64], [rows, 64], [4, 16], [rows, 4, 16], "
+                "found [16, 3, 4]");
+  EXPECT_EQ(of_interventions(R"("point": "blocks.1.attn.hook_z", "heads": [0, 2])"),
+            file +
+                ": T: expected one of the shapes [16], [rows, 16], [rows, 2, 16], "
+                "[rows, 4, 16], found [16, 3, 4]");
+  succeed({"save", "-m", kTiny, "--ids", "1,2,3", "-o", scratch / "s.stet"});
+  shape({16, 3});
+  EXPECT_EQ(failure({"edit", scratch / "s.stet", "-m", kTiny, "--set", file, "--tensor", "T",
+                     "--layers", "0", "--heads", "0", "-o", scratch / "e.stet"}),
+            file + ": T: expected [16] or [3, 1, 16], found [16, 3]");
+  const std::string lens = scratch / "lens.safetensors";
+  SafeTensorsWriter maps(
+      lens, {{"lens.0.weight", DType::f32, {4096}}, {"lens.0.bias", DType::f32, {64}}}, {});
+  const std::vector<float> zeros(4096 + 64);
+  maps.write(std::as_bytes(std::span(zeros)));
+  maps.commit();
+  EXPECT_EQ(failure({"measure", "-m", kTiny, "--ids", "1,2,3", "--tuned-lens", lens}),
+            lens + ": lens.0: expected [64, 64] and [64], found [4096] and [64]");
+}
+
+TEST_F(LabCommand, EditsTakeRecipesAndNamedParents) {
+  const std::string a = scratch / "a.stet", recipe = scratch / "r.stet", d = scratch / "d.stet",
+                    moved = scratch / "sub/d.stet", to = scratch / "e.stet";
+  succeed({"save", "-m", kTiny, "--ids", "1,2,3", "-o", a});
+  succeed({"convert", a, "-o", recipe, "--form", "recipe"});
+  succeed({"edit", recipe, "-m", kTiny, "--zero", "--layers", "1", "-o", to});
+  succeed({"edit", a, "-m", kTiny, "--zero", "--layers", "1", "-o", scratch / "f.stet"});
+  succeed({"diff", to, scratch / "f.stet"});
+  succeed({"convert", a, "-o", d, "--form", "delta", "--against", a});
+  std::filesystem::create_directory(scratch / "sub");
+  std::filesystem::rename(d, moved);
+  const Args zero = {"edit", moved, "-m", kTiny, "--zero", "--layers", "0", "-o", to},
+             copy = {"edit", a, "-m", kTiny, "--copy", moved, "--layers", "0", "-o", to};
+  const auto ends = [](const Args& args, const std::string& with) {
+    const std::string said = failure(args);
+    EXPECT_TRUE(said.ends_with(", which is not beside it; name it with " + with + "")) << said;
+  };
+  ends(zero, "--parent");
+  ends(copy, "--other-parent");
+  succeed(zero + Args{"--parent", a});
+  succeed(copy + Args{"--other-parent", a});
+  EXPECT_EQ(failure({"edit", a, "-m", kTiny, "--copy", a, "--other-parent", a, "-o", to}, 2),
+            "--other-parent: this option is for deltas, and " + a + " is none (stet --help)");
+  EXPECT_EQ(failure(zero + Args{"--parent", a, "--other-parent", a}, 2),
+            "--other-parent is for the snapshot of --copy or --splice (stet --help)");
+  for (const char* fixed : {"--kv", "--ctx"})
+    EXPECT_NE(failure({"edit", a, "-m", kTiny, "--zero", "-o", to, fixed, "8"}, 2)
+                  .find(std::string("unknown option ") + fixed),
+              std::string::npos);
 }
 
 // The logits of an edited state are those that its last token gives over the changed keys, also if

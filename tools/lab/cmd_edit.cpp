@@ -18,6 +18,7 @@ namespace {
 
 struct EditCommand {
   std::string snapshot, output, layers, heads, positions, set, tensor, copy, splice, take;
+  std::optional<std::string> parent, other_parent;
   std::optional<double> scale;
   std::optional<int64_t> from_position, at, resume;
   bool zero = false, keys = false, values = false, json = false;
@@ -61,13 +62,15 @@ KvRange range_of(const EditCommand& o, int64_t size) {
 
 State opened_state(const EditCommand& o, const Snapshot& snapshot,
                    const std::shared_ptr<const Model>& model) {
-  return is_stored_recipe(snapshot) ? state_of_recipe(snapshot, model, o.model) : snapshot.state();
+  return snapshot.meta().form == SnapshotForm::recipe ? state_of_recipe(snapshot, model, o.model)
+                                                      : snapshot.state();
 }
 
 // Opens the other state, of --copy or --splice.
 State open_other(const EditCommand& o, const std::string& path,
                  const std::shared_ptr<const Model>& model) {
-  const Snapshot snapshot = open_state_with_parents(path, {});
+  const Snapshot snapshot =
+      with_other_parent([&] { return open_state_with_parents(path, o.other_parent); });
   snapshot.check_compatible(*model, o.model.session_options().compute.contract);
   return opened_state(o, snapshot, model);
 }
@@ -96,6 +99,7 @@ State spliced(const EditCommand& o, const State& state, const std::shared_ptr<co
   for (const auto& [field, option] : {std::pair{"factor", "--scale"},
                                       {"layers", "--layers"},
                                       {"heads", "--heads"},
+                                      {"from position", "--from-position"},
                                       {"values", "--set"}}) {
     if (e.kind == ErrorKind::argument && e.file.empty() && e.field == field)
       throw Error(e.kind, "", option, e.expected, e.found);
@@ -103,14 +107,29 @@ State spliced(const EditCommand& o, const State& state, const std::shared_ptr<co
   throw;
 }
 
+// Returns the numbers of --set. Throws a format Error for a tensor that is neither [head_dim] nor
+// [positions, heads, head_dim]. What else is wrong with its size or the range, set_kv() finds.
+std::vector<float> tensor_of(const EditCommand& o, const KvShape& shape, const KvRange& range) {
+  const TensorSource source(o.set);
+  LoadedTensor t = source.load(o.tensor);
+  int64_t layer = range.layers.empty() ? 0 : range.layers[0];
+  while (range.layers.empty() && layer + 1 < shape.layers && !shape.owns(layer)) ++layer;
+  if (layer < 0 || layer >= shape.layers || !shape.owns(layer)) return t.values;
+  const KvLayer l = shape.layer(layer);
+  const int64_t heads = range.heads.empty() ? l.kv_heads : std::ssize(range.heads);
+  const std::vector<int64_t> row = {range.keys ? l.key_dim : l.value_dim},
+                             all = {range.end - range.begin, heads, row[0]};
+  if (t.shape != row && t.shape != all)
+    throw Error(ErrorKind::format, o.set, o.tensor, shape_text(row) + " or " + shape_text(all),
+                shape_text(t.shape));
+  return t.values;
+}
+
 State edited(const EditCommand& o, State state, const std::shared_ptr<const Model>& model) {
   const KvRange range = range_of(o, state.size());
   if (o.zero) zero_kv(state, range);
   if (o.scale) scale_kv(state, range, static_cast<float>(*o.scale));
-  if (!o.set.empty()) {
-    const TensorSource source(o.set);
-    set_kv(state, range, source.load(o.tensor).values);
-  }
+  if (!o.set.empty()) set_kv(state, range, tensor_of(o, state.kv.shape(), range));
   if (!o.copy.empty())
     copy_kv(state, model->config(), range, open_other(o, o.copy, model),
             o.from_position.value_or(range.begin));
@@ -230,7 +249,9 @@ void report(const EditCommand& o, const StateDigests& digests, Session& session,
 void run(EditCommand& o) {
   if (!o.set.empty() && o.tensor.empty()) usage_error("--set needs --tensor NAME");
   check_writable(o.output);
-  const Snapshot snapshot = open_state_with_parents(o.snapshot, {});
+  if (o.other_parent && o.copy.empty() && o.splice.empty())
+    usage_error("--other-parent is for the snapshot of --copy or --splice");
+  const Snapshot snapshot = open_state_with_parents(o.snapshot, o.parent);
   if (snapshot.meta().form == SnapshotForm::delta) snapshot.check_may_overwrite(o.output);
   choose_checkpoint(o.model, snapshot);
   choose_contract(o.model, snapshot);
@@ -261,6 +282,11 @@ void add_edit(Command& app) {
       ->required()
       ->type_name("FILE")
       ->check(named());
+  sub->add_option("--parent", o->parent, "the snapshot that a delta was made from")
+      ->type_name("FILE");
+  sub->add_option("--other-parent", o->other_parent,
+                  "with --copy or --splice: the snapshot that their delta was made from")
+      ->type_name("FILE");
   SourceOptions what;
   const auto change = [&](Option* option) { return what.add(option)->group("Changes"); };
   change(sub->add_flag("--zero", o->zero, "set the range to zeros"));
@@ -310,6 +336,7 @@ void add_edit(Command& app) {
   sub->add_flag("--json", o->json, "print JSON")->group("Output");
   o->save.add_to(*sub);
   o->model.add_to(*sub);
+  for (const char* kept : {"--kv", "--ctx"}) sub->remove_option(kept);  // an edit changes neither
   sub->callback([o, what] {
     what.require("--zero, --scale, --set, --copy or --splice");
     if (!o->splice.empty() &&

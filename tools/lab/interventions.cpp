@@ -80,86 +80,160 @@ std::vector<int64_t> read_some(const JsonReader& json, const char* name, int64_t
   return some;
 }
 
-// Reads "values": numbers, or {"file", "tensor"} with optional "rows": [begin, end]. A relative
-// path starts at the directory of the interventions' file.
-std::vector<float> read_values(const JsonReader& json, const std::string& name,
-                               const std::string& path) {
-  if (json.has_object(name)) {
-    const auto from = json.object(name);
-    check_fields(*from, kFieldsOfFile);
-    const std::filesystem::path file = from->string("file");
-    const TensorSource source(file.is_absolute()
-                                  ? file.string()
-                                  : (std::filesystem::path(path).parent_path() / file).string());
-    LoadedTensor t = source.load(from->string("tensor"));
-    if (!from->has("rows")) return t.values;
-    const auto rows = from->integers("rows", 0, kMaxPositions);
-    const int64_t count = t.shape.empty() ? 0 : t.shape[0];
-    if (rows.size() != 2 || rows[0] >= rows[1] || rows[1] > count)
-      from->fail("rows", fmt::format("[begin, end) within {} rows", count));
-    const auto width = static_cast<std::ptrdiff_t>(t.values.size()) / count;
-    return {t.values.begin() + rows[0] * width, t.values.begin() + rows[1] * width};
+// The part of a row that an intervention takes.
+struct RowPart {
+  int64_t width;  // of one head if the intervention names heads, else of the whole point
+  int64_t heads;  // of the point
+  int64_t named;  // number of heads that the intervention names; 0: it takes whole rows
+};
+
+RowPart part_of(const ModelConfig& config, const Intervention& w) {
+  if (is_attention(w.point)) return {1, 0, 0};
+  const PointAt at = detail::first_point(config, w);
+  const int64_t heads = point_heads(config, at), width = point_width(config, at, 0);
+  return {w.heads.empty() ? width : width / std::max<int64_t>(heads, 1), heads,
+          std::ssize(w.heads)};
+}
+
+// Values as [rows][columns][width of a part]. A single column is for all heads.
+struct Values {
+  size_t columns = 1;
+  std::vector<float> numbers;
+};
+
+// Loads the tensor of {"file", "tensor"}, or its "rows": [begin, end]. A relative path starts at
+// the directory of the interventions' file.
+LoadedTensor load_rows(const JsonReader& from, const TensorSource& source) {
+  LoadedTensor t = source.load(from.string("tensor"));
+  if (!from.has("rows")) return t;
+  const auto rows = from.integers("rows", 0, kMaxPositions);
+  const int64_t count = t.shape.empty() ? 0 : t.shape[0];
+  if (rows.size() != 2 || rows[0] >= rows[1] || rows[1] > count)
+    from.fail("rows", fmt::format("[begin, end) within {} rows", count));
+  const auto width = static_cast<std::ptrdiff_t>(t.values.size()) / count;
+  t.values = {t.values.begin() + rows[0] * width, t.values.begin() + rows[1] * width};
+  t.shape[0] = rows[1] - rows[0];
+  return t;
+}
+
+// Returns the shapes that a tensor may have, without their first dimension, which counts rows.
+std::vector<std::vector<int64_t>> row_shapes(const RowPart& part) {
+  if (part.named > 0 && part.named != part.heads)
+    return {{part.width}, {part.named, part.width}, {part.heads, part.width}};
+  if (part.heads > 0)
+    return {{part.width}, {part.heads, part.named > 0 ? part.width : part.width / part.heads}};
+  return {{part.width}};
+}
+
+// Returns the shape of a row of the tensor. Throws a format Error for one that the part cannot
+// have. A tensor of one row may lack the first dimension, but not beside "heads", where it could
+// also be rows of several positions. Whole rows may be flattened.
+std::vector<int64_t> row_shape_of(const LoadedTensor& t, const RowPart& part,
+                                  const std::string& path, const std::string& name) {
+  if (t.shape.size() == 1 && part.named == 0 && t.shape[0] % part.width == 0) return {part.width};
+  std::string expected;
+  for (const std::vector<int64_t>& row : row_shapes(part)) {
+    const bool alone = row.size() == 1 || part.named == 0;
+    if (alone && t.shape == row) return row;
+    if (std::ssize(t.shape) == std::ssize(row) + 1 &&
+        std::equal(row.begin(), row.end(), t.shape.begin() + 1))
+      return row;
+    expected += fmt::format("{}{}[rows, {}]", expected.empty() ? "" : ", ",
+                            alone ? shape_text(row) + ", " : "", fmt::join(row, ", "));
   }
-  std::vector<float> values;
-  for (const double x : json.numbers(name)) values.push_back(static_cast<float>(x));
+  throw Error(ErrorKind::format, path, name, "one of the shapes " + expected, shape_text(t.shape));
+}
+
+// Reads "values": numbers, or a tensor. Takes the named heads out of a tensor with all heads.
+Values read_values(const JsonReader& json, const std::string& name, const std::string& path,
+                   const Intervention& w, const RowPart& part) {
+  Values values;
+  if (!json.has_object(name)) {
+    for (const double x : json.numbers(name)) values.numbers.push_back(static_cast<float>(x));
+    return values;
+  }
+  const auto from = json.object(name);
+  check_fields(*from, kFieldsOfFile);
+  const std::filesystem::path beside = std::filesystem::path(path).parent_path();
+  const TensorSource source((beside / from->string("file")).string());
+  LoadedTensor t = load_rows(*from, source);
+  if (is_attention(w.point) && t.shape.size() <= 1) return {1, std::move(t.values)};
+  const std::vector<int64_t> row = row_shape_of(t, part, source.path(), from->string("tensor"));
+  if (part.named == 0 || row.size() == 1) return {1, std::move(t.values)};
+  values.columns = w.heads.size();
+  const auto width = static_cast<size_t>(part.width), all = static_cast<size_t>(row[0]);
+  for (size_t at = 0; at < t.values.size(); at += all * width) {
+    for (size_t i = 0; i < w.heads.size(); ++i) {
+      const size_t head = all == w.heads.size() ? i : static_cast<size_t>(w.heads[i]);
+      const auto begin = t.values.begin() + static_cast<std::ptrdiff_t>(at + head * width);
+      values.numbers.insert(values.numbers.end(), begin, begin + part.width);
+    }
+  }
   return values;
 }
 
-std::vector<float> mean_of(const std::vector<float>& rows, size_t width, const JsonReader& json) {
-  if (width == 0 || rows.size() % width != 0 || rows.empty())
+Values mean_of(const Values& rows, const RowPart& part, const JsonReader& json) {
+  const size_t width = static_cast<size_t>(part.width) * rows.columns;
+  if (rows.numbers.empty() || rows.numbers.size() % width != 0)
     json.fail("values", fmt::format("rows of {} numbers", width));
-  std::vector<float> mean(width);
-  const float share = 1.0f / static_cast<float>(rows.size() / width);
-  for (size_t i = 0; i < rows.size(); ++i) mean[i % width] += rows[i] * share;
+  Values mean{rows.columns, std::vector<float>(width)};
+  const float share = 1.0f / static_cast<float>(rows.numbers.size() / width);
+  for (size_t i = 0; i < rows.numbers.size(); ++i)
+    mean.numbers[i % width] += rows.numbers[i] * share;
   return mean;
 }
 
-void read_operation(const JsonReader& json, const std::string& path, const ModelConfig& config,
-                    Intervention& w) {
+// Reads the operation into `w`. Returns its values.
+Values read_operation(const JsonReader& json, const std::string& path, const ModelConfig& config,
+                      Intervention& w) {
   using Op = Intervention::Op;
   const std::string op = json.string("op");
-  const PointAt at = detail::first_point(config, w);
-  const int64_t heads = point_heads(config, at);
-  const auto width = is_attention(w.point)
-                         ? 1
-                         : static_cast<size_t>(point_width(config, at, 0) /
-                                               (w.heads.empty() ? 1 : std::max<int64_t>(heads, 1)));
-  const auto values = [&] {
-    return std::make_shared<const std::vector<float>>(read_values(json, "values", path));
-  };
+  const RowPart part = part_of(config, w);
+  const auto values = [&](const char* name) { return read_values(json, name, path, w, part); };
+  if (op == "scale" || op == "clamp") json.number("amount");  // neither has a usual one
   w.amount = static_cast<float>(json.number_or("amount", 1, -1e30, 1e30));
+  w.op = op == "add"           ? Op::add
+         : op == "scale"       ? Op::scale
+         : op == "project_out" ? Op::project_out
+         : op == "clamp"       ? Op::clamp
+                               : Op::set;
+  if (op == "scale") return {};
   if (op == "knock_out") {
     if (w.point != Point::scores) json.fail("op", "knock_out of attn.hook_attn_scores alone");
-    w.op = Op::set;
-    w.values =
-        std::make_shared<const std::vector<float>>(1, -std::numeric_limits<float>::infinity());
-  } else if (op == "set" || op == "replace") {
-    w.op = Op::set;
-    w.values = values();
-  } else if (op == "zero" || op == "mean") {
-    if (op == "mean" && is_attention(w.point))
-      json.fail("op", "set, zero, add, scale or knock_out of scores and patterns");
-    w.op = Op::set;
-    w.values = std::make_shared<const std::vector<float>>(
-        op == "zero" ? std::vector<float>(width)
-                     : mean_of(read_values(json, "values", path), width, json));
-  } else if (op == "add") {
-    w.op = Op::add;
-    w.values = values();
-  } else if (op == "scale") {
-    w.op = Op::scale;
-  } else if (op == "project_out") {
-    w.op = Op::project_out;
-    w.values = values();
-  } else {  // clamp
-    w.op = Op::clamp;
-    std::vector<float> both = read_values(json, "encoder", path);
-    const std::vector<float> decoder = read_values(json, "decoder", path);
-    both.insert(both.end(), decoder.begin(), decoder.end());
-    w.values = std::make_shared<const std::vector<float>>(std::move(both));
-    w.bias = static_cast<float>(json.number_or("bias", 0, -1e30, 1e30));
-    w.threshold = static_cast<float>(json.number_or("threshold", 0, -1e30, 1e30));
+    return {1, {-std::numeric_limits<float>::infinity()}};
   }
+  if (op == "zero") return {1, std::vector<float>(static_cast<size_t>(part.width))};
+  if (op == "mean") {
+    if (is_attention(w.point))
+      json.fail("op", "set, zero, add, scale or knock_out of scores and patterns");
+    return mean_of(values("values"), part, json);
+  }
+  if (op != "clamp") return values("values");
+  w.bias = static_cast<float>(json.number_or("bias", 0, -1e30, 1e30));
+  w.threshold = static_cast<float>(json.number_or("threshold", 0, -1e30, 1e30));
+  Values both = values("encoder");
+  const Values decoder = values("decoder");
+  both.numbers.insert(both.numbers.end(), decoder.numbers.begin(), decoder.numbers.end());
+  return both;
+}
+
+// Returns the intervention with these values, or one for each head if each has a column of its own.
+std::vector<Intervention> with_values(const Intervention& w, const Values& values,
+                                      const RowPart& part) {
+  std::vector<Intervention> all;
+  const auto width = static_cast<size_t>(part.width);
+  for (size_t column = 0; column < values.columns; ++column) {
+    std::vector<float> own = values.columns == 1 ? values.numbers : std::vector<float>();
+    for (size_t at = column * width; values.columns > 1 && at < values.numbers.size();
+         at += values.columns * width)
+      own.insert(own.end(), values.numbers.begin() + static_cast<std::ptrdiff_t>(at),
+                 values.numbers.begin() + static_cast<std::ptrdiff_t>(at + width));
+    all.push_back(w);
+    if (values.columns > 1) all.back().heads = {w.heads[column]};
+    if (w.op != Intervention::Op::scale)
+      all.back().values = std::make_shared<const std::vector<float>>(std::move(own));
+  }
+  return all;
 }
 
 // Reads the point and its layer.
@@ -180,12 +254,15 @@ void read_point(const JsonReader& json, const ModelConfig& config, Intervention&
   if (json.has("layers")) json.fail("layers", "none beside the point of one layer, " + name);
 }
 
-Intervention read_one(const JsonReader& json, const std::string& path, const ModelConfig& config) {
+std::vector<Intervention> read_one(const JsonReader& json, const std::string& path,
+                                   const ModelConfig& config) {
   check_entry(json);
   Intervention w;
   read_point(json, config, w);
   if (json.has("layers")) w.layers = read_some(json, "layers", config.layers);
-  w.heads = read_some(json, "heads", std::max(config.heads, config.recurrence.heads));
+  const int64_t heads = point_heads(config, detail::first_point(config, w));
+  if (heads == 0 && json.has("heads")) json.fail("heads", "none: the point has no heads");
+  w.heads = read_some(json, "heads", heads);
   if (json.has("positions")) {
     const auto positions = json.integers("positions", 0, kMaxPositions);
     if (positions.size() != 2) json.fail("positions", "[begin, end]");
@@ -200,8 +277,14 @@ Intervention read_one(const JsonReader& json, const std::string& path, const Mod
     w.key_begin = keys[0];
     w.key_end = keys[1];
   }
-  read_operation(json, path, config, w);
-  return w;
+  const Values values = read_operation(json, path, config, w);
+  return with_values(w, values, part_of(config, w));
+}
+
+// Returns the field of a list that the library's error is about.
+std::string field_of(const Error& e) {
+  constexpr std::string_view kBefore = "intervention: ";
+  return e.field.starts_with(kBefore) ? e.field.substr(kBefore.size()) : e.field;
 }
 
 }  // namespace
@@ -213,14 +296,17 @@ std::vector<Intervention> read_interventions(const std::string& path, const Mode
     throw Error(ErrorKind::format, path, "", "an array of interventions", list.type_name());
   const JsonReader json = parse_json(R"({"interventions": )" + text + "}", path);
   std::vector<Intervention> all;
-  for (const JsonReader& entry : json.objects("interventions")) {
-    all.push_back(read_one(entry, path, config));
-    try {
-      check_intervention(config, all.back());
-    } catch (const Error& e) {
-      throw Error(ErrorKind::format, path, fmt::format("[{}]: {}", all.size() - 1, e.field),
-                  e.expected, e.found);
+  for (size_t number = 0; const JsonReader& entry : json.objects("interventions")) {
+    for (Intervention& w : read_one(entry, path, config)) {
+      try {
+        check_intervention(config, w);
+      } catch (const Error& e) {
+        throw Error(ErrorKind::format, path,
+                    fmt::format("interventions[{}].{}", number, field_of(e)), e.expected, e.found);
+      }
+      all.push_back(std::move(w));
     }
+    ++number;
   }
   return all;
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "stet/base/error.hpp"
 #include "tools/lab/interventions.hpp"
 
 namespace stet::tool {
@@ -31,6 +32,23 @@ struct LabWork {
   std::vector<int32_t> ids;
 };
 LabWork begin(LabOptions& options);
+
+// Returns f(), which opens a second snapshot, a delta whose parent --other-parent names. Errors
+// about the parent name that option.
+template <class F>
+auto with_other_parent(const F& f) {
+  const auto named = [](std::string text) {
+    const size_t at = text.find("--parent");
+    return at == std::string::npos ? text : text.replace(at, 8, "--other-parent");
+  };
+  try {
+    return f();
+  } catch (const Error& e) {
+    throw Error(e.kind, e.file, e.field, e.expected, named(e.found));
+  } catch (const UsageError& e) {
+    throw UsageError(named(e.what()));
+  }
+}
 
 // Parses a JSON object on a line of standard input. Throws a format Error that names the line for
 // anything else and for a field that is not in `fields`.

@@ -41,9 +41,11 @@ HeatMap measure_lens(LabWork& work, const std::string& tuned_path, Json& rows) {
     if (tuned) {
       const LoadedTensor w = tuned->load(name + ".weight"), b = tuned->load(name + ".bias");
       const auto n = static_cast<size_t>(c.hidden_size);
-      if (w.values.size() != n * n || b.values.size() != n)
-        throw Error(ErrorKind::format, tuned_path, name, fmt::format("[{0}, {0}] and [{0}]", n),
-                    shape_text(w.shape));
+      const std::vector<int64_t> square(2, c.hidden_size), row(1, c.hidden_size);
+      if (w.shape != square || b.shape != row)
+        throw Error(ErrorKind::format, tuned_path, name,
+                    shape_text(square) + " and " + shape_text(row),
+                    shape_text(w.shape) + " and " + shape_text(b.shape));
       for (size_t i = 0; i < r.count; ++i) {
         x.assign(r.row(i), r.row(i) + n);
         for (size_t row = 0; row < n; ++row) {
