@@ -343,7 +343,7 @@ std::optional<Difference> in_model(const SnapshotMeta& a, const SnapshotMeta& b)
   if (auto d = in_text("contract", contract_text(a.contract, a.contract_version),
                        contract_text(b.contract, b.contract_version)))
     return d;
-  if (meta_family(a) != meta_family(b)) {
+  if (a.family != b.family) {
     if (auto d = in_text("architecture", a.architecture, b.architecture)) return d;
   }
   if (auto d = in_json("config", a.config, b.config)) return d;

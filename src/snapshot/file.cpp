@@ -283,7 +283,7 @@ std::vector<T> read_array(std::span<const std::byte> bytes, size_t count, const 
 
 // Checks that token ids and logits fit the config's vocabulary.
 void check_vocabulary(const SnapshotFile& file) {
-  const int64_t vocab = meta_vocab(file.meta);
+  const int64_t vocab = file.meta.vocab_size;
   for (size_t i = 0; i < file.tokens.size(); ++i) {
     if (file.tokens[i] >= 0 && file.tokens[i] < vocab) continue;
     snapshot_damaged(file.path, "TOKENS[" + std::to_string(i) + "]",

@@ -38,8 +38,8 @@ RewindLogits decode_kept(const SnapshotFile& file) {
   const std::string section = file.path + ": KEPT";
   ByteReader r(file.content("KEPT"), section);
   if (!(get(r, "state") == file.digests.state)) return {};
-  const auto vocab = static_cast<uint64_t>(meta_vocab(file.meta)),
-             hidden = static_cast<uint64_t>(meta_hidden(file.meta));
+  const auto vocab = static_cast<uint64_t>(file.meta.vocab_size),
+             hidden = static_cast<uint64_t>(file.meta.hidden_size);
   std::vector<RewindLogits::Row> rows;
   for (uint64_t at = r.u64("position"); at != kEnd; at = r.u64("position")) {
     const auto positions = static_cast<uint64_t>(file.meta.positions);

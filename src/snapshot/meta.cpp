@@ -184,13 +184,19 @@ Json table_json(const KvShape& shape, const RecurrentShape& recurrent) {
   return table;
 }
 
-Json kv_json(const KvShape& shape, const std::string& config) {
+Json kv_json(const KvShape& shape, const RecurrentShape& recurrent) {
   Json j = {{"type", kv_type_name(shape.type)}, {"version", kKvVersion}, {"layers", shape.layers}};
   if (shape.is_uniform())
     j.update({{"heads", shape.kv_heads}, {"head_dim", shape.head_dim}});
   else
-    j["table"] = table_json(shape, recurrent_shape(ModelConfig::from_canonical(config, "")));
+    j["table"] = table_json(shape, recurrent);
   return j;
+}
+
+void set_values(SnapshotMeta& meta, const ModelConfig& config) {
+  meta.family = config.family;
+  meta.vocab_size = config.vocab_size, meta.hidden_size = config.hidden_size;
+  meta.recurrent = recurrent_shape(config);
 }
 
 // Reads the shape of keys and values, which must be the model's.
@@ -265,21 +271,10 @@ SnapshotMeta meta_of(const State& state, const Session& session, const Tokenizer
   m.checkpoint = name_of(session.model().directory());
   m.architecture = session.model().config().architecture;
   m.config = session.model().config().canonical();
+  set_values(m, session.model().config());
   m.fingerprints = session.model().fingerprints();
   if (tokenizer != nullptr) m.tokenizer = tokenizer->fingerprint();
   return meta_of(state, std::move(m));
-}
-
-int64_t meta_vocab(const SnapshotMeta& meta) {
-  return parse_json(meta.config, "").integer("vocab_size", 1, kMaxSize);
-}
-
-int64_t meta_hidden(const SnapshotMeta& meta) {
-  return parse_json(meta.config, "").integer("hidden_size", 1, kMaxSize);
-}
-
-std::string meta_family(const SnapshotMeta& meta) {
-  return parse_json(meta.config, "").string("family");
 }
 
 std::string encode_generation(const GenerationState& generation) {
@@ -335,7 +330,7 @@ std::string encode_meta(const SnapshotMeta& m) {
                {"tokenizer", m.tokenizer},
                {"capacity", m.capacity},
                {"positions", m.positions},
-               {"kv", kv_json(m.kv, m.config)},
+               {"kv", kv_json(m.kv, m.recurrent)},
                {"generation", generation_json(m.generation)}};
   if (!m.edits.empty()) meta["edits"] = edits_json(m.edits);
   if (!m.interventions.empty()) meta["interventions"] = interventions_json(m.interventions);
@@ -360,6 +355,7 @@ SnapshotMeta decode_meta(const MetaSections& sections, const std::string& file) 
   m.architecture = json.string("architecture");
   m.config = json.required_object("config").text();
   const ModelConfig config = ModelConfig::from_canonical(m.config, file + ": config");
+  set_values(m, config);
   for (const JsonReader& entry : json.objects("fingerprints")) {
     m.fingerprints.emplace_back(entry.string("name"), entry.string("digest"));
   }

@@ -26,10 +26,6 @@ SnapshotMeta decode_meta(const MetaSections& sections, const std::string& file);
 // Throws a capacity Error if decode_meta() would refuse the sections that `meta` was encoded to.
 void check_meta(const SnapshotMeta& meta, const MetaSections& sections);
 
-int64_t meta_vocab(const SnapshotMeta& meta);
-int64_t meta_hidden(const SnapshotMeta& meta);
-std::string meta_family(const SnapshotMeta& meta);
-
 // Returns JSON with sorted keys and no spaces, since the state digest covers it.
 std::string encode_generation(const GenerationState& generation);
 // Returns JSON in the same form. Throws an argument Error for messages that could not be read back.

@@ -59,10 +59,6 @@ Digest digest_of_anchor(std::span<const std::byte> last, std::span<const std::by
   return digest.result();
 }
 
-RecurrentShape shape_of(const SnapshotFile& file) {
-  return recurrent_shape(ModelConfig::from_canonical(file.meta.config, file.path));
-}
-
 // Returns true if `name`, derived from tokens, names the live arrays of a file. Those of a state
 // that tokens do not give have no such name.
 bool is_name_of_end(const SnapshotFile& file, const Sha256& name) {
@@ -244,7 +240,7 @@ AnchorEntry decode_anchor(ByteReader& r, const SnapshotFile& file, int64_t least
   if (flags > (delta ? 15u : 7u) || (a.in_parent && (numbers != 0 || a.by_content)))
     snapshot_damaged(file.path, "ANCHORS", "known flags", std::to_string(flags));
   const auto expected =
-      static_cast<uint32_t>(a.hidden ? meta_hidden(file.meta) : meta_vocab(file.meta));
+      static_cast<uint32_t>(a.hidden ? file.meta.hidden_size : file.meta.vocab_size);
   if (numbers != 0 && numbers != expected)
     snapshot_damaged(file.path, "ANCHORS", std::to_string(expected) + " numbers",
                      std::to_string(numbers));
@@ -292,7 +288,7 @@ void decode_anchors(SnapshotFile& file, const RecurrentShape& shape) {
 }  // namespace
 
 void decode_recurrent(SnapshotFile& file) {
-  const RecurrentShape shape = shape_of(file);
+  const RecurrentShape& shape = file.meta.recurrent;
   for (const char* name : {"STATE", "ANCHORS"}) {
     if (file.find(name) != nullptr && shape.empty())
       snapshot_damaged(file.path, "section " + std::string(name), "",
@@ -308,7 +304,7 @@ void decode_anchor_index(SnapshotFile& file) {
   if (file.find("ANCHORS") == nullptr) return;
   if (file.meta.form == SnapshotForm::recipe)
     snapshot_damaged(file.path, "section ANCHORS", "", "a recipe has no arrays");
-  decode_anchors(file, shape_of(file));
+  decode_anchors(file, file.meta.recurrent);
 }
 
 // ------------------------------------------------------------------ loading
@@ -469,7 +465,7 @@ bool check_anchor(const SnapshotChain* chain, const SnapshotFile& file, const An
 }  // namespace
 
 std::vector<int64_t> load_arrays(const SnapshotFile& file, RecurrentState& to) {
-  const RecurrentShape shape = shape_of(file);
+  const RecurrentShape& shape = file.meta.recurrent;
   to = RecurrentState(shape);
   if (shape.empty()) return {};
   to.set(buffer_of(live_bytes(file)));
@@ -479,7 +475,7 @@ std::vector<int64_t> load_arrays(const SnapshotFile& file, RecurrentState& to) {
 Anchors load_anchors(const SnapshotChain& chain, const SnapshotFile& file, bool map, bool heal) {
   Anchors anchors;
   if (file.anchors.empty()) return anchors;
-  const RecurrentShape shape = shape_of(file);
+  const RecurrentShape& shape = file.meta.recurrent;
   each_anchor(file, [&](const AnchorEntry& e, const Sha256& name) {
     const Found found = find_anchor(&chain, file, e);
     if (found.file == nullptr) return;
@@ -504,7 +500,7 @@ void refuse_arrays(const SnapshotFile& file, int64_t layer) {
 
 size_t check_recurrent(const SnapshotChain& chain, const SnapshotFile& file) {
   if (file.arrays.empty() || file.meta.form == SnapshotForm::recipe) return 0;
-  const RecurrentShape shape = shape_of(file);
+  const RecurrentShape& shape = file.meta.recurrent;
   const auto live = buffer_of(live_bytes(file));
   for (const int64_t layer : damaged_layers(file, shape, {live->numbers(), shape.numbers}))
     refuse_arrays(file, layer);
@@ -518,7 +514,7 @@ size_t check_recurrent(const SnapshotChain& chain, const SnapshotFile& file) {
 std::optional<Difference> damaged_anchor(const SnapshotChain* chain, const SnapshotFile& file) {
   std::optional<Difference> damage;
   if (file.anchors.empty()) return damage;
-  const RecurrentShape shape = shape_of(file);
+  const RecurrentShape& shape = file.meta.recurrent;
   each_anchor(file, [&](const AnchorEntry& e, const Sha256& name) {
     if (damage) return;
     try {

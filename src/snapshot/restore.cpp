@@ -57,6 +57,7 @@ class Differences {
 };
 
 void compare_config(Differences& differences, const std::string& there, const std::string& here) {
+  if (there == here) return;
   const nlohmann::json a = nlohmann::json::parse(there), b = nlohmann::json::parse(here);
   const auto value = [](const nlohmann::json& j, const std::string& key) {
     return j.contains(key) ? printable(j.at(key).dump(), 40) : std::string("none");
@@ -108,7 +109,7 @@ void Snapshot::check_compatible(const Model& model, Contract contract,
                       contract_text(contract_name(model, contract), kContractVersion));
   const ModelConfig& config = model.config();
   // One model may have several class names: with images, without them, and as a GGUF file.
-  if (meta.architecture != config.architecture && meta_family(meta) != config.family)
+  if (meta.architecture != config.architecture && meta.family != config.family)
     differences.compare("architecture", meta.architecture, config.architecture);
   else
     compare_config(differences, meta.config, config.canonical());

@@ -46,7 +46,7 @@ void check_writable(const State& state, const SnapshotMeta& meta, const std::str
         ErrorKind::argument, path, "form", "",
         "the state cannot be saved as a recipe, since its tokens do not give it: " + limit->reason);
   }
-  check_generation(state.generation, meta_vocab(meta), state.size(), "");
+  check_generation(state.generation, meta.vocab_size, state.size(), "");
   check_prune_log(state.prunes.size(), shifted_out(state.prunes));
   check_chat(state.chat, state.transcript_size(), "");
 }

@@ -15,6 +15,7 @@
 #include "stet/base/digest.hpp"
 #include "stet/base/sha256.hpp"
 #include "stet/files/mapped_file.hpp"
+#include "stet/kv/recurrent_state.hpp"
 #include "stet/session/state.hpp"
 
 namespace stet {
@@ -61,7 +62,10 @@ struct SnapshotMeta {
   // Name of the model's directory; a hint that is not part of the state.
   std::string checkpoint;
   std::string architecture;
-  std::string config;  // ModelConfig::canonical()
+  std::string config;  // ModelConfig::canonical(), and values of it:
+  std::string family;
+  int64_t vocab_size = 0, hidden_size = 0;
+  RecurrentShape recurrent;
   // Model::fingerprints() in text form.
   std::vector<std::pair<std::string, std::string>> fingerprints;
   std::string tokenizer;  // the tokenizer's fingerprint, or empty
