@@ -126,6 +126,19 @@ State converted(const Snapshot& snapshot, const stet_convert_options& o, int64_t
   return state;
 }
 
+// Opens lent bytes. `parent` is null if none is given.
+void open_bytes(const void* data, size_t size, const char* name, const stet_snapshot* parent,
+                std::shared_ptr<const void> bytes, stet_snapshot*& to) {
+  const auto all = items(static_cast<const std::byte*>(data), size, "data");
+  // g++ 11 would not destroy `bytes` if a later member of a braced list threw (GCC bug 66139).
+  Snapshot parsed = Snapshot::parse(all, cstring(name, "name"));
+  if (parent != nullptr) {
+    parsed.set_parent(parent->snapshot);
+    bytes = both(std::move(bytes), parent->bytes);
+  }
+  to = new stet_snapshot{std::move(bytes), std::move(parsed)};
+}
+
 }  // namespace
 }  // namespace stet::c
 
@@ -212,10 +225,7 @@ stet_status stet_snapshot_open_bytes(const void* data, size_t size, const char* 
   return guarded(error, [&] {
     std::shared_ptr<const void> bytes = lent(release, context);
     stet_snapshot*& to = output(snapshot, "snapshot");
-    const auto all = items(static_cast<const std::byte*>(data), size, "data");
-    // g++ 11 would not destroy `bytes` if a later member of a braced list threw (GCC bug 66139).
-    stet::Snapshot parsed = stet::Snapshot::parse(all, cstring(name, "name"));
-    to = new stet_snapshot{std::move(bytes), std::move(parsed)};
+    open_bytes(data, size, name, nullptr, std::move(bytes), to);
   });
 }
 
@@ -226,12 +236,7 @@ stet_status stet_snapshot_open_bytes_over(const void* data, size_t size, const c
   return guarded(error, [&] {
     std::shared_ptr<const void> bytes = lent(release, context);
     stet_snapshot*& to = output(snapshot, "snapshot");
-    const auto all = items(static_cast<const std::byte*>(data), size, "data");
-    const stet_snapshot& over = at(parent, "parent");
-    stet::Snapshot parsed = stet::Snapshot::parse(all, cstring(name, "name"));
-    parsed.set_parent(over.snapshot);
-    bytes = both(std::move(bytes), over.bytes);
-    to = new stet_snapshot{std::move(bytes), std::move(parsed)};
+    open_bytes(data, size, name, &at(parent, "parent"), std::move(bytes), to);
   });
 }
 

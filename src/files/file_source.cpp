@@ -1,5 +1,4 @@
 #include "stet/files/file_source.hpp"
-#include "stet/base/bytes.hpp"
 
 #include <algorithm>
 #include <filesystem>
@@ -8,6 +7,7 @@
 #include "src/base/json_value.hpp"
 #include "src/base/known_content.hpp"
 #include "src/files/additional_templates.hpp"
+#include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/memory.hpp"
 

@@ -193,7 +193,8 @@ Json kv_json(const KvShape& shape, const RecurrentShape& recurrent) {
   return j;
 }
 
-void set_values(SnapshotMeta& meta, const ModelConfig& config) {
+// Sets the fields that are values of the config.
+void set_config_values(SnapshotMeta& meta, const ModelConfig& config) {
   meta.family = config.family;
   meta.vocab_size = config.vocab_size, meta.hidden_size = config.hidden_size;
   meta.recurrent = recurrent_shape(config);
@@ -271,7 +272,7 @@ SnapshotMeta meta_of(const State& state, const Session& session, const Tokenizer
   m.checkpoint = name_of(session.model().directory());
   m.architecture = session.model().config().architecture;
   m.config = session.model().config().canonical();
-  set_values(m, session.model().config());
+  set_config_values(m, session.model().config());
   m.fingerprints = session.model().fingerprints();
   if (tokenizer != nullptr) m.tokenizer = tokenizer->fingerprint();
   return meta_of(state, std::move(m));
@@ -355,7 +356,7 @@ SnapshotMeta decode_meta(const MetaSections& sections, const std::string& file) 
   m.architecture = json.string("architecture");
   m.config = json.required_object("config").text();
   const ModelConfig config = ModelConfig::from_canonical(m.config, file + ": config");
-  set_values(m, config);
+  set_config_values(m, config);
   for (const JsonReader& entry : json.objects("fingerprints")) {
     m.fingerprints.emplace_back(entry.string("name"), entry.string("digest"));
   }

@@ -27,13 +27,17 @@ struct SharedState {
   StoreRestoreReport restored;
 };
 
-// What a server knows about a state in the store: not put there; perhaps, because putting failed;
-// another server has put it there; this one has.
-enum class InStore : uint8_t { no, perhaps, found, put };
+// Says what a server knows about a state in the store.
+enum class InStore : uint8_t {
+  no,       // it was never put there
+  perhaps,  // putting it failed, so that it may be there in part
+  found,    // another server has put it there
+  put       // this server has put it there
+};
 
 class SharedStates {
  public:
-  // With `together`, clients share their blocks.
+  // Clients share their blocks if `together` is true.
   SharedStates(std::shared_ptr<StoreBackend> backend, const StoreKey& key, bool together,
                const StoreOptions& options)
       : backend_(std::move(backend)), key_(key), together_(together), options_(options) {}

@@ -62,7 +62,7 @@ struct SnapshotMeta {
   // Name of the model's directory; a hint that is not part of the state.
   std::string checkpoint;
   std::string architecture;
-  std::string config;  // ModelConfig::canonical(), and values of it:
+  std::string config;  // ModelConfig::canonical(); the next four fields are values of it
   std::string family;
   int64_t vocab_size = 0, hidden_size = 0;
   RecurrentShape recurrent;
