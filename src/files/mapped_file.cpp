@@ -41,6 +41,13 @@ int open_retrying(const std::string& path) {
   return fd;
 }
 
+size_t page_bytes() {
+  static const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  return page;
+}
+
+constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ, which older headers lack
+
 }  // namespace
 
 MappedFile::~MappedFile() {
@@ -92,12 +99,17 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
 }
 
 void MappedFile::drop(size_t offset, size_t size) const {
-  static const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   if (offset > bytes_.size() || size > bytes_.size() - offset) return;
-  const size_t begin = (offset + page - 1) / page * page;
-  const size_t end = (offset + size) / page * page;
+  const size_t begin = (offset + page_bytes() - 1) / page_bytes() * page_bytes();
+  const size_t end = (offset + size) / page_bytes() * page_bytes();
   if (begin >= end) return;
   ::madvise(const_cast<std::byte*>(bytes_.data()) + begin, end - begin, MADV_DONTNEED);
+}
+
+void MappedFile::populate(size_t offset, size_t size) const {
+  if (offset > bytes_.size() || size > bytes_.size() - offset) return;
+  const size_t begin = offset / page_bytes() * page_bytes();
+  ::madvise(const_cast<std::byte*>(bytes_.data()) + begin, offset + size - begin, kPopulateRead);
 }
 
 }  // namespace stet

@@ -39,6 +39,8 @@ bool has_own_index(std::string_view name) {
 
 constexpr char kMagic[] = "\x93STET\r\n\x1a";
 constexpr uint64_t kEntryBytes = 64, kMaxSections = 256;
+// Everything before the section KV is read at once. For most models it fits in here.
+constexpr size_t kFrontBytes = 1 << 20;
 constexpr uint64_t kAlignment = 64, kPage = 4096, kKvAlignment = 65536;
 constexpr size_t kDigestBytes = 16;  // a header ends with the digest of the bytes before it
 constexpr uint32_t kMustKnow = 1;
@@ -374,6 +376,7 @@ std::shared_ptr<const SnapshotFile> decode_file(std::span<const std::byte> bytes
 
 std::shared_ptr<const SnapshotFile> open_file(const std::string& path) {
   const std::shared_ptr<const MappedFile> mapping = MappedFile::open(path);
+  mapping->populate(0, std::min<size_t>(kFrontBytes, mapping->bytes().size()));
   return decode_file(mapping->bytes(), path, mapping);
 }
 

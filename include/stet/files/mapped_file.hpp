@@ -54,6 +54,10 @@ class STET_API MappedFile {
   // Reports that bytes [offset, offset + size) were consumed: their whole pages leave this
   // process's resident memory. They stay readable, from the page cache or from disk.
   void drop(size_t offset, size_t size) const;
+  // Brings the pages of bytes [offset, offset + size) into the map by one call, for bytes that are
+  // read at once anyway. A page fault for every few pages costs more. Linux before 5.14 lacks the
+  // call, and the pages come by page faults.
+  void populate(size_t offset, size_t size) const;
 
  private:
   class Guard;
