@@ -318,7 +318,8 @@ stet_status stet_session_splice(const stet_cut* cuts, size_t count, stet_session
     const stet::Session& first = *cuts[0].from->at;
     to = new stet_session(stet::Session(first.shared_model(),
                                         stet::splice(first.model().config(), all),
-                                        {0, first.kv().shape().type, first.compute()}));
+                                        {0, first.kv().shape().type, first.compute(),
+                                         first.window()}));
   });
 }
 
@@ -349,6 +350,8 @@ stet_status stet_session_view_block(stet_session* session, int64_t index, stet_v
     stet::Session& s = *at(session, "session").at;
     if (index < 0 || index >= s.kv().blocks())
       fail("index", "a block below " + std::to_string(s.kv().blocks()), std::to_string(index));
+    if (!s.kv().block_info(index).holds_all())
+      s.recall(index * stet::kBlockPositions, index * stet::kBlockPositions + 1);
     stet::KvCache own(s.state().kv);  // a writer makes a copy first
     stet::KvWriter writer(own);
     writer.load(index);

@@ -115,6 +115,8 @@ void read_stored(Session& session, bool key, int64_t layer, int64_t head, int64_
   check_index("position", position, session.size());
   const size_t dim = stet::detail::row_dim(shape, key, layer);
   if (x.size() != dim) fail("x", std::to_string(dim) + " numbers", std::to_string(x.size()));
+  if (!session.kv().block_info(position / kBlockPositions).holds_all())
+    session.recall(position, position + 1);
   for (int tries = 0;; ++tries) {
     try {
       const stet::KvCache& kv = tries == 0 ? session.kv() : session.state().kv;

@@ -121,6 +121,13 @@ STET_INL void Session::set_before_recall(std::function<void(int64_t)> callback) 
   recompute_.set_whole_kv(target());
 }
 
+STET_INL void Session::recall(int64_t begin, int64_t end) {
+  enter("recall");
+  if (begin < 0 || end < begin || end > size())
+    throw Error(ErrorKind::argument, "", "recall", some_positions(size()), range_text(begin, end));
+  recompute_.recall(target(), begin, end);
+}
+
 STET_INL void Session::refuse_in_sink(const char* call) const {
   if (model_ == nullptr)
     throw Error(ErrorKind::argument, "", call, "a session", "one that was moved from");

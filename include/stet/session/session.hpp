@@ -170,6 +170,11 @@ class Session {
   int64_t prune_cost(int64_t begin, int64_t end, bool shift) const {
     return recompute_.prune_cost(state_, begin, end, shift);
   }
+  // Returns options that give another session the same windows.
+  WindowOptions window() const { return recompute_.options(); }
+  // Recomputes the dropped layers of positions begin .. end-1 (WindowOptions::before_recall), so
+  // that kv() can be read there. Throws an argument Error for positions that do not exist.
+  void recall(int64_t begin, int64_t end);
   // Replaces WindowOptions::before_recall.
   void set_before_recall(std::function<void(int64_t tokens)> callback);
   // Returns an independent copy of the session, which shares all blocks until one of the two
@@ -277,6 +282,7 @@ class Session {
 
  private:
   friend class BatchAppend;  // batch-inl.hpp
+  friend class Trace;        // trace.hpp
   // An append in progress.
   struct PendingAppend {
     int64_t before = -1;                         // size at its beginning; -1: none in progress
@@ -294,6 +300,7 @@ class Session {
                     std::span<const int32_t> draft);
   std::span<const int32_t> fitting_draft(std::span<const int32_t> ids,
                                          std::span<const int32_t> draft) const;
+  void keep_window_of(int64_t size) { recompute_.keep_window_of(size); }
   bool accept_drafted(std::span<const int32_t> ids);
   void forget_drafted() const;
   size_t draft_room(int64_t from) const;
