@@ -138,8 +138,9 @@ STET_INL void Session::refuse_in_sink(const char* call) const {
 
 STET_INL void Session::refuse_changes(const char* call) const {
   refuse_in_sink(call);
-  if (read_only_)
-    throw Error(ErrorKind::argument, "", call, "a call after generate() has returned",
+  if (read_only_ != nullptr)
+    throw Error(ErrorKind::argument, "", call,
+                std::string("a call after ") + read_only_ + "() has returned",
                 "a call from its callback");
 }
 

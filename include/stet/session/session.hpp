@@ -216,18 +216,19 @@ class Session {
   Session& operator=(Session&&) noexcept = default;
 
   // While one exists, calls that would change the session throw an argument Error, but reading,
-  // forking and saving it go on. The C interface makes one while a callback of a reply runs.
+  // forking and saving it go on. Scoring makes one while its callback runs, and the C interface
+  // while a callback of a reply runs. `call` names the function in errors.
   class ReadOnly {
    public:
-    explicit ReadOnly(const Session& session)
-        : session_(session), before_(std::exchange(session.read_only_, true)) {}
+    explicit ReadOnly(const Session& session, const char* call = "generate")
+        : session_(session), before_(std::exchange(session.read_only_, call)) {}
     ~ReadOnly() { session_.read_only_ = before_; }
     ReadOnly(const ReadOnly&) = delete;
     ReadOnly& operator=(const ReadOnly&) = delete;
 
    private:
     const Session& session_;
-    bool before_;
+    const char* before_;
   };
   // Throws an argument Error if the session may not be changed now: in a sink of append() and while
   // it is ReadOnly. `call` names the caller's function.
@@ -346,8 +347,9 @@ class Session {
   ComputeOptions compute_;
   State state_;
   PendingAppend pending_;
-  mutable bool read_only_ = false;  // see ReadOnly; not copied by fork()
-  SharedFlag logits_shared_;        // another object may hold state_.logits
+  // The function of a ReadOnly, or null; not copied by fork().
+  mutable const char* read_only_ = nullptr;
+  SharedFlag logits_shared_;  // another object may hold state_.logits
   // The logits buffer of the previous token, not shared.
   std::shared_ptr<std::vector<float>> spare_;
   detail::DraftedRows drafted_;
