@@ -5,7 +5,11 @@
 #include <thread>
 #include <type_traits>
 
+#include "stet/generate/generate.hpp"
+#include "stet/generate/score.hpp"
 #include "stet/generate/speculate.hpp"
+#include "stet/session/lens.hpp"
+#include "stet/session/trace.hpp"
 #include "tests/support/models.hpp"
 
 namespace stet::test::failure_modes_tests {
@@ -321,7 +325,11 @@ TEST(Session, OneThatWasMovedFromIsRefused) {
   const std::pair<const char*, std::function<void()>> calls[] = {
       {"append", [&] { s.append(ids); }}, {"rewind", [&] { s.rewind(0); }},
       {"fork", [&] { s.fork(); }},        {"logits", [&] { s.logits(); }},
-      {"logits", [&] { s.state(); }},     {"set_compute", [&] { s.set_compute({}); }}};
+      {"logits", [&] { s.state(); }},     {"set_compute", [&] { s.set_compute({}); }},
+      {"model", [&] { s.model(); }},      {"rewind_cost", [&] { s.rewind_cost(0); }},
+      {"model", [&] { generate(s); }},    {"prune_cost", [&] { s.prune_cost(0, 1, false); }},
+      {"model", [&] { Trace(s, ids); }},  {"model", [&] { lens_logits(s, {}); }},
+      {"model", [&] { score(s, std::vector<ScoreRequest>(1)); }}};
   for (const auto& [name, call] : calls)
     EXPECT_EQ(error_of(call, ErrorKind::argument),
               std::string(name) + ": expected a session, found one that was moved from");

@@ -112,6 +112,7 @@ STET_INL Session::StartingPoint Session::checked_starting_point(int64_t to) cons
 }
 
 STET_INL int64_t Session::rewind_cost(int64_t to) const {
+  refuse_moved("rewind_cost");
   if (state_.recurrent.empty()) return recompute_.rewind_cost(state_, to);
   if (to < 0 || to >= size()) return 0;
   const std::optional<StartingPoint> from = starting_point(to, to);

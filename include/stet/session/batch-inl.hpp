@@ -183,7 +183,7 @@ class BatchAppend {
   void take_drafted(size_t entry, const Pass& pass, const Span& span, size_t first, Workspace& w);
   void drop_windows();
   int threads() const { return detail::threads_of(first_.compute_); }
-  const Model& model() const { return *first_.model_; }
+  const Model& model() const { return first_.model(); }
 
   std::span<const BatchEntry> batch_;
   const Sinks& sinks_;

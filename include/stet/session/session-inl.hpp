@@ -116,7 +116,13 @@ STET_INL Session::Session(std::shared_ptr<const Model> model, State state,
   recompute_.set_whole_kv(target());
 }
 
+STET_INL int64_t Session::prune_cost(int64_t begin, int64_t end, bool shift) const {
+  refuse_moved("prune_cost");
+  return recompute_.prune_cost(state_, begin, end, shift);
+}
+
 STET_INL void Session::set_before_recall(std::function<void(int64_t)> callback) {
+  refuse_moved("set_before_recall");
   recompute_.set_before_recall(std::move(callback));
   recompute_.set_whole_kv(target());
 }
@@ -128,9 +134,13 @@ STET_INL void Session::recall(int64_t begin, int64_t end) {
   recompute_.recall(target(), begin, end);
 }
 
-STET_INL void Session::refuse_in_sink(const char* call) const {
+STET_INL void Session::refuse_moved(const char* call) const {
   if (model_ == nullptr)
     throw Error(ErrorKind::argument, "", call, "a session", "one that was moved from");
+}
+
+STET_INL void Session::refuse_in_sink(const char* call) const {
+  refuse_moved(call);
   if (pending_.before < 0) return;
   throw Error(ErrorKind::argument, "", call, "a call after append() has returned",
               "a call from its sink");

@@ -167,9 +167,7 @@ class Session {
   // sessions and in models with recurrent layers.
   int64_t rewind_cost(int64_t size) const;
   // Returns the number of tokens that prune_range() would process again.
-  int64_t prune_cost(int64_t begin, int64_t end, bool shift) const {
-    return recompute_.prune_cost(state_, begin, end, shift);
-  }
+  int64_t prune_cost(int64_t begin, int64_t end, bool shift) const;
   // Returns options that give another session the same windows.
   WindowOptions window() const { return recompute_.options(); }
   // Recomputes the dropped layers of positions begin .. end-1 (WindowOptions::before_recall), so
@@ -266,7 +264,10 @@ class Session {
   // Returns the blocks healed since the last call.
   std::vector<HealedBlocks> take_healed() { return recompute_.take_healed(); }
 
-  const Model& model() const { return *model_; }
+  const Model& model() const {
+    refuse_moved("model");
+    return *model_;
+  }
   const std::shared_ptr<const Model>& shared_model() const { return model_; }
   const KvCache& kv() const {
     forget_drafted();
@@ -313,6 +314,7 @@ class Session {
   void keep_rows(Rows hidden);
   void restore_logits();
   std::shared_ptr<std::vector<float>> new_logits_buffer() const;
+  void refuse_moved(const char* call) const;
   void refuse_in_sink(const char* call) const;
   void enter(const char* call) const;
   void enter_change(const char* call) const;
