@@ -236,6 +236,15 @@ STET_INL void Session::drop_windows() {
   }
 }
 
+STET_INL void Session::lower_capacity(int64_t capacity) {
+  enter_change("lower_capacity");
+  if (capacity > this->capacity())
+    throw Error(ErrorKind::argument, "", "capacity",
+                "at most the present " + std::to_string(this->capacity()),
+                std::to_string(capacity));
+  state_.kv.lower_capacity(capacity);
+}
+
 STET_INL void Session::set_compute(const ComputeOptions& compute) {
   enter_change("set_compute");
   detail::check_compute(compute, *model_);
@@ -299,6 +308,7 @@ STET_INL void Session::append(std::span<const int32_t> ids, const LogitSink& log
   if (ids.empty()) return;
   Watch both;
   if (hidden) {
+    if (watch != nullptr) detail::check_sink(*watch);
     both = detail::watch_hidden(model_->config(), hidden, watch);
     watch = &both;
   }

@@ -59,7 +59,7 @@ using LogitSink = std::function<void(int64_t first, Rows logits)>;
 // residual stream before layer i, counted from 0. The last index is the head's input, after the
 // norm.
 using HiddenSink = std::function<void(size_t index, int64_t first, Rows hidden)>;
-// The points to capture during a call. List each point once. After every chunk, `sink` receives
+// The points to capture during a call. List each point once, with a sink. After every chunk, `sink` receives
 // each point's rows of consecutive positions from `first` on. Rows of scores and pattern are
 // [heads][positions so far]. Chunks are cut so that a chunk's rows take at most 64 MB, if a single
 // position's do.
@@ -186,7 +186,7 @@ class Session {
   // Computes the recurrent arrays at `size`, which is at most size(), again from the last anchor
   // before it, and makes it the session's size. Returns the anchor's position. Unlike rewind(),
   // recomputes them even if they are kept. Throws an argument Error if they cannot be recomputed
-  // from tokens.
+  // from tokens, and for a position that does not exist. Without recurrent layers, it is rewind().
   int64_t process_again(int64_t size);
   // Drafted tokens (BatchEntry::draft) are processed with the tokens before them. They are no part
   // of the session: not of its tokens, size, keys and values, state, forks or digests. Appending
@@ -236,8 +236,8 @@ class Session {
   int64_t size() const { return state_.size(); }
   int64_t transcript_size() const { return state_.transcript_size(); }
   int64_t capacity() const { return state_.kv.capacity(); }
-  // Sets a smaller capacity, but not less than size().
-  void lower_capacity(int64_t capacity) { state_.kv.lower_capacity(capacity); }
+  // Sets a smaller capacity, but not less than size(). Throws an argument Error for a larger one.
+  void lower_capacity(int64_t capacity);
   // Returns the identities of all full blocks (identity.hpp). They follow from the tokens alone,
   // unless the state was edited.
   std::vector<BlockIdentity> block_identities();
