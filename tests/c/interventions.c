@@ -96,6 +96,14 @@ static void interventions_are_listed_and_detached(void) {
   FAILS(stet_session_attach(session, &wrong, &error), STET_ERROR_ARGUMENT,
         "threshold: expected 0, since only STET_CLAMP has one, found 7");
   wrong.threshold = 0;
+  wrong.end = -1;
+  FAILS(stet_session_attach(session, &wrong, &error), STET_ERROR_ARGUMENT,
+        "end: expected 0 (unbounded) or more, found -1");
+  wrong.end = 0;
+  wrong.key_end = -3;
+  FAILS(stet_session_attach(session, &wrong, &error), STET_ERROR_ARGUMENT,
+        "key_end: expected 0 (unbounded) or more, found -3");
+  wrong.key_end = 0;
   wrong.op = STET_SET;
   wrong.amount = 5;
   FAILS(stet_session_attach(session, &wrong, &error), STET_ERROR_ARGUMENT,

@@ -112,6 +112,14 @@ static void how_to_compute_changes_no_bit(void) {
   wrong.kv_type = STET_KV_F16;
   FAILS(stet_session_set_compute(session, &wrong, &error), STET_ERROR_ARGUMENT,
         "kv_type: expected 0, since it cannot change, found 3");
+  wrong.kv_type = 0;
+  wrong.window_only = 1;
+  FAILS(stet_session_set_compute(session, &wrong, &error), STET_ERROR_ARGUMENT,
+        "window_only: expected 0, since it cannot change, found 1");
+  wrong.window_only = 0;
+  wrong.recompute = 1;
+  FAILS(stet_session_set_compute(session, &wrong, &error), STET_ERROR_ARGUMENT,
+        "recompute: expected 0, since it cannot change, found 1");
   stet_session_free(session);
 }
 

@@ -98,6 +98,7 @@ STET_INL void Conversation::Plan::compare(const std::vector<int32_t>& transcript
 
 STET_INL Conversation::Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer)
     : session_(std::move(session)), tokenizer_(std::move(tokenizer)) {
+  check_tokenizer(session_.model(), *tokenizer_);
   ChatState& chat = session_.chat();
   const std::string_view source = chat.chat_template.empty() ? tokenizer_->chat_template()
                                                              : std::string_view(chat.chat_template);
