@@ -412,7 +412,7 @@ TEST_P(Chat, OnlyWhatASnapshotHoldsIsAccepted) {
   Conversation c = fresh();
   const std::string twice = R"({"a":1,"a":2})";
   const std::string error = error_of([&] { c.prompt({{"user", "x", twice, 0, 0, false}}); });
-  EXPECT_TRUE(error.starts_with("format: messages[0].fields: ")) << error;
+  EXPECT_TRUE(error.starts_with("format: fields: a: expected each key once")) << error;
   const std::string large(kMaxMetaBytes + 1, 'x');
   EXPECT_TRUE(error_of([&] { c.set_system(large); }).starts_with("capacity: messages: "));
   EXPECT_TRUE(c.messages().empty());
