@@ -44,9 +44,8 @@ STET_API void check_chat(const ChatState& chat, int64_t positions, const std::st
 // A conversation: a session, its tokenizer and its chat template.
 class Conversation {
  public:
-  // Continues with the session's messages (Session::chat). Throws Error if there is no template, if
-  // it is malformed, for a tokenizer of another model (check_tokenizer), and for a chat that a
-  // snapshot could not hold (check_chat).
+  // Continues with the session's messages (Session::chat). Throws Error if there is no template or
+  // it is malformed. Throws what check_tokenizer() and check_chat() throw.
   Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer);
 
   const std::vector<Message>& messages() const { return session_.chat().messages; }
