@@ -112,9 +112,9 @@ typedef struct stet_file { /* a file in memory */
   size_t size;
 } stet_file;
 
-/* Called once when bytes lent to the library are no longer needed, also if the call that lent them
- * fails. Runs on the thread that frees the last handle that needs them. May be NULL: the bytes must
- * then stay valid until all handles made from them are freed. */
+/* Called once when bytes or a context lent to the library are no longer needed, also if the call
+ * that lent them fails. Runs on the thread that frees the last handle that needs them. May be NULL:
+ * the bytes must then stay valid until all handles made from them are freed. */
 typedef void (*stet_release_callback)(void* context);
 
 /* The numeric contract: the arithmetic of linear layers (docs/contracts-and-identity.md). */
@@ -391,7 +391,7 @@ typedef struct stet_session_info {
 STET_API stet_status stet_session_get_info(const stet_session* session, stet_session_info* info,
                                            stet_error** error);
 /* Changes how the session computes: threads, chunk, isa, contract. The contract may not change
- * while there are tokens. capacity, kv_type and anchor_bytes must be 0. */
+ * while there are tokens. All other members must be 0. */
 STET_API stet_status stet_session_set_compute(stet_session* session,
                                               const stet_session_options* options,
                                               stet_error** error);

@@ -41,7 +41,9 @@ stet_status stet_batch_generate(const stet_batch_reply* entries, size_t count,
       const CaptureBuilder& k = captured.emplace_back(s, static_cast<size_t>(most), names, false);
       batch.push_back({&s, g.options(), g.sink(), names.empty() ? nullptr : &k.watch()});
     }
-    std::vector<stet::Reply> all = stet::generate(batch, optional_tokenizer(tokenizer));
+    const stet::Tokenizer* const shared =
+        batch.empty() ? nullptr : optional_tokenizer(tokenizer, *batch[0].session);
+    std::vector<stet::Reply> all = stet::generate(batch, shared);
     std::vector<std::unique_ptr<stet_reply, void (*)(stet_reply*)>> made;
     for (stet::Reply& reply : all) made.emplace_back(new_reply(std::move(reply)), stet_reply_free);
     for (size_t i = 0; i < count; ++i) {

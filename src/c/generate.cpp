@@ -266,8 +266,8 @@ stet_status stet_session_generate(stet_session* session, const stet_tokenizer* t
     stet_reply*& to = output(reply, "reply");
     stet::Session& s = *at(session, "session").at;
     Generation generation(options, s);
-    to = new_reply(
-        stet::generate(s, optional_tokenizer(tokenizer), generation.options(), generation.sink()));
+    to = new_reply(stet::generate(s, optional_tokenizer(tokenizer, s), generation.options(),
+                                  generation.sink()));
   });
 }
 
@@ -275,7 +275,8 @@ stet_status stet_session_end_reply(stet_session* session, const stet_tokenizer* 
                                    char** text, size_t* size, stet_error** error) {
   return guarded(error, [&] {
     const auto to = outputs(text, "text", size, "size");
-    give_text(stet::end_reply(*at(session, "session").at, optional_tokenizer(tokenizer)), to);
+    stet::Session& s = *at(session, "session").at;
+    give_text(stet::end_reply(s, optional_tokenizer(tokenizer, s)), to);
   });
 }
 

@@ -183,6 +183,7 @@ std::optional<Contract> contract_of(int64_t contract);  // nothing: the default
 int32_t contract_value(Contract contract);
 std::optional<KvType> kv_type_of(int64_t type);  // nothing: the default
 int32_t kv_type_value(KvType type);
+int64_t end_of(int64_t end, const char* name);  // -1: unbounded, which is 0 in the interface
 // Uses `fallback` if the options name no contract.
 SessionOptions session_options(const stet_session_options* options, Contract fallback);
 PruneOptions prune_options(const stet_prune_options& options, uint64_t known_flags);
@@ -209,7 +210,8 @@ std::shared_ptr<const Model> load_model(std::shared_ptr<const FileSource> source
                                         const stet_model_options& options);
 stet_model_options model_options(const stet_model_options* options);
 stet_tokenizer* new_tokenizer(std::shared_ptr<const Tokenizer> tokenizer);
-const Tokenizer* optional_tokenizer(const stet_tokenizer* tokenizer);
+// Returns null for NULL. Throws a mismatch Error for a tokenizer of another model.
+const Tokenizer* optional_tokenizer(const stet_tokenizer* tokenizer, const Session& session);
 // Returns the contract under which a snapshot was made.
 Contract saved_contract(const Snapshot& snapshot);
 stet_difference* new_difference(const std::optional<Difference>& difference);

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -81,9 +82,9 @@ Intervention intervention_of(const stet_intervention& i) {
   const auto heads = items(i.heads, i.head_count, "heads");
   w.heads.assign(heads.begin(), heads.end());
   w.begin = i.begin;
-  w.end = i.end == 0 ? -1 : i.end;
+  w.end = end_of(i.end, "end");
   w.key_begin = i.key_begin;
-  w.key_end = i.key_end == 0 ? -1 : i.key_end;
+  w.key_end = end_of(i.key_end, "key_end");
   if (i.op < STET_SET || i.op > STET_CLAMP) fail("op", "0..4", std::to_string(i.op));
   w.op = static_cast<Intervention::Op>(i.op);
   check_unused(i);
@@ -105,7 +106,7 @@ KvRange range_of(const stet_kv_range* given) {
   range.layers.assign(layers.begin(), layers.end());
   range.heads.assign(heads.begin(), heads.end());
   range.begin = r.begin;
-  range.end = r.end == 0 ? -1 : r.end;
+  range.end = end_of(r.end, "range.end");
   const bool both = r.keys == 0 && r.values == 0;
   range.keys = both || r.keys != 0;
   range.values = both || r.values != 0;
@@ -134,8 +135,11 @@ stet_status stet_model_points(const stet_model* model, char** text, size_t* size
 stet_status stet_session_attach_callback(stet_session* session, const stet_callback* callback,
                                          stet_error** error) {
   return guarded(error, [&] {
-    const stet_callback c = input(&at(callback, "callback"), "callback");
-    const auto context = lent(c.release, c.context);
+    const stet_callback& given = at(callback, "callback");
+    // read first, so that the context is released if another member is refused
+    const bool lends = given.struct_size >= offsetof(stet_callback, release) + sizeof given.release;
+    const auto context = lends ? lent(given.release, given.context) : nullptr;
+    const stet_callback c = input(&given, "callback");
     auto what = std::make_shared<stet::Callback>();
     for (const char* name : items(c.points, c.point_count, "points"))
       what->points.push_back(point_of(name, "points"));
@@ -316,9 +320,9 @@ stet_status stet_session_splice(const stet_cut* cuts, size_t count, stet_session
       all.push_back({&at(cut.from, "cuts.from").at->state(), cut.begin, cut.end});
     if (all.empty()) fail("cuts", "at least one", "none");
     const stet::Session& first = *cuts[0].from->at;
-    to = new stet_session(stet::Session(first.shared_model(),
-                                        stet::splice(first.model().config(), all),
-                                        {0, first.kv().shape().type, first.compute()}));
+    to = new stet_session(
+        stet::Session(first.shared_model(), stet::splice(first.model().config(), all),
+                      {0, first.kv().shape().type, first.compute(), first.window()}));
   });
 }
 
@@ -349,6 +353,8 @@ stet_status stet_session_view_block(stet_session* session, int64_t index, stet_v
     stet::Session& s = *at(session, "session").at;
     if (index < 0 || index >= s.kv().blocks())
       fail("index", "a block below " + std::to_string(s.kv().blocks()), std::to_string(index));
+    if (!s.kv().block_info(index).holds_all())
+      s.recall(index * stet::kBlockPositions, index * stet::kBlockPositions + 1);
     stet::KvCache own(s.state().kv);  // a writer makes a copy first
     stet::KvWriter writer(own);
     writer.load(index);

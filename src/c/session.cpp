@@ -115,6 +115,8 @@ void read_stored(Session& session, bool key, int64_t layer, int64_t head, int64_
   check_index("position", position, session.size());
   const size_t dim = stet::detail::row_dim(shape, key, layer);
   if (x.size() != dim) fail("x", std::to_string(dim) + " numbers", std::to_string(x.size()));
+  if (!session.kv().block_info(position / kBlockPositions).holds_all())
+    session.recall(position, position + 1);
   for (int tries = 0;; ++tries) {
     try {
       const stet::KvCache& kv = tries == 0 ? session.kv() : session.state().kv;
@@ -175,12 +177,14 @@ stet_status stet_session_set_compute(stet_session* session, const stet_session_o
   return guarded(error, [&] {
     stet::Session& s = *at(session, "session").at;
     const stet_session_options given = input(&at(options, "options"), "options");
-    if (given.capacity != 0)
-      fail("capacity", "0, since it cannot change", std::to_string(given.capacity));
-    if (given.kv_type != 0)
-      fail("kv_type", "0, since it cannot change", std::to_string(given.kv_type));
-    if (given.anchor_bytes != 0)
-      fail("anchor_bytes", "0, since it cannot change", std::to_string(given.anchor_bytes));
+    const std::pair<const char*, int64_t> fixed[] = {{"capacity", given.capacity},
+                                                     {"kv_type", given.kv_type},
+                                                     {"window_only", given.window_only},
+                                                     {"recompute", given.recompute},
+                                                     {"checkpoint_every", given.checkpoint_every},
+                                                     {"anchor_bytes", given.anchor_bytes}};
+    for (const auto& [name, value] : fixed)
+      if (value != 0) fail(name, "0, since it cannot change", std::to_string(value));
     s.set_compute(session_options(options, s.compute().contract).compute);
   });
 }

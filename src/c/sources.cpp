@@ -2,6 +2,7 @@
 #include <map>
 
 #include "src/c/internal.hpp"
+#include "src/files/open_file.hpp"
 #include "stet/files/file_source.hpp"
 
 namespace stet::c {
@@ -66,7 +67,7 @@ class OwningSource : public FileSource {
     return source_->json(name, limit);
   }
   std::shared_ptr<const FileBytes> open(const std::string& name) const override {
-    const std::shared_ptr<const FileBytes> file = source_->open(name);
+    const std::shared_ptr<const FileBytes> file = open_file(*source_, name);
     return std::make_shared<const FileBytes>(file->path(), file->bytes(), both(file, keeps_alive_),
                                              file->mapping());
   }

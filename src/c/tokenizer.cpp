@@ -16,8 +16,10 @@ stet_tokenizer* new_tokenizer(std::shared_ptr<const Tokenizer> tokenizer) {
   return new stet_tokenizer{std::move(tokenizer), std::move(fingerprint)};
 }
 
-const Tokenizer* optional_tokenizer(const stet_tokenizer* tokenizer) {
-  return tokenizer == nullptr ? nullptr : tokenizer->tokenizer.get();
+const Tokenizer* optional_tokenizer(const stet_tokenizer* tokenizer, const Session& session) {
+  if (tokenizer == nullptr) return nullptr;
+  check_tokenizer(session.model(), *tokenizer->tokenizer);
+  return tokenizer->tokenizer.get();
 }
 
 namespace {

@@ -93,6 +93,11 @@ int64_t none_or(int64_t given, int64_t otherwise, const char* name) {
 
 }  // namespace
 
+int64_t end_of(int64_t end, const char* name) {
+  if (end < 0) fail(name, "0 (unbounded) or more", std::to_string(end));
+  return end == 0 ? -1 : end;
+}
+
 SessionOptions session_options(const stet_session_options* options, Contract fallback) {
   const stet_session_options given = input(options, "options");
   SessionOptions o;

@@ -10,6 +10,7 @@
 #include <set>
 #include <system_error>
 
+#include "src/files/open_file.hpp"
 #include "stet/base/bytes.hpp"
 #include "stet/base/digest.hpp"
 #include "stet/base/error.hpp"
@@ -105,7 +106,7 @@ class Origin {
     names.insert(names.end(), text.begin(), text.end());
     std::set<std::string> seen;
     for (const std::string& name : names) {
-      const auto file = source.open(name);
+      const auto file = open_file(source, name);
       if (seen.insert(file->path()).second) files_.push_back(file);
     }
   }

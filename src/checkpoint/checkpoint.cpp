@@ -10,6 +10,7 @@
 #include "src/checkpoint/expert_slices.hpp"
 #include "src/checkpoint/gpt_oss_tensors.hpp"
 #include "src/checkpoint/recurrent_tensors.hpp"
+#include "src/files/open_file.hpp"
 #include "src/gguf/tensors.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/limits.hpp"
@@ -38,6 +39,11 @@ std::string weights_name(const FileSource& source) {
   }
   if (source.has("pytorch_model.bin") || source.has("pytorch_model.bin.index.json"))
     found += " (transformers' save_pretrained writes it as safetensors)";
+  for (size_t shards = 1; shards <= kMaxShards; ++shards) {
+    const std::string first = fmt::format("model-00001-of-{:05}.safetensors", shards);
+    if (source.has(first))
+      found = first + " without the index; fetch it from where the file is from";
+  }
   throw Error(ErrorKind::io, source.path(), "",
               std::string(kWeightsName) + " or " + kIndexName + " in it", found);
 }
@@ -84,7 +90,7 @@ Checkpoint Checkpoint::open(const FileSource& source) {
       checkpoint.add_all_of(checkpoint.add_file(std::move(part)));
     checkpoint.source_ = checkpoint.files_.front()->file()->path();
   } else {
-    checkpoint.add_all_of(checkpoint.add_file(safetensors_source(source.open(name))));
+    checkpoint.add_all_of(checkpoint.add_file(safetensors_source(open_file(source, name))));
   }
   checkpoint.split_stacks_of_gpt_oss();
   if (!checkpoint.packed_) checkpoint.derive_recurrent_tensors(source);
@@ -168,7 +174,7 @@ void Checkpoint::add_shards(const FileSource& source) {
     whole_stacks = whole_stacks || is_of_gpt_oss(name);
   }
   for (const auto& [name, tensors] : wanted) {
-    const TensorSource& file = add_file(safetensors_source(source.open(name), whole_stacks));
+    const TensorSource& file = add_file(safetensors_source(open_file(source, name), whole_stacks));
     std::unordered_map<std::string, std::vector<size_t>> has;  // by name in the file
     for (size_t i = 0; i < file.tensors().size(); ++i) {
       const TensorView& t = file.tensors()[i];

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string_view>
 
+#include "src/files/open_file.hpp"
 #include "src/gguf/tensors.hpp"
 #include "stet/base/bytes.hpp"
 #include "stet/base/digest.hpp"
@@ -334,7 +335,7 @@ void pack_checkpoint(const FileSource& source, Contract contract, const std::str
       if (!source.has(name)) continue;
       written.push_back(path_of(name));
       AtomicFile file(written.back());
-      source.open(name)->stream([&](std::span<const std::byte> bytes) { file.write(bytes); });
+      open_file(source, name)->stream([&](std::span<const std::byte> bytes) { file.write(bytes); });
       file.commit();
     }
   } catch (...) {

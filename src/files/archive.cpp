@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "src/base/digest_bytes.hpp"
+#include "src/files/open_file.hpp"
 #include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
 
@@ -198,7 +199,7 @@ ArchiveWriter::ArchiveWriter(const FileSource& source, const std::vector<std::st
   size_ = index_size;
   for (const std::string& name : names) {
     source.check_own(name);
-    files_.push_back(source.open(name));
+    files_.push_back(open_file(source, name));
     Entry e{name, aligned(size_), files_.back()->bytes().size(), digest_of_file(*files_.back())};
     entries.u64(e.offset);
     entries.u64(e.size);

@@ -7,6 +7,7 @@
 #include "src/base/json_value.hpp"
 #include "src/base/known_content.hpp"
 #include "src/files/additional_templates.hpp"
+#include "src/files/open_file.hpp"
 #include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/memory.hpp"
@@ -149,7 +150,7 @@ class CopyingSource : public FileSource {
   }
 
   std::shared_ptr<const FileBytes> open(const std::string& name) const override {
-    const std::shared_ptr<const FileBytes> file = source_->open(name);
+    const std::shared_ptr<const FileBytes> file = open_file(*source_, name);
     const auto copy = std::make_shared<Memory>(file->bytes().size());
     copy_bytes(file->bytes(), copy->data());
     file->check_unchanged();
@@ -190,6 +191,14 @@ void FileBytes::stream(const std::function<void(std::span<const std::byte>)>& us
     use(bytes_.subspan(at, size));
     drop(at, size);
   }
+}
+
+std::shared_ptr<const FileBytes> open_file(const FileSource& source, const std::string& name) {
+  std::shared_ptr<const FileBytes> file = source.open(name);
+  if (file == nullptr)
+    throw Error(ErrorKind::io, source.path_of(name), "", "a file or an Error from its source",
+                "null");
+  return file;
 }
 
 std::shared_ptr<const FileSource> directory_source(const std::string& directory, bool map) {

@@ -178,7 +178,7 @@ class Scorer {
   }
 
   const Model& model_;
-  const ComputeOptions& compute_;
+  const ComputeOptions compute_;
   std::span<const ScoreRequest> requests_;
   const Plan& plan_;
   std::vector<Score>& scores_;
@@ -190,7 +190,8 @@ class Scoring {
  public:
   Scoring(const Session& before, std::span<const ScoreRequest> requests,
           const ScoreOptions& options)
-      : requests_(requests),
+      : given_(before),
+        requests_(requests),
         options_(options),
         plan_(requests),
         before_(std::make_shared<Session>(before.fork())),
@@ -303,9 +304,11 @@ class Scoring {
       score.sum += token.log_probability;
       score.greedy = score.greedy && token.id == token.best;
     }
+    const Session::ReadOnly lent(given_, "score");
     if (options_.done) options_.done(request, score);
   }
 
+  const Session& given_;
   std::span<const ScoreRequest> requests_;
   const ScoreOptions& options_;
   Plan plan_;

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/base/json_value.hpp"
+#include "src/files/open_file.hpp"
 #include "src/gguf/gguf.hpp"
 #include "src/gguf/names.hpp"
 #include "src/gguf/tensors.hpp"
@@ -104,7 +105,7 @@ std::shared_ptr<const FileSource> gguf_source(const std::string& path, bool map,
   const std::filesystem::path whole(path);
   const auto source = directory_source(whole.parent_path().string(), map);
   const auto open = [&](const std::string& name) {
-    return Gguf::parse(source->open(std::filesystem::path(name).filename().string()));
+    return Gguf::parse(open_file(*source, std::filesystem::path(name).filename().string()));
   };
   std::vector<Gguf> parts;
   parts.push_back(open(path));

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "src/files/open_file.hpp"
 #include "src/gguf/gguf.hpp"
 #include "src/gguf/names.hpp"
 #include "src/gguf/transcode.hpp"
@@ -216,7 +217,7 @@ std::vector<std::string> gguf_part_names(const FileSource& source) {
 std::vector<std::unique_ptr<const TensorSource>> gguf_tensors(const FileSource& source) {
   std::vector<Gguf> parts;
   for (const std::string& name : gguf_part_names(source))
-    parts.push_back(Gguf::parse(source.open(name)));
+    parts.push_back(Gguf::parse(open_file(source, name)));
   const GgufNames names(parts);
   std::vector<std::unique_ptr<const TensorSource>> files;
   for (const Gguf& part : parts) {

@@ -13,6 +13,7 @@
 #include "stet/base/digest.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/limits.hpp"
+#include "stet/chat/conversation.hpp"
 #include "stet/generate/generate.hpp"
 #include "stet/model/contract.hpp"
 #include "stet/text/utf8.hpp"
@@ -21,6 +22,8 @@ namespace stet {
 namespace {
 
 using Json = nlohmann::json;
+
+constexpr int64_t kMaxTime = int64_t{1} << 40;  // of a chat, in seconds since 1970
 
 std::string hex(std::string_view bytes) { return hex_text(std::as_bytes(std::span(bytes))); }
 
@@ -162,7 +165,7 @@ ChatState read_chat(const JsonReader& json, int64_t positions) {
   }
   d.variables = object_text(json, "variables");
   d.chat_template = json.string_or("chat_template", "");
-  d.now = json.integer("now", 0, int64_t{1} << 40);
+  d.now = json.integer("now", 0, kMaxTime);
   d.special_in_text = json.boolean("special_in_text");
   check_chat(d, positions, json.file());
   return d;
@@ -292,9 +295,19 @@ void check_chat(const ChatState& chat, int64_t positions, const std::string& sou
   const auto check_object = [&](const std::string& field, const std::string& text) {
     check_text(field, text);
     if (text.empty()) return;
-    if (!parse_json_value(text, source + ": " + field).is_object())
+    if (!parse_json_value(text, source.empty() ? field : source + ": " + field).is_object())
       throw Error(ErrorKind::argument, source, field, "a JSON object", printable(text, 60));
   };
+  size_t bytes = chat.variables.size() + chat.chat_template.size();
+  for (const Message& m : chat.messages)
+    bytes += m.role.size() + m.content.size() + m.fields.size();
+  if (bytes > kMaxMetaBytes)
+    throw Error(ErrorKind::capacity, source, "messages",
+                fmt::format("at most {} bytes, with the template and its variables", kMaxMetaBytes),
+                std::to_string(bytes));
+  if (chat.now < 0 || chat.now > kMaxTime)
+    throw Error(ErrorKind::argument, source, "now", fmt::format("seconds in 0..{}", kMaxTime),
+                std::to_string(chat.now));
   check_object("variables", chat.variables);
   check_text("chat_template", chat.chat_template);
   int64_t at = 0;  // messages that were not generated may share a range
@@ -402,13 +415,23 @@ std::string advice(const SnapshotMeta& m) {
   return fmt::format("; use fewer than {} {}", most.first, most.second);
 }
 
+// Returns the part of META that grows with use and takes the most bytes, and their number.
+std::pair<size_t, const char*> largest_part(const SnapshotMeta& m) {
+  return std::max({std::pair(encode_chat(m.chat).size(), "messages"),
+                   std::pair(encode_generation(m.generation).size(), "turns and stops"),
+                   std::pair(encode_edits(m.edits).size(), "edits"),
+                   std::pair(encode_interventions(m.interventions).size(), "interventions")});
+}
+
 }  // namespace
 
 void check_meta(const SnapshotMeta& m, const MetaSections& sections) {
   if (sections.json.size() > kMaxMetaBytes) {
-    throw Error(ErrorKind::capacity, "", "META",
-                fmt::format("messages, turns and edits of at most {} bytes", kMaxMetaBytes),
-                std::to_string(sections.json.size()));
+    const auto [bytes, part] = largest_part(m);
+    throw Error(
+        ErrorKind::capacity, "", "META",
+        fmt::format("messages, turns, edits and interventions of at most {} bytes", kMaxMetaBytes),
+        fmt::format("{}; the {} take {}", sections.json.size(), part, bytes));
   }
   check_edit_sources(m.edits);
   try {

@@ -28,10 +28,7 @@ void check_meta(const SnapshotMeta& meta, const MetaSections& sections);
 
 // Returns JSON with sorted keys and no spaces, since the state digest covers it.
 std::string encode_generation(const GenerationState& generation);
-// Returns JSON in the same form. Throws an argument Error for messages that could not be read back.
-// Texts must be UTF-8, members JSON objects, and positions in order and within `positions` of the
-// transcript.
+// Returns JSON in the same form.
 std::string encode_chat(const ChatState& chat);
-void check_chat(const ChatState& chat, int64_t positions, const std::string& source);
 
 }  // namespace stet

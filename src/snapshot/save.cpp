@@ -12,6 +12,7 @@
 #include "src/threads/interrupt_check.hpp"
 #include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
+#include "stet/chat/conversation.hpp"
 #include "stet/files/archive.hpp"
 #include "stet/files/file.hpp"
 #include "stet/generate/generate.hpp"

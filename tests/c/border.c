@@ -176,7 +176,8 @@ static void snapshots_and_chats_need_arguments(void) {
   MISSES(stet_snapshot_open(NULL, NULL, &snapshot, &error), "path");
   MISSES(stet_snapshot_open_bytes(NULL, 1, "x", NULL, NULL, &snapshot, &error), "data");
   MISSES(stet_snapshot_open_bytes("", 0, NULL, NULL, NULL, &snapshot, &error), "name");
-  MISSES(stet_snapshot_open_bytes_over(NULL, 1, "x", NULL, NULL, NULL, &snapshot, &error), "data");
+  MISSES(stet_snapshot_open_bytes_over(NULL, 1, "x", NULL, NULL, NULL, &snapshot, &error),
+         "parent");
   MISSES(stet_session_save_bytes(NULL, NULL, NULL, &(void*){NULL}, &size, NULL, &error), "session");
   MISSES(stet_snapshot_get_info(NULL, &info, &error), "snapshot");
   MISSES(stet_snapshot_get_digests(NULL, &digests, &error), "snapshot");

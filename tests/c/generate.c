@@ -238,6 +238,25 @@ static void stop_strings_end_a_reply(void) {
   stet_session_free(session);
 }
 
+static void a_tokenizer_of_another_model_is_refused(void) {
+  stet_model* tiny = NULL;
+  stet_session* session = NULL;
+  stet_reply* reply = NULL;
+  stet_chat* chat = NULL;
+  OK(stet_model_load(TINY, NULL, &tiny, &error));
+  OK(stet_session_new(tiny, NULL, &session, &error));
+  OK(stet_session_append(session, (const int32_t[]){1, 2}, 2, &error));
+  static const char* const kRefusal =
+      "tokenizer: expected that of the model, whose ids are below 320, found one with ids up to "
+      "1619";
+  FAILS(stet_session_generate(session, tokenizer, NULL, &reply, &error), STET_ERROR_MISMATCH,
+        kRefusal);
+  FAILS(stet_chat_new(session, tokenizer, NULL, &chat, &error), STET_ERROR_MISMATCH, kRefusal);
+  CHECK(reply == NULL && chat == NULL);
+  stet_session_free(session);
+  stet_model_free(tiny);
+}
+
 static void wrong_options_draw_nothing(void) {
   stet_session* session = NULL;
   stet_reply* reply = NULL;
@@ -617,6 +636,7 @@ int test_generate(void) {
   replies_are_those_of_cpp();
   a_reply_may_be_cut_anywhere();
   stop_strings_end_a_reply();
+  a_tokenizer_of_another_model_is_refused();
   wrong_options_draw_nothing();
   penalties_and_biases_stay_with_the_session();
   a_sampler_draws_what_the_session_draws(0);

@@ -96,6 +96,14 @@ static void interventions_are_listed_and_detached(void) {
   FAILS(stet_session_attach(session, &wrong, &error), STET_ERROR_ARGUMENT,
         "threshold: expected 0, since only STET_CLAMP has one, found 7");
   wrong.threshold = 0;
+  wrong.end = -1;
+  FAILS(stet_session_attach(session, &wrong, &error), STET_ERROR_ARGUMENT,
+        "end: expected 0 (unbounded) or more, found -1");
+  wrong.end = 0;
+  wrong.key_end = -3;
+  FAILS(stet_session_attach(session, &wrong, &error), STET_ERROR_ARGUMENT,
+        "key_end: expected 0 (unbounded) or more, found -3");
+  wrong.key_end = 0;
   wrong.op = STET_SET;
   wrong.amount = 5;
   FAILS(stet_session_attach(session, &wrong, &error), STET_ERROR_ARGUMENT,
@@ -116,7 +124,7 @@ static void interventions_are_listed_and_detached(void) {
 
   /* Detaching at 70 equals attaching with the end 70. Later tokens do not see the change. */
   FAILS(stet_session_detach(session, 0, 69, &error), STET_ERROR_ARGUMENT,
-        "intervention: position: expected 70 or a later one, found 69");
+        "intervention: position: expected 70..16777216, found 69");
   FAILS(stet_session_detach(session, 1, 70, &error), STET_ERROR_ARGUMENT,
         "intervention: index: expected one below 1, found 1");
   OK(stet_session_detach(session, 0, 70, &error));

@@ -78,9 +78,18 @@ static void a_function_changes_activations(void) {
   callback.change = NULL;
   FAILS(stet_session_attach_callback(called, &callback, &error), STET_ERROR_ARGUMENT,
         "change: expected not NULL, found NULL");
+  struct {
+    stet_callback known;
+    size_t later; /* a member of a newer version */
+  } newer = {callback, 1};
+  newer.known.struct_size = sizeof newer;
+  FAILS_WITH(stet_session_attach_callback(called, &newer.known, &error), STET_ERROR_UNSUPPORTED,
+             "");
+  FAILS(stet_session_attach_callback(NULL, &callback, &error), STET_ERROR_ARGUMENT,
+        "change: expected not NULL, found NULL");
   stet_session_free(called);
   stet_session_free(declared);
-  CHECK(adding.released == 4);
+  CHECK(adding.released == 6);
 }
 
 static void a_batch_captures_what_each_does_alone(void) {
@@ -287,6 +296,9 @@ static void keys_and_values_are_material(void) {
   OK(stet_session_get_key(a, 2, 0, 3, y, kDim, &error));
   OK(stet_session_get_key(b, 2, 0, 3, x, kDim, &error));
   CHECK_FLOATS(x, y, kDim);
+  range.end = -1;
+  FAILS(stet_session_zero_kv(a, &range, &error), STET_ERROR_ARGUMENT,
+        "range.end: expected 0 (unbounded) or more, found -1");
   OK(stet_session_zero_kv(a, NULL, &error));
   OK(stet_session_get_value(a, 6, 1, 79, y, kDim, &error));
   for (int i = 0; i < kDim; ++i) CHECK(y[i] == 0);

@@ -71,6 +71,22 @@ static void requests_are_scored(void) {
   stet_session_free(empty);
 }
 
+static int32_t change(void* session, size_t index, const stet_token_score* tokens, size_t count) {
+  (void)index, (void)tokens, (void)count;
+  FAILS(stet_session_append(session, ids, 2, &error), STET_ERROR_ARGUMENT,
+        "append: expected a call after score() has returned, found a call from its callback");
+  return 0;
+}
+
+static void callbacks_may_not_change_the_session(void) {
+  stet_session* session = NULL;
+  OK(stet_session_new(model, NULL, &session, &error));
+  const stet_score_request request = {ids, 9, 1};
+  OK(stet_session_score(session, &request, 1, NULL, change, session, &error));
+  OK(stet_session_append(session, ids, 2, &error));
+  stet_session_free(session);
+}
+
 static void wrong_requests_are_refused(void) {
   stet_session* empty = NULL;
   OK(stet_session_new(model, NULL, &empty, &error));
@@ -121,6 +137,7 @@ int test_score(void) {
   OK(stet_model_load(TINY, NULL, &model, &error));
   for (int i = 0; i < kMost; ++i) ids[i] = (i * 97 + 13) % kVocab;
   requests_are_scored();
+  callbacks_may_not_change_the_session();
   wrong_requests_are_refused();
   pairs_are_cut_where_the_context_ends();
   stet_model_free(model);

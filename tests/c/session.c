@@ -112,6 +112,14 @@ static void how_to_compute_changes_no_bit(void) {
   wrong.kv_type = STET_KV_F16;
   FAILS(stet_session_set_compute(session, &wrong, &error), STET_ERROR_ARGUMENT,
         "kv_type: expected 0, since it cannot change, found 3");
+  wrong.kv_type = 0;
+  wrong.window_only = 1;
+  FAILS(stet_session_set_compute(session, &wrong, &error), STET_ERROR_ARGUMENT,
+        "window_only: expected 0, since it cannot change, found 1");
+  wrong.window_only = 0;
+  wrong.recompute = 1;
+  FAILS(stet_session_set_compute(session, &wrong, &error), STET_ERROR_ARGUMENT,
+        "recompute: expected 0, since it cannot change, found 1");
   stet_session_free(session);
 }
 
@@ -165,6 +173,36 @@ static void wrong_arguments_leave_the_session(void) {
   OK(stet_session_append(session, ids, 70, &error));
   check_logits(session, 70);
   stet_session_free(session);
+}
+
+static void dropped_windows_are_recomputed_on_demand(void) {
+  int32_t many[400];
+  for (size_t i = 0; i < 400; ++i) many[i] = ids[i % kTokens];
+  stet_session_options options = {.struct_size = sizeof options, .window_only = 1};
+  stet_session *refusing = new_session(&options), *whole = new_session(NULL), *spliced = NULL;
+  options.recompute = 1;
+  stet_session* session = new_session(&options);
+  OK(stet_session_append(refusing, many, 400, &error));
+  OK(stet_session_append(session, many, 400, &error));
+  OK(stet_session_append(whole, many, 400, &error));
+  float x[16], y[16];
+  FAILS_WITH(stet_session_get_key(refusing, 1, 0, 3, x, 16, &error), STET_ERROR_ARGUMENT,
+             "tokens again, found block 0, which was dropped");
+  OK(stet_session_get_key(session, 1, 0, 3, x, 16, &error));
+  OK(stet_session_get_key(whole, 1, 0, 3, y, 16, &error));
+  CHECK_FLOATS(x, y, 16);
+  stet_view* view = NULL;
+  const void* data = NULL;
+  size_t size = 0;
+  OK(stet_session_view_block(session, 1, &view, &data, &size, &error));
+  stet_view_free(view);
+  const stet_cut cuts[] = {{session, 0, 300}, {session, 100, 150}};
+  OK(stet_session_splice(cuts, 2, &spliced, &error));
+  OK(stet_session_rewind(spliced, 200, &error));
+  stet_session_free(spliced);
+  stet_session_free(refusing);
+  stet_session_free(session);
+  stet_session_free(whole);
 }
 
 static void forks_and_rewinds_are_exact(void) {
@@ -472,6 +510,7 @@ int test_session(void) {
   tokens_are_appended();
   how_to_compute_changes_no_bit();
   wrong_arguments_leave_the_session();
+  dropped_windows_are_recomputed_on_demand();
   forks_and_rewinds_are_exact();
   positions_are_pruned();
   keys_and_values_are_read_and_set();

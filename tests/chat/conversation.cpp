@@ -394,6 +394,30 @@ TEST_P(Chat, FailuresLeaveTheConversationUnchanged) {
   EXPECT_TRUE(c.open());
 }
 
+// A chat that no snapshot could hold is refused where it is set.
+TEST_P(Chat, OnlyWhatASnapshotHoldsIsAccepted) {
+  const auto made = [&](const ChatState& chat) {
+    return error_of([&] {
+      Session session(m, options(1));
+      session.chat() = chat;
+      Conversation(std::move(session), tokenizer);
+    });
+  };
+  ChatState chat;
+  chat.variables = R"({"a":1,"a":2})";
+  EXPECT_TRUE(made(chat).starts_with("format: variables: ")) << made(chat);
+  chat.variables = "";
+  chat.now = -1;
+  EXPECT_EQ(made(chat), "argument: now: expected seconds in 0..1099511627776, found -1");
+  Conversation c = fresh();
+  const std::string twice = R"({"a":1,"a":2})";
+  const std::string error = error_of([&] { c.prompt({{"user", "x", twice, 0, 0, false}}); });
+  EXPECT_TRUE(error.starts_with("format: fields: a: expected each key once")) << error;
+  const std::string large(kMaxMetaBytes + 1, 'x');
+  EXPECT_TRUE(error_of([&] { c.set_system(large); }).starts_with("capacity: messages: "));
+  EXPECT_TRUE(c.messages().empty());
+}
+
 // Templates of thinking models drop the thoughts of earlier turns in this way.
 TEST_P(Chat, ATemplateThatRewritesHistoryRewindsToWhereItDiffers) {
   const std::string rewriting =

@@ -108,6 +108,12 @@ TEST_F(BadCheckpoint, MissingFiles) {
             "@: expected model.safetensors or model.safetensors.index.json in it, found "
             "model.fp16.safetensors; rename it to model.safetensors");
   fs::remove(path("model.fp16.safetensors"));
+  write("model-00001-of-00003.safetensors", "");
+  EXPECT_EQ(error(ErrorKind::io),
+            "@: expected model.safetensors or model.safetensors.index.json in it, found "
+            "model-00001-of-00003.safetensors without the index; fetch it from where the file is "
+            "from");
+  fs::remove(path("model-00001-of-00003.safetensors"));
   fs::remove(path("config.json"));
   EXPECT_EQ(error(ErrorKind::io), "@/config.json: cannot be read: No such file or directory");
   fs::remove(directory_.path());

@@ -143,6 +143,29 @@ class Restless : public FileSource {
   std::shared_ptr<const FileSource> files_;
 };
 
+// A source of files that opens none.
+class Closed : public FileSource {
+ public:
+  explicit Closed(const std::string& directory)
+      : FileSource("closed", "closed: "), files_(directory_source(directory)) {}
+  bool has(const std::string& name) const override { return files_->has(name); }
+  std::string read(const std::string& name, size_t limit) const override {
+    return files_->read(name, limit);
+  }
+  std::shared_ptr<const FileBytes> open(const std::string&) const override { return nullptr; }
+
+ private:
+  std::shared_ptr<const FileSource> files_;
+};
+
+TEST(Loading, ASourceThatReturnsNullIsAnError) {
+  const auto source = std::make_shared<const Closed>(data_path("models/llama31-tiny"));
+  for (const auto& files : {std::shared_ptr<const FileSource>(source), in_memory(source)})
+    EXPECT_EQ(error_of([&] { Model::load(files); }),
+              "io: closed: model.safetensors: expected a file or an Error from its source, found "
+              "null");
+}
+
 TEST(Loading, AFileWrittenToMeanwhileIsAnError) {
   const TemporaryDirectory scratch;
   fs::copy(data_path("models/llama31-tiny"), scratch / "m");

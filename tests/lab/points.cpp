@@ -603,6 +603,10 @@ TEST_P(Points, InvalidInterventionsAreRefused) {
   refused([&](Intervention& w) { w.heads = {0}; });
   refused([&](Intervention& w) { w.point = Point::pattern; });  // needs as many values as keys
   refused([&](Intervention& w) { w.key_begin = 1; });           // this point has no keys
+  refused([&](Intervention& w) { w.end = -2; });                // no snapshot holds these
+  refused([&](Intervention& w) { w.end = kMaxPositions + 1; });
+  refused([&](Intervention& w) { w.begin = kMaxPositions + 1; });
+  refused([&](Intervention& w) { w.point = Point::z, w.end = kMaxPositions + 1; });
   refused([&](Intervention& w) { w.point = Point::scores, w.op = Intervention::Op::clamp; });
   refused([&](Intervention& w) { w.point = Point::ln1_scale; });
   refused([&](Intervention& w) { w.point = Point::z, w.heads = {c.heads}; });

@@ -587,6 +587,13 @@ class Files(common.Case):
         windowed = self.model.session(window_only=True, recompute=True)
         windowed.append(np.resize(self.ids, 400))
         self.assertGreaterEqual(windowed.rewind_cost(100), 0)
+        whole = self.model.session()
+        whole.append(np.resize(self.ids, 400))
+        np.testing.assert_array_equal(windowed.keys(1), whole.keys(1))
+        refusing = self.model.session(window_only=True)
+        refusing.append(np.resize(self.ids, 400))
+        with self.assertRaisesRegex(stet.Error, "permission to process"):
+            refusing.keys(1)
         q8 = self.session(10, kv_type="q8")
         self.assertEqual((q8.kv_type, q8.keys(1).shape, q8.values(1).shape), ("q8", (10, 1, 64), (10, 1, 64)))
 

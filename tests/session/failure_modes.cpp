@@ -5,7 +5,11 @@
 #include <thread>
 #include <type_traits>
 
+#include "stet/generate/generate.hpp"
+#include "stet/generate/score.hpp"
 #include "stet/generate/speculate.hpp"
+#include "stet/session/lens.hpp"
+#include "stet/session/trace.hpp"
 #include "tests/support/models.hpp"
 
 namespace stet::test::failure_modes_tests {
@@ -314,14 +318,44 @@ TEST(Session, NothingInPlaceOfAnObjectIsRefused) {
             "source: expected a source of files, found null");
 }
 
+TEST(Session, ArgumentsOutOfRangeAreRefused) {
+  const auto ids = random_tokens(*gemma(), 70);
+  Session s = fresh(ids), before = s.fork();
+  const auto error = [](const auto& call) { return error_of(call, ErrorKind::argument); };
+  EXPECT_EQ(error([&] { s.lower_capacity(513); }),
+            "capacity: expected at most the present 512, found 513");
+  s.lower_capacity(3);
+  EXPECT_EQ(s.capacity(), 70);
+  EXPECT_EQ(error([&] { s.process_again(71); }), "position: expected 0..70, found 71");
+  EXPECT_EQ(error([&] { s.process_again(-1); }), "position: expected 0..70, found -1");
+  EXPECT_EQ(s.process_again(70), 70);
+  const Watch deaf{{{Point::ln_final, 0}}, nullptr};
+  Session other = before.fork();
+  const HiddenSink hidden = [](size_t, int64_t, Rows) {};
+  for (const HiddenSink& sink : {HiddenSink(), hidden})
+    EXPECT_EQ(error([&] { other.append(ids, nullptr, sink, nullptr, &deaf); }),
+              "watch: expected a sink for its points, found none");
+  EXPECT_TRUE(same_state(other, before));
+}
+
 // Calls to a session that was moved from are refused, until another is assigned to it.
 TEST(Session, OneThatWasMovedFromIsRefused) {
   const auto ids = random_tokens(*gemma(), 5);
   Session s = fresh(ids), other = std::move(s);
   const std::pair<const char*, std::function<void()>> calls[] = {
-      {"append", [&] { s.append(ids); }}, {"rewind", [&] { s.rewind(0); }},
-      {"fork", [&] { s.fork(); }},        {"logits", [&] { s.logits(); }},
-      {"logits", [&] { s.state(); }},     {"set_compute", [&] { s.set_compute({}); }}};
+      {"append", [&] { s.append(ids); }},
+      {"rewind", [&] { s.rewind(0); }},
+      {"fork", [&] { s.fork(); }},
+      {"logits", [&] { s.logits(); }},
+      {"logits", [&] { s.state(); }},
+      {"set_compute", [&] { s.set_compute({}); }},
+      {"model", [&] { s.model(); }},
+      {"rewind_cost", [&] { s.rewind_cost(0); }},
+      {"model", [&] { generate(s, nullptr, {}); }},
+      {"prune_cost", [&] { s.prune_cost(0, 1, false); }},
+      {"model", [&] { Trace(s, ids); }},
+      {"model", [&] { lens_logits(s, {}); }},
+      {"model", [&] { score(s, std::vector<ScoreRequest>(1)); }}};
   for (const auto& [name, call] : calls)
     EXPECT_EQ(error_of(call, ErrorKind::argument),
               std::string(name) + ": expected a session, found one that was moved from");

@@ -139,6 +139,26 @@ TEST(Score, IsEqualAfterLongContexts) {
   for (size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(found[i] == alone(before, all[i])) << i;
 }
 
+TEST(Score, ItsCallbackMayNotChangeTheSession) {
+  const auto m = model(data_path("models/gemma3-tiny"));
+  const std::vector<int32_t> ids = random_tokens(*m, 9);
+  Session before(m);
+  before.append(ids);
+  std::string error, other;
+  const auto change = [&](size_t, const Score&) {
+    error = error_of([&] { before.append(ids); });
+    other = error_of([&] { before.set_compute(options(2).compute); });
+    before.fork().append(ids);
+  };
+  score(before, std::vector<ScoreRequest>{{ids, 0}}, {16, change});
+  EXPECT_EQ(error,
+            "argument: append: expected a call after score() has returned, found a call from its "
+            "callback");
+  EXPECT_TRUE(other.starts_with("argument: set_compute: ")) << other;
+  EXPECT_EQ(before.size(), 9);
+  before.append(ids);
+}
+
 TEST(Score, RefusesBeforeItComputes) {
   const auto m = model(data_path("models/gemma3-tiny"));
   SessionOptions small;

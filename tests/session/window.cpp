@@ -4,6 +4,8 @@
 #include <cstring>
 #include <random>
 
+#include "stet/session/splice.hpp"
+#include "stet/session/trace.hpp"
 #include "stet/snapshot/compare.hpp"
 #include "stet/snapshot/snapshot.hpp"
 #include "stet/snapshot/verify.hpp"
@@ -144,6 +146,61 @@ TEST_P(Window, RefusedReadsAndEditsAreForgotten) {
   refused(other, reason, [](Session& of) { of.zero_kv({}); });
   refused(s, "dropped outside its window", [](Session& of) { of.kv().block(0); });
   refused(other, "dropped outside its window", [](Session& of) { of.kv().block(0); });
+}
+
+TEST_P(Window, TracesAreThoseOfAWholeSession) {
+  SessionOptions o = windowed();
+  o.window.before_recall = nullptr;  // a trace needs no dropped window
+  Session s(m, o), straight = whole(300);
+  s.append(some(0, 300));
+  Intervention half;
+  half.point = Point::resid_post;
+  half.layers = {1};
+  half.op = Intervention::Op::scale;
+  half.amount = 0.5f;
+  half.begin = 310;
+  const auto logits = [&](const Session& before) {
+    std::vector<float> all;
+    Trace(before, some(300, 508)).run(std::span(&half, 1), [&](size_t, std::span<const float> x) {
+      all.assign(x.begin(), x.end());
+    });
+    return all;
+  };
+  EXPECT_GT(let_go(s), 0u);
+  EXPECT_TRUE(same_bytes(logits(s), logits(straight)));
+}
+
+// Dropped layers are recomputed where a splice needs them, and the result keeps only windows, too.
+TEST_P(Window, SplicesAreThoseOfAWholeSession) {
+  Session s(m, windowed()), straight = whole(508);
+  s.append(ids);
+  const auto spliced = [&](Session& from) {
+    const Cut cuts[] = {{&from.state(), 0, 300}, {&from.state(), 100, 170}};
+    SessionOptions o = options(1);
+    o.window = from.window();
+    return Session(m, splice(m->config(), cuts), o);
+  };
+  Session a = spliced(s), b = spliced(straight);
+  EXPECT_GT(let_go(a), 0u);
+  ASSERT_TRUE(same(a, b));
+  a.rewind(150), b.rewind(150);
+  ASSERT_TRUE(same(a, b));
+  s.set_before_recall(nullptr);
+  EXPECT_NE(error_of([&] { spliced(s); }).find("permission to process"), std::string::npos);
+}
+
+TEST_P(Window, RecalledLayersCanBeRead) {
+  Session s(m, windowed()), straight = whole(508);
+  s.append(ids);
+  s.set_before_recall(nullptr);
+  EXPECT_NE(error_of([&] { s.recall(0, 1); }).find("permission to process"), std::string::npos);
+  s.set_before_recall([](int64_t) {});
+  s.recall(0, 64);
+  const size_t bytes = s.kv().shape().content_bytes();
+  EXPECT_EQ(std::memcmp(s.kv().block(0), straight.kv().block(0), bytes), 0);
+  ASSERT_TRUE(same(s, straight));
+  EXPECT_EQ(error_of([&] { s.recall(9, 509); }),
+            "argument: recall: expected positions in 0..507, found 9..508");
 }
 
 TEST_P(Window, PrunesAreThoseOfAWholeSession) {

@@ -348,9 +348,24 @@ TEST_F(HostileSnapshot, MetaHasALimit) {
   Session s(m, options(1));
   s.append(some_ids(3));
   s.chat().messages = {{"user", std::string(kMaxMetaBytes, 'x'), "", 0, 3, false}};
+  EXPECT_EQ(error_of([&] { Snapshot::save(s, scratch / "large.stet"); }),
+            "capacity: messages: expected at most 16777216 bytes, with the template and its "
+            "variables, found 16777220");
+  s.chat() = {};
+  const int64_t width = m->config().hidden_size;
+  Intervention w;
+  w.point = Point::resid_post;
+  w.op = Intervention::Op::set;
+  w.begin = 3;
+  w.end = 4 + static_cast<int64_t>(kMaxMetaBytes) / 8 / width;
+  w.values = std::make_shared<const std::vector<float>>((w.end - w.begin) * width);
+  s.attach(w);
   const std::string error = error_of([&] { Snapshot::save(s, scratch / "large.stet"); });
-  EXPECT_EQ(error.substr(0, 80),
-            "capacity: META: expected messages, turns and edits of at most 16777216 bytes, fo");
+  EXPECT_TRUE(
+      error.starts_with("capacity: META: expected messages, turns, edits and interventions "
+                        "of at most 16777216 bytes, found "))
+      << error;
+  EXPECT_NE(error.find("; the interventions take "), std::string::npos) << error;
   EXPECT_FALSE(std::filesystem::exists(scratch / "large.stet"));
 }
 
@@ -408,7 +423,7 @@ TEST_F(HostileSnapshot, AWriterMakesNothingThatAReaderRefuses) {
   EXPECT_EQ(error_of_saving(nested(63)),
             "capacity: META: expected JSON at most 64 levels deep, found more levels");
   EXPECT_EQ(error_of_saving([](Session& s) { s.chat().now = int64_t{1} << 41; }),
-            "argument: dialogue.now: expected an integer in 0..1099511627776, found 2199023255552");
+            "argument: now: expected seconds in 0..1099511627776, found 2199023255552");
 }
 
 TEST_F(HostileSnapshot, AsManyValuesAsMetaHoldsAreHarmless) {

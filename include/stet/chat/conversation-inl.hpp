@@ -98,9 +98,11 @@ STET_INL void Conversation::Plan::compare(const std::vector<int32_t>& transcript
 
 STET_INL Conversation::Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer)
     : session_(std::move(session)), tokenizer_(std::move(tokenizer)) {
+  check_tokenizer(session_.model(), *tokenizer_);
   ChatState& chat = session_.chat();
   const std::string_view source = chat.chat_template.empty() ? tokenizer_->chat_template()
                                                              : std::string_view(chat.chat_template);
+  check_chat(chat, session_.transcript_size(), "");
   // The time is stored only if the template uses it, so that other states do not depend on it.
   const bool asks = source.find("strftime_now") != std::string_view::npos;
   if (asks && chat.now == 0) chat.now = static_cast<int64_t>(std::time(nullptr));
@@ -229,6 +231,9 @@ STET_INL Conversation::Plan Conversation::make_plan(const std::vector<Message>& 
   }
   plan.text = text.bytes.substr(0, begun ? begun->end : text.bytes.size());
   plan.compare(transcript);
+  ChatState made = chat;
+  made.messages = plan.messages;
+  check_chat(made, std::ssize(plan.ids), "");
   return plan;
 }
 
@@ -490,9 +495,13 @@ STET_INL void Conversation::set_system(const std::string& text) {
     if (there) all.erase(all.begin());
     return;
   }
-  if (!there) all.insert(all.begin(), Message{"system", "", "", 0, 0, false});
-  all.front().content = utf8_lossy(text);
-  all.front().begin = all.front().end = 0;  // not processed yet
+  ChatState changed = session_.chat();
+  if (!there)
+    changed.messages.insert(changed.messages.begin(), Message{"system", "", "", 0, 0, false});
+  changed.messages.front().content = utf8_lossy(text);
+  changed.messages.front().begin = changed.messages.front().end = 0;  // not processed yet
+  check_chat(changed, session_.transcript_size(), "");
+  session_.chat() = std::move(changed);
 }
 
 }  // namespace stet

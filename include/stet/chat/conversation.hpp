@@ -36,11 +36,16 @@ struct PromptReport {
 // content and further fields.
 STET_API jinja::Value template_messages(const std::vector<Message>& messages);
 
+// Throws an Error for a chat that a snapshot could not hold. Texts must be UTF-8. Variables and
+// fields must be JSON objects that have each key once. Positions must be in order and within
+// `positions` of the transcript. `source` names the file in errors.
+STET_API void check_chat(const ChatState& chat, int64_t positions, const std::string& source);
+
 // A conversation: a session, its tokenizer and its chat template.
 class Conversation {
  public:
   // Continues with the session's messages (Session::chat). Throws Error if there is no template or
-  // it is malformed.
+  // it is malformed. Throws what check_tokenizer() and check_chat() throw.
   Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer);
 
   const std::vector<Message>& messages() const { return session_.chat().messages; }

@@ -85,6 +85,16 @@ STET_INL void check_generation(const GenerationState& state, int64_t vocab_size,
   }
 }
 
+STET_INL void check_tokenizer(const Model& model, const Tokenizer& tokenizer) {
+  const auto vocab = static_cast<int32_t>(model.config().vocab_size);
+  for (int32_t id = vocab; id < tokenizer.size(); ++id) {
+    if (tokenizer.is_special(id) || tokenizer.piece(id).empty()) continue;
+    throw Error(ErrorKind::mismatch, "", "tokenizer",
+                "that of the model, whose ids are below " + std::to_string(vocab),
+                "one with ids up to " + std::to_string(tokenizer.size() - 1));
+  }
+}
+
 STET_INL void append_prompt(Session& session, std::span<const int32_t> ids,
                             const Progress& progress) {
   const int64_t at = session.size();

@@ -67,6 +67,10 @@ GenerationState default_generation(const Model& model);
 void check_generation(const GenerationState& state, int64_t vocab_size, int64_t positions,
                       const std::string& source);
 
+// Throws a mismatch Error for a tokenizer with tokens that the model lacks. Special tokens beyond
+// the vocabulary are accepted: checkpoints name some that only other models of a series have.
+void check_tokenizer(const Model& model, const Tokenizer& tokenizer);
+
 // Appends a prompt and opens a turn. An open reply before it is closed first; end_reply() returns
 // the text that it held back.
 void append_prompt(Session& session, std::span<const int32_t> ids,

@@ -47,7 +47,9 @@ class KvCache {
   const KvShape& shape() const { return shape_; }
   int64_t capacity() const { return capacity_; }
   // Sets a smaller capacity, but not less than size().
-  void lower_capacity(int64_t capacity) { capacity_ = std::max(size_, capacity); }
+  void lower_capacity(int64_t capacity) {
+    capacity_ = std::max(size_, std::min(capacity_, capacity));
+  }
   int64_t size() const { return size_; }  // the cache holds positions 0 .. size-1
   int64_t blocks() const { return static_cast<int64_t>(blocks_.size()); }
 

@@ -112,6 +112,7 @@ STET_INL Session::StartingPoint Session::checked_starting_point(int64_t to) cons
 }
 
 STET_INL int64_t Session::rewind_cost(int64_t to) const {
+  refuse_moved("rewind_cost");
   if (state_.recurrent.empty()) return recompute_.rewind_cost(state_, to);
   if (to < 0 || to >= size()) return 0;
   const std::optional<StartingPoint> from = starting_point(to, to);
@@ -133,8 +134,14 @@ STET_INL Session Session::compute_from(const StartingPoint& from, int64_t to) co
 }
 
 STET_INL int64_t Session::process_again(int64_t to) {
-  refuse_in_sink("process_again");
-  if (state_.recurrent.empty() || to <= 0 || to > size()) return to;
+  enter_change("process_again");
+  if (to < 0 || to > size())
+    throw Error(ErrorKind::argument, "", "position", "0.." + std::to_string(size()),
+                std::to_string(to));
+  if (state_.recurrent.empty() || to == 0) {
+    rewind(to);
+    return to;
+  }
   const std::optional<StartingPoint> from = starting_point(to - 1, to);
   if (!from)
     throw Error(ErrorKind::argument, "", "position",

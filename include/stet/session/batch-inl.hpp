@@ -90,6 +90,12 @@ STET_INL void refuse_shared_point(const ModelConfig& c, const std::string& field
               point_name(at));
 }
 
+// Throws an argument Error for points that nothing receives.
+STET_INL void check_sink(const Watch& watch) {
+  if (!watch.sink && !watch.points.empty())
+    throw Error(ErrorKind::argument, "", "watch", "a sink for its points", "none");
+}
+
 STET_INL void check_watch(const ModelConfig& c, const Watch& watch) {
   for (size_t i = 0; i < watch.points.size(); ++i) {
     const PointAt& at = watch.points[i];
@@ -183,7 +189,7 @@ class BatchAppend {
   void take_drafted(size_t entry, const Pass& pass, const Span& span, size_t first, Workspace& w);
   void drop_windows();
   int threads() const { return detail::threads_of(first_.compute_); }
-  const Model& model() const { return *first_.model_; }
+  const Model& model() const { return first_.model(); }
 
   std::span<const BatchEntry> batch_;
   const Sinks& sinks_;
@@ -276,6 +282,7 @@ STET_INL void BatchAppend::begin_entry(size_t index) {
         throw Error(ErrorKind::argument, "", "session", "each session once", "one twice");
     }
     if (entry.watch != nullptr) {
+      detail::check_sink(*entry.watch);
       detail::check_watch(model().config(), *entry.watch);
       detail::check_state_positions(model().config(), *entry.watch);
     }

@@ -144,11 +144,10 @@ STET_INL void convert_block(const KvShape& from, const std::byte* in, const KvSh
   }
 }
 
-// Returns the keys and values of all layers, recomputing dropped ones.
-STET_INL KvCache whole_kv(const State& state) {
-  for (int64_t b = 0; b < state.kv.blocks(); ++b) {
+STET_INL KvCache whole_kv(const State& state, int64_t begin, int64_t end) {
+  for (int64_t b = std::max<int64_t>(0, begin) / kBlockPositions; b < blocks_of(end); ++b) {
     if (state.kv.block_info(b).holds_all()) continue;
-    if (state.whole_kv != nullptr) return (*state.whole_kv)(state);
+    if (state.whole_kv != nullptr) return (*state.whole_kv)(state, begin, end);
     throw Error(ErrorKind::argument, "", "KV block " + std::to_string(b),
                 "keys and values of all layers (Session::state() of a restored session computes "
                 "them again, and so does stet resume --replay)",
@@ -164,7 +163,7 @@ STET_INL State with_kv_type(const State& state, KvType type, int64_t capacity) {
   const KvShape from = state.kv.shape();
   KvShape to = from;
   to.type = type;
-  KvCache source = detail::whole_kv(state);
+  KvCache source = detail::whole_kv(state, 0, state.size());
   State changed = state;
   if (from.type != type && state.size() > 0 && from.block_bytes() > 0) {
     detail::keep_logits(changed);

@@ -84,6 +84,10 @@ inline bool keep_logits(State& state) {
 std::vector<float> read_kv(const State& state, bool key, int64_t layer, int64_t head,
                            int64_t position);
 
+// Returns the keys and values with all layers of positions begin .. end-1. Recomputes dropped ones
+// (State::whole_kv), or throws an argument Error.
+KvCache whole_kv(const State& state, int64_t begin, int64_t end);
+
 // Returns true if the logits can be computed from the cache, because it still holds the keys and
 // values that the last token saw. An edit after the token changes these, and a callback that took
 // part may have been removed. Splices do no harm: spliced positions have only the logits that the

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "stet/base/error.hpp"
+#include "stet/base/limits.hpp"
 #include "stet/kernels/numbers.hpp"
 #include "stet/kernels/steer.hpp"
 #include "stet/session/state.hpp"
@@ -78,6 +79,13 @@ inline PointAt first_point(const ModelConfig& c, const Intervention& w) {
   return at;
 }
 
+// Throws unless a snapshot can hold the range.
+inline void check_range(const char* field, int64_t begin, int64_t end) {
+  if (begin >= 0 && begin <= kMaxPositions && end >= -1 && end <= kMaxPositions) return;
+  refuse_intervention(field, "positions in " + range_text(0, kMaxPositions),
+                      range_text(begin, end));
+}
+
 // Throws unless all of the intervention's layers have its point, in one width.
 inline void check_layers(const ModelConfig& c, const Intervention& w) {
   check_indices("layers", w.layers, c.layers);
@@ -133,7 +141,8 @@ inline void check_keys(const Intervention& w) {
       refuse_intervention("keys", "none: the point is neither scores nor a pattern", found);
     return;
   }
-  if (w.key_begin < 0 || (w.key_end != -1 && w.key_end <= w.key_begin))
+  check_range("keys", w.key_begin, w.key_end);
+  if (w.key_end != -1 && w.key_end <= w.key_begin)
     refuse_intervention("keys", "positions from 0 on", found);
   if (w.op != Intervention::Op::set && w.op != Intervention::Op::add &&
       w.op != Intervention::Op::scale)
@@ -173,7 +182,8 @@ inline void check_intervention(const ModelConfig& config, const Intervention& w)
   if (heads == 0 && !w.heads.empty())
     refuse_intervention("heads", "none: the point has no heads", std::to_string(w.heads.front()));
   detail::check_indices("heads", w.heads, heads);
-  if (w.begin < 0 || (w.end >= 0 && w.ended < 0 && w.end <= w.begin))
+  detail::check_range("positions", w.begin, w.end);
+  if (w.end >= 0 && w.ended < 0 && w.end <= w.begin)
     refuse_intervention("positions", "positions from 0 on", range_text(w.begin, w.end));
   detail::check_keys(w);
   const std::span<const float> values =
@@ -206,8 +216,9 @@ inline void detach(State& state, const ModelConfig& config, size_t index, int64_
   if (index >= state.interventions.size())
     detail::refuse_intervention("index", "one below " + std::to_string(state.interventions.size()),
                                 std::to_string(index));
-  if (from < state.size())
-    detail::refuse_intervention("position", std::to_string(state.size()) + " or a later one",
+  if (from < state.size() || from > kMaxPositions)
+    detail::refuse_intervention("position",
+                                std::to_string(state.size()) + ".." + std::to_string(kMaxPositions),
                                 std::to_string(from));
   const Intervention& w = state.interventions[index];
   const Reach reach = reach_of(state, w);

@@ -74,6 +74,23 @@ STET_INL Recomputer::Recomputer(std::shared_ptr<const Model> model, Contract con
   if (options.only) window_ = plan_window(model_->config(), contract, options);
 }
 
+STET_INL WindowOptions Recomputer::options() const {
+  WindowOptions o;
+  o.before_recall = before_recall_;
+  if (window_ == nullptr) return o;
+  o.only = true;
+  o.checkpoint_every = window_->every;
+  o.keep_from = window_->keep_from;
+  return o;
+}
+
+STET_INL void Recomputer::keep_window_of(int64_t size) {
+  if (window_ == nullptr) return;
+  WindowPlan plan = *window_;
+  plan.keep_from = plan.first_whole(size);
+  window_ = std::make_shared<const WindowPlan>(std::move(plan));
+}
+
 STET_INL Recomputer Recomputer::fork() const {
   Recomputer copy = *this;
   copy.healed_.clear();
@@ -106,6 +123,11 @@ STET_INL void Recomputer::mend(Target target, KvCache::Look look, int64_t lackin
       std::ranges::count(damaged, lacking) == 0)
     damaged.insert(std::ranges::upper_bound(damaged, lacking), lacking);
   if (!damaged.empty()) heal(target, damaged);
+}
+
+STET_INL void Recomputer::recall(Target target, int64_t begin, int64_t end) {
+  const std::vector<int64_t> dropped = detail::partial_blocks(target.state, begin, end);
+  if (!dropped.empty()) heal(target, dropped);
 }
 
 // A failed request must not be remembered: other calls, and forks that share the block, would be
@@ -351,19 +373,17 @@ STET_INL void Recomputer::before_prune(Target target, int64_t begin, int64_t end
 }
 
 STET_INL void Recomputer::set_whole_kv(Target target) const {
-  const auto lacking = [](const State& state) {
-    return detail::partial_blocks(state, 0, state.size());
-  };
   target.state.whole_kv = nullptr;
-  if (!keeps_windows_only() && lacking(target.state).empty()) return;
-  const auto whole = [lacking, mine = fork(), compute = target.compute](const State& state) {
+  if (!keeps_windows_only() && detail::partial_blocks(target.state, 0, target.state.size()).empty())
+    return;
+  const auto whole = [mine = fork(), compute = target.compute](const State& state, int64_t begin,
+                                                               int64_t end) {
     State copy = state;
     Recomputer again = mine;
-    const std::vector<int64_t> blocks = lacking(copy);
-    if (!blocks.empty()) again.heal({copy, compute}, blocks);
+    again.recall({copy, compute}, begin, end);
     return std::move(copy.kv);
   };
-  target.state.whole_kv = std::make_shared<const std::function<KvCache(const State&)>>(whole);
+  target.state.whole_kv = std::make_shared<const State::WholeKv>(whole);
 }
 
 }  // namespace stet

@@ -56,12 +56,18 @@ class Recomputer {
   // damaged block.
   template <class Reads>
   void with_healing(Target target, Reads reads);
+  // Recomputes the dropped layers of positions begin .. end-1.
+  void recall(Target target, int64_t begin, int64_t end);
   // Recomputes these blocks, given in ascending order.
   void heal(Target target, const std::vector<int64_t>& damaged);
   // Returns the blocks recomputed since the last call.
   std::vector<HealedBlocks> take_healed() { return std::exchange(healed_, {}); }
 
   bool keeps_windows_only() const { return window_ != nullptr; }
+  // Returns options that give another session the same windows and permission.
+  WindowOptions options() const;
+  // From now on, keeps all layers that a query at `size` sees.
+  void keep_window_of(int64_t size);
   // Drops layers outside all windows, after tokens have been committed. Keeps what is needed to
   // undo an append in progress that began with `before` positions (-1: none is in progress). Drops
   // nothing from a state that its tokens do not determine.

@@ -116,14 +116,31 @@ STET_INL Session::Session(std::shared_ptr<const Model> model, State state,
   recompute_.set_whole_kv(target());
 }
 
+STET_INL int64_t Session::prune_cost(int64_t begin, int64_t end, bool shift) const {
+  refuse_moved("prune_cost");
+  return recompute_.prune_cost(state_, begin, end, shift);
+}
+
 STET_INL void Session::set_before_recall(std::function<void(int64_t)> callback) {
+  refuse_moved("set_before_recall");
   recompute_.set_before_recall(std::move(callback));
   recompute_.set_whole_kv(target());
 }
 
-STET_INL void Session::refuse_in_sink(const char* call) const {
+STET_INL void Session::recall(int64_t begin, int64_t end) {
+  enter("recall");
+  if (begin < 0 || end < begin || end > size())
+    throw Error(ErrorKind::argument, "", "recall", some_positions(size()), range_text(begin, end));
+  recompute_.recall(target(), begin, end);
+}
+
+STET_INL void Session::refuse_moved(const char* call) const {
   if (model_ == nullptr)
     throw Error(ErrorKind::argument, "", call, "a session", "one that was moved from");
+}
+
+STET_INL void Session::refuse_in_sink(const char* call) const {
+  refuse_moved(call);
   if (pending_.before < 0) return;
   throw Error(ErrorKind::argument, "", call, "a call after append() has returned",
               "a call from its sink");
@@ -131,8 +148,9 @@ STET_INL void Session::refuse_in_sink(const char* call) const {
 
 STET_INL void Session::refuse_changes(const char* call) const {
   refuse_in_sink(call);
-  if (read_only_)
-    throw Error(ErrorKind::argument, "", call, "a call after generate() has returned",
+  if (read_only_ != nullptr)
+    throw Error(ErrorKind::argument, "", call,
+                std::string("a call after ") + read_only_ + "() has returned",
                 "a call from its callback");
 }
 
@@ -218,6 +236,15 @@ STET_INL void Session::drop_windows() {
   }
 }
 
+STET_INL void Session::lower_capacity(int64_t capacity) {
+  enter_change("lower_capacity");
+  if (capacity > this->capacity())
+    throw Error(ErrorKind::argument, "", "capacity",
+                "at most the present " + std::to_string(this->capacity()),
+                std::to_string(capacity));
+  state_.kv.lower_capacity(capacity);
+}
+
 STET_INL void Session::set_compute(const ComputeOptions& compute) {
   enter_change("set_compute");
   detail::check_compute(compute, *model_);
@@ -281,6 +308,7 @@ STET_INL void Session::append(std::span<const int32_t> ids, const LogitSink& log
   if (ids.empty()) return;
   Watch both;
   if (hidden) {
+    if (watch != nullptr) detail::check_sink(*watch);
     both = detail::watch_hidden(model_->config(), hidden, watch);
     watch = &both;
   }

@@ -59,7 +59,7 @@ using LogitSink = std::function<void(int64_t first, Rows logits)>;
 // residual stream before layer i, counted from 0. The last index is the head's input, after the
 // norm.
 using HiddenSink = std::function<void(size_t index, int64_t first, Rows hidden)>;
-// The points to capture during a call. List each point once. After every chunk, `sink` receives
+// The points to capture during a call. List each point once, with a sink. After every chunk, `sink` receives
 // each point's rows of consecutive positions from `first` on. Rows of scores and pattern are
 // [heads][positions so far]. Chunks are cut so that a chunk's rows take at most 64 MB, if a single
 // position's do.
@@ -167,9 +167,12 @@ class Session {
   // sessions and in models with recurrent layers.
   int64_t rewind_cost(int64_t size) const;
   // Returns the number of tokens that prune_range() would process again.
-  int64_t prune_cost(int64_t begin, int64_t end, bool shift) const {
-    return recompute_.prune_cost(state_, begin, end, shift);
-  }
+  int64_t prune_cost(int64_t begin, int64_t end, bool shift) const;
+  // Returns options that give another session the same windows.
+  WindowOptions window() const { return recompute_.options(); }
+  // Recomputes the dropped layers of positions begin .. end-1 (WindowOptions::before_recall), so
+  // that kv() can be read there. Throws an argument Error for positions that do not exist.
+  void recall(int64_t begin, int64_t end);
   // Replaces WindowOptions::before_recall.
   void set_before_recall(std::function<void(int64_t tokens)> callback);
   // Returns an independent copy of the session, which shares all blocks until one of the two
@@ -183,7 +186,7 @@ class Session {
   // Computes the recurrent arrays at `size`, which is at most size(), again from the last anchor
   // before it, and makes it the session's size. Returns the anchor's position. Unlike rewind(),
   // recomputes them even if they are kept. Throws an argument Error if they cannot be recomputed
-  // from tokens.
+  // from tokens, and for a position that does not exist. Without recurrent layers, it is rewind().
   int64_t process_again(int64_t size);
   // Drafted tokens (BatchEntry::draft) are processed with the tokens before them. They are no part
   // of the session: not of its tokens, size, keys and values, state, forks or digests. Appending
@@ -211,18 +214,19 @@ class Session {
   Session& operator=(Session&&) noexcept = default;
 
   // While one exists, calls that would change the session throw an argument Error, but reading,
-  // forking and saving it go on. The C interface makes one while a callback of a reply runs.
+  // forking and saving it go on. Scoring makes one while its callback runs, and the C interface
+  // while a callback of a reply runs. `call` names the function in errors.
   class ReadOnly {
    public:
-    explicit ReadOnly(const Session& session)
-        : session_(session), before_(std::exchange(session.read_only_, true)) {}
+    explicit ReadOnly(const Session& session, const char* call = "generate")
+        : session_(session), before_(std::exchange(session.read_only_, call)) {}
     ~ReadOnly() { session_.read_only_ = before_; }
     ReadOnly(const ReadOnly&) = delete;
     ReadOnly& operator=(const ReadOnly&) = delete;
 
    private:
     const Session& session_;
-    bool before_;
+    const char* before_;
   };
   // Throws an argument Error if the session may not be changed now: in a sink of append() and while
   // it is ReadOnly. `call` names the caller's function.
@@ -232,8 +236,8 @@ class Session {
   int64_t size() const { return state_.size(); }
   int64_t transcript_size() const { return state_.transcript_size(); }
   int64_t capacity() const { return state_.kv.capacity(); }
-  // Sets a smaller capacity, but not less than size().
-  void lower_capacity(int64_t capacity) { state_.kv.lower_capacity(capacity); }
+  // Sets a smaller capacity, but not less than size(). Throws an argument Error for a larger one.
+  void lower_capacity(int64_t capacity);
   // Returns the identities of all full blocks (identity.hpp). They follow from the tokens alone,
   // unless the state was edited.
   std::vector<BlockIdentity> block_identities();
@@ -260,7 +264,10 @@ class Session {
   // Returns the blocks healed since the last call.
   std::vector<HealedBlocks> take_healed() { return recompute_.take_healed(); }
 
-  const Model& model() const { return *model_; }
+  const Model& model() const {
+    refuse_moved("model");
+    return *model_;
+  }
   const std::shared_ptr<const Model>& shared_model() const { return model_; }
   const KvCache& kv() const {
     forget_drafted();
@@ -277,6 +284,7 @@ class Session {
 
  private:
   friend class BatchAppend;  // batch-inl.hpp
+  friend class Trace;        // trace.hpp
   // An append in progress.
   struct PendingAppend {
     int64_t before = -1;                         // size at its beginning; -1: none in progress
@@ -294,6 +302,7 @@ class Session {
                     std::span<const int32_t> draft);
   std::span<const int32_t> fitting_draft(std::span<const int32_t> ids,
                                          std::span<const int32_t> draft) const;
+  void keep_window_of(int64_t size) { recompute_.keep_window_of(size); }
   bool accept_drafted(std::span<const int32_t> ids);
   void forget_drafted() const;
   size_t draft_room(int64_t from) const;
@@ -305,6 +314,7 @@ class Session {
   void keep_rows(Rows hidden);
   void restore_logits();
   std::shared_ptr<std::vector<float>> new_logits_buffer() const;
+  void refuse_moved(const char* call) const;
   void refuse_in_sink(const char* call) const;
   void enter(const char* call) const;
   void enter_change(const char* call) const;
@@ -339,8 +349,9 @@ class Session {
   ComputeOptions compute_;
   State state_;
   PendingAppend pending_;
-  mutable bool read_only_ = false;  // see ReadOnly; not copied by fork()
-  SharedFlag logits_shared_;        // another object may hold state_.logits
+  // The function of a ReadOnly, or null; not copied by fork().
+  mutable const char* read_only_ = nullptr;
+  SharedFlag logits_shared_;  // another object may hold state_.logits
   // The logits buffer of the previous token, not shared.
   std::shared_ptr<std::vector<float>> spare_;
   detail::DraftedRows drafted_;

@@ -40,14 +40,15 @@ STET_INL void check_cuts(const ModelConfig& config, std::span<const Cut> cuts) {
                 std::to_string(size));
 }
 
-// Takes the beginning of a state; whole blocks are shared.
-STET_INL void take_front(State& to, const Cut& c) {
-  to.kv = KvCache(c.from->kv);
+// Takes the beginning of a state; whole blocks are shared. Only those that the next token can see
+// need all layers.
+STET_INL void take_front(State& to, const Cut& c, const ModelConfig& config) {
+  to.kv = whole_kv(*c.from, c.end - widest_window(config), c.end);
   KvWriter(to.kv).truncate(c.end);
 }
 
 STET_INL void add_cut(State& to, const Cut& c, const ModelConfig& config) {
-  KvCache from(c.from->kv);
+  KvCache from = whole_kv(*c.from, c.begin, c.end);
   for (int64_t b = c.begin / kBlockPositions; b < blocks_of(c.end); ++b) KvWriter(from).load(b);
   add_positions(from, c.begin, c.end, to.kv, config);
 }
@@ -67,7 +68,7 @@ STET_INL State splice(const ModelConfig& config, std::span<const Cut> cuts) {
   s.generation.stop_strings = first.generation.stop_strings;
   const bool plain = first.prunes.empty() && first.edits.empty() && first.interventions.empty();
   if (cuts[0].begin == 0)
-    detail::take_front(s, cuts[0]);
+    detail::take_front(s, cuts[0], config);
   else
     s.kv = KvCache(first.kv.shape(), first.kv.capacity());
   for (const Cut& c : cuts) {

@@ -25,6 +25,10 @@ struct Cut {
 // difference. Settings, open interventions and capacity come from the first cut's state. The result
 // has no messages, turns or logits (Session::logits computes those).
 //
+// Dropped layers of a window-only state are recomputed where a cut needs them (State::whole_kv). A
+// session of the result needs the window of the first cut's session (Session::window) to recompute
+// those of older blocks.
+//
 // Throws an argument Error for positions that do not exist or were pruned, and if there are no
 // positions. Throws a mismatch Error for states of different models, contracts or KV types. Throws
 // an unsupported Error if parts move and the model has no rotary positions, and a capacity Error if

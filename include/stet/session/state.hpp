@@ -184,9 +184,10 @@ struct State {
   RewindLogits kept = {};                   // empty if the tokens determine the state
   RecurrentState recurrent = {};            // arrays of recurrent layers after the last token
   Anchors anchors = {};                     // arrays at earlier positions
-  // Computes the keys and values of all layers, including those that a window-only session has
-  // dropped. Null if nothing was dropped or there is no model.
-  std::shared_ptr<const std::function<KvCache(const State&)>> whole_kv = nullptr;
+  // Returns the keys and values with all layers of positions begin .. end-1, including those that a
+  // window-only session has dropped. Null if nothing was dropped or there is no model.
+  using WholeKv = std::function<KvCache(const State& state, int64_t begin, int64_t end)>;
+  std::shared_ptr<const WholeKv> whole_kv = nullptr;
 
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   // Returns the size below which the state cannot be rewound, because keys that earlier positions

@@ -17,6 +17,8 @@ STET_INL void Trace::process(const Session& before,
     prompts_.push_back(
         {before.fork(), before.recurrent(), std::vector<std::vector<float>>(layers)});
   }
+  // Runs begin as early as the prompts, and see the windows before that.
+  for (Prompt& p : prompts_) p.session.keep_window_of(first_);
   std::vector<Watch> watches(prompts.size());
   std::vector<BatchEntry> batch;
   for (size_t i = 0; i < prompts.size(); ++i) {
@@ -109,16 +111,17 @@ STET_INL void Trace::run_jobs(const std::vector<Job>& jobs, const RunSink& sink)
   }
 }
 
-// Starts a job. Blocks before its first position are shared. Later blocks are private and will be
-// overwritten from its first layer on.
+// Starts a job. Blocks before its first position are shared; those that lack layers are in memory,
+// and no window of the job reaches them. Later blocks are private and will be overwritten from its
+// first layer on.
 STET_INL Trace::Run Trace::begin(size_t index, const Job& job) {
   Run r{index, &job, job.first, KvCache(job.prompt->session.kv()), job.prompt->before};
   KvWriter writer(r.kv);
   for (int64_t b = 0; b < r.kv.blocks(); ++b) {
-    if (b < job.first / kBlockPositions)
-      writer.load(b);
-    else
+    if (b >= job.first / kBlockPositions)
       writer.own(b);
+    else if (r.kv.block_info(b).holds_all())
+      writer.load(b);
   }
   return r;
 }
