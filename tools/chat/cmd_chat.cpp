@@ -159,13 +159,11 @@ void add_chat(Command& app) {
                       "write the state to this file at the end; it must be new, or that of "
                       "--resume")
           ->type_name("FILE")
-          ->check(named())
           ->group("Conversation");
   sub->add_flag("--overwrite", o->overwrite, "with --save: replace an existing file")
       ->group("Conversation");
   Option* output = sub->add_option("-o,--output", o->save, "the same as --save FILE --overwrite")
                        ->type_name("FILE")
-                       ->check(named())
                        ->group("Conversation");
   output->excludes(save);
   sub->add_flag("--autosave", o->autosave, "with --save: also save after every reply")

@@ -143,7 +143,6 @@ void add_logits(Command& app) {
       sub->add_option("-o,--output", o->output,
                       "file to write: logits [T, vocab], input_ids [T], hidden.i [T, hidden]")
           ->type_name("FILE")
-          ->check(named())
           ->group("Output");
   sub->add_flag("--hidden", o->hidden,
                 "also hidden.0: the embedding; hidden.i: before layer i; last: after layers and "

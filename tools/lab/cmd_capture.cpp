@@ -224,7 +224,6 @@ void add_capture(Command& app) {
       ->type_name("LIST");
   sub->add_option("-o,--output", o->output, "a .safetensors file, or DIR/ for .npy files")
       ->type_name("FILE")
-      ->check(named())
       ->group("Output");
   sub->add_option("-n,--max-tokens", o->generate, "tokens to draw after the prompt")
       ->type_name("N")

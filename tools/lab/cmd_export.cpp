@@ -208,7 +208,7 @@ void run_import(ExportCommand& o) {
 
 void add_common(Command& sub, ExportCommand& o, const char* output) {
   sub.add_option("snapshot", o.snapshot, "a snapshot")->required()->type_name("FILE");
-  sub.add_option("-o,--output", o.output, output)->required()->type_name("FILE")->check(named());
+  sub.add_option("-o,--output", o.output, output)->required()->type_name("FILE");
   sub.add_option("--parent", o.parent, "the snapshot that a delta was made from")
       ->type_name("FILE");
 }
