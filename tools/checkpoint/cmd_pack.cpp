@@ -122,7 +122,7 @@ void add(Command& app, const std::string& name, const std::string& help,
     add_importance(*sub, o->importance);
   }
   add_threads(*sub, o->threads);
-  sub->callback([o] { run(*o); });
+  sub->callback([o] { end_on_signals([&] { run(*o); }); });
 }
 
 const std::vector<std::pair<std::string, GgufWeights>> kTypes = {
@@ -216,7 +216,7 @@ void add_convert_model(Command& app) {
       ->type_name("WHICH")
       ->check(one_of_these(kTokenizers));
   add_threads(*sub, o->threads);
-  sub->callback([o] { run(*o); });
+  sub->callback([o] { end_on_signals([&] { run(*o); }); });
 }
 
 void add_quantize(Command& app) {

@@ -220,7 +220,7 @@ void add_export(Command& app) {
   Command* sub = app.add_subcommand(
       "export", "Write keys, values, recurrent arrays, tokens and logits of a state as tensors.");
   add_common(*sub, *o, "a .safetensors file, or DIR/ for .npy files");
-  sub->callback([o] { run_export(*o); });
+  sub->callback([o] { end_on_signals([&] { run_export(*o); }); });
 }
 
 void add_import(Command& app) {
