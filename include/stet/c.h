@@ -84,6 +84,7 @@ STET_API void stet_free(void* buffer); /* frees a "new" buffer */
 /* Sets the interrupt callback of the calling thread. Calls of this thread that process tokens call
  * it when a pass through the model begins, and then every few milliseconds between pieces of work.
  * Saving, converting, restoring and checking a snapshot call it between blocks of 64 positions.
+ * Loading and packing a model call it between matrices.
  * It runs on the same thread and must not process tokens itself.
  *
  * If it returns non-zero, the call ends with STET_ERROR_CANCELED. Its sessions and files are

@@ -7,6 +7,7 @@
 #include "src/checkpoint/tensor_types.hpp"
 #include "src/checkpoint/weight_guard.hpp"
 #include "src/checkpoint/weight_packer.hpp"
+#include "src/threads/interrupt_check.hpp"
 #include "stet/base/error.hpp"
 
 namespace stet {
@@ -102,6 +103,7 @@ std::unique_ptr<const MappedTable> ModelWeights::take_mapped_table() {
 }
 
 Matrix ModelWeights::load(const MatrixRequest& request) {
+  check_interrupt();
   fingerprints_->add_group(request.group);
   Matrix matrix = checkpoint_.packed() ? packed(request)
                   : request.in_place   ? in_place(request)

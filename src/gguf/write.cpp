@@ -9,6 +9,7 @@
 #include "src/checkpoint/packed.hpp"
 #include "src/gguf/sampling.hpp"
 #include "src/gguf/write.hpp"
+#include "src/threads/interrupt_check.hpp"
 #include "stet/base/error.hpp"
 #include "stet/checkpoint/gguf.hpp"
 #include "stet/kernels/ggml.hpp"
@@ -189,7 +190,10 @@ class Conversion {
     GgufWriter writer(path, keys(left_out), declared);
     // llama.cpp's Llama, under which a Mistral is written, sees all positions.
     if (config_.family == "mistral") left_out.window = config_.layer(0).window;
-    for (const Tensor& e : entries_) write(e, writer);
+    for (const Tensor& e : entries_) {
+      check_interrupt();
+      write(e, writer);
+    }
     for (const auto& file : checkpoint_.files()) file->check_unchanged();
     require_same_config(writer.uncommitted());
     writer.commit();

@@ -496,6 +496,22 @@ TEST_F(ChatCommand, SignalsEndAChatInGoodOrder) {
   }
 }
 
+TEST_F(ChatCommand, ALongTurnIsPrintedWhole) {
+  const std::string text = "/system " + std::string(5000, 'x');
+  const Outcome o = run_stet({"chat", "--script", lines({text})});
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(o.out, "       " + text + "\n");
+}
+
+TEST_F(ChatCommand, ABlankTurnIsRefused) {
+  for (const char* turn : {"\" \"", "{\"user\": \"\"}"}) {
+    write_file(scratch / "turns.json", "[\"Set k = 5.\", " + std::string(turn) + "]");
+    EXPECT_NE(failure({"chat", "--script", scratch / "turns.json"})
+                  .find(": expected a message, not a blank one, found "),
+              std::string::npos);
+  }
+}
+
 TEST_F(ChatCommand, AutosaveNeedsATarget) {
   const Outcome o = run_stet({"chat", "--autosave", "--script", lines({"Set k = 5."})});
   EXPECT_EQ(o.status, 2);

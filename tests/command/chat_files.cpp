@@ -145,6 +145,15 @@ TEST_F(ChatFiles, OptionsOfTheFileAreCheckedBeforeAnythingIsSaid) {
   EXPECT_NE(
       error({"--resume", talk, "--save", talk, "--form", "delta", "--against", talk}).find(own),
       std::string::npos);
+  const std::string linked = scratch / "linked";
+  fs::create_directory(linked);
+  for (const auto& file : fs::directory_iterator(asset_path("pocket-gemma3")))
+    fs::create_symlink(file.path(), linked + "/" + file.path().filename().string());
+  for (const char* what : {"--with-weights", "--with-tokenizer"})
+    EXPECT_NE(error({"-m", linked, "--save", to, what})
+                  .find("expected a regular file of its directory, to put into a snapshot"),
+              std::string::npos)
+        << what;
   const Args store = {"--store", "dir:" + scratch / "store", "--store-key", scratch / "key"};
   ASSERT_EQ(run_stet(Args{"store", "init"} + store).status, 0);
   EXPECT_EQ(error(store + Args{"--save", "store:x", "--mode", "640"}),
@@ -190,6 +199,101 @@ TEST_F(ChatFiles, AFailedWriteLeavesNoFile) {
       chat({"--save", talk, "--form", "delta", "--against", scratch / "none"}, "Set k = 5.\n");
   EXPECT_EQ(o.status, 1);
   EXPECT_FALSE(fs::exists(talk));
+}
+
+// The files of model and tokenizer in a snapshot are in those that continue it.
+TEST_F(ChatFiles, ASelfContainedStateStaysSelfContained) {
+  const auto is_whole = [](const std::string& path) {
+    const Snapshot s = Snapshot::open(path);
+    EXPECT_EQ(s.weights() == nullptr, s.tokenizer_files() == nullptr) << path;
+    return s.weights() != nullptr;
+  };
+  ASSERT_EQ(chat({"--save", talk, "--with-weights", "--with-tokenizer"}, "Set k = 5.\n").status, 0);
+  const std::string to = scratch / "to.stet", plain = scratch / "plain.stet";
+  EXPECT_EQ(chat({"--resume", talk, "--save", to}, "Set b = 4.\n").status, 0);
+  EXPECT_TRUE(is_whole(to));
+  EXPECT_EQ(
+      chat({"--save", plain}, "Set c = 3.\n/fork other\n/load " + talk +
+                                  "\nSet b = 4.\n/save --overwrite " + to + "\n/switch main\n")
+          .status,
+      0);
+  EXPECT_TRUE(is_whole(to));
+  EXPECT_FALSE(is_whole(plain));  // its branch began without a snapshot
+  EXPECT_EQ(run_stet({"resume", talk, "--say", "Set b = 4.", "-n", "1", "-o", to}).status, 0);
+  EXPECT_TRUE(is_whole(to));
+  EXPECT_EQ(run_stet({"experiment", talk, "--say", "Set b = 4.", "-n", "1", "--save-dir",
+                      scratch / "runs"})
+                .status,
+            0);
+  EXPECT_TRUE(is_whole(scratch / "runs/run-01.stet"));
+  EXPECT_EQ(chat({"--resume", talk, "--replay", "-o", to}, "Set b = 4.\n").status, 0);
+  EXPECT_FALSE(is_whole(to));  // --replay may use another model
+}
+
+TEST_F(ChatFiles, TheParentOfADeltaIsKept) {
+  ASSERT_EQ(chat({"--save", talk}, "Set k = 5.\n").status, 0);
+  const std::string delta = scratch / "d.stet", before = read_text(talk);
+  ASSERT_EQ(chat({"--resume", talk, "--save", delta, "--form", "delta", "--against", talk},
+                 "Set b = 4.\n")
+                .status,
+            0);
+  const Outcome begun = chat({"--resume", delta, "-o", talk}, "Set c = 3.\n");
+  EXPECT_EQ(begun.status, 1);
+  EXPECT_EQ(begun.out, "");
+  const Outcome later =
+      chat({}, "/load " + delta + "\nSet c = 3.\n/save --overwrite " + talk + "\n");
+  EXPECT_EQ(later.status, 1);
+  for (const Outcome& o : {begun, later})
+    EXPECT_NE(o.err.find("the delta needs its parent " + talk), std::string::npos) << o.err;
+  EXPECT_EQ(read_text(talk), before);
+}
+
+TEST_F(ChatFiles, TheParentOfTheFirstStateIsNotThatOfALoadedOne) {
+  ASSERT_EQ(chat({"--save", talk}, "Set k = 5.\n").status, 0);
+  const std::string delta = scratch / "d.stet", moved = scratch / "moved/talk";
+  ASSERT_EQ(chat({"--resume", talk, "--save", delta, "--form", "delta", "--against", talk},
+                 "Set b = 4.\n")
+                .status,
+            0);
+  fs::create_directory(scratch / "moved");
+  fs::copy(talk, moved);
+  const Outcome o = chat({"--resume", delta, "--parent", moved}, "/load " + talk + "\n");
+  EXPECT_EQ(o.status, 0) << o.err;
+}
+
+TEST_F(ChatFiles, SaveTakesOverwriteWithoutAName) {
+  const Outcome o = chat({"--save", talk}, "Set k = 5.\n/save --overwrite\n");
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(said(talk), Said{"Set k = 5."});
+  for (const char* given : {"/save --overwrite\n", "/save \"\"\n"})
+    EXPECT_EQ(chat({}, given).status, 1) << given;
+  EXPECT_FALSE(fs::exists("--overwrite") || fs::exists("\"\""));
+}
+
+TEST_F(ChatFiles, AnotherKvTypeIsRefusedOnlyIfItWasAskedFor) {
+  const std::string other = scratch / "other.stet";
+  ASSERT_EQ(chat({"--save", talk}, "Set k = 5.\n").status, 0);
+  ASSERT_EQ(chat({"--save", other, "--kv", "q8"}, "Set k = 5.\n").status, 0);
+  const std::string fault = ": kv type: expected q8, found f32 (--kv; --replay computes it again)";
+  for (const Outcome& o : {chat({"--resume", other, "--kv", "f32"}, "Set b = 4.\n"),
+                           chat({"--kv", "f32"}, "/load " + other + "\n")}) {
+    EXPECT_EQ(o.status, 1);
+    EXPECT_NE(o.err.find(other + fault), std::string::npos) << o.err;
+  }
+  const Outcome o = chat({"--resume", talk}, "/load " + other + "\n");
+  EXPECT_EQ(o.status, 0) << o.err;
+  // --replay names the state that it has made, which is the one that is saved.
+  const Outcome again = chat({"--resume", talk, "--replay", "--kv", "q8", "-o", other}, "");
+  const std::string id = sha256_text(Snapshot::open(other).digests().id);
+  EXPECT_TRUE(again.err.starts_with("migrated 25 tokens in ")) << again.err;
+  EXPECT_NE(again.err.find(", kv q8; state " + id), std::string::npos) << again.err;
+}
+
+TEST_F(ChatFiles, AnEmptySystemMessageRemovesTheOneBefore) {
+  ASSERT_EQ(chat({"--save", talk, "--system", "Be terse."}, "Set k = 5.\n").status, 0);
+  EXPECT_EQ(Snapshot::open(talk).meta().chat.messages[0].role, "system");
+  EXPECT_EQ(chat({"--resume", talk, "--save", talk, "--system", ""}, "Set b = 4.\n").status, 0);
+  EXPECT_EQ(Snapshot::open(talk).meta().chat.messages[0].role, "user");
 }
 
 }  // namespace

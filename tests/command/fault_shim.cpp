@@ -10,6 +10,7 @@
 //                       eintr, enospc, eio   the call fails without an effect, but close does close
 //                       kill    SIGKILL before the call
 //                       killed  SIGKILL after the call
+//                       int     SIGINT before the call
 //   STET_FAULT_DELAY  microseconds that each call waits
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -98,6 +99,7 @@ class Call {
     if (s.delay > 0) ::usleep(static_cast<unsigned>(s.delay));
     chosen_ = s.random ? mixed(s.number * 1000003 + number) % 3 == 0 : number == s.number;
     if (is("kill")) ::kill(::getpid(), SIGKILL);
+    if (is("int")) ::raise(SIGINT);
   }
   ~Call() {
     if (is("killed")) ::kill(::getpid(), SIGKILL);

@@ -303,11 +303,25 @@ TEST_F(Refusals, OptionsThatWouldBeIgnoredAreStatus2) {
   EXPECT_EQ(scratch.names(), std::vector<std::string>{"s.stet"});
 }
 
+TEST_F(Refusals, AnotherKvTypeThanTheSnapshotsIsRefused) {
+  succeed({"save", "-m", kTiny, "--ids", "1,2,3", "-o", snapshot});
+  const Args other = {"-m", kTiny, "--ids", "4", "--kv", "q8"};
+  for (const Args& command :
+       {Args{"resume", snapshot}, Args{"experiment", snapshot}, Args{"score", "--from", snapshot},
+        Args{"logits", "--digest", "--from", snapshot},
+        Args{"measure", "--norms", "--from", snapshot},
+        Args{"capture", "--points", "*", "-o", scratch / "c", "--from", snapshot}})
+    EXPECT_EQ(failure(command + other), snapshot +
+                                            ": kv type: expected f32, found q8 (--kv; "
+                                            "--replay computes it again)")
+        << command[0];
+}
+
 TEST_F(Refusals, AFullSessionIsReported) {
   const Outcome o =
       succeed({"generate", "-m", kTiny, "--ids", "1,2,3", "--ctx", "5", "--ignore-eos"});
   EXPECT_EQ(std::count(o.out.begin(), o.out.end(), ','), 1);  // two ids
-  EXPECT_EQ(o.err, "the session is full: 5 positions (--ctx)\n");
+  EXPECT_EQ(o.err, "the session is full: 5 positions (--ctx N allows up to 512)\n");
   EXPECT_EQ(Json::parse(succeed({"generate", "-m", kTiny, "--ids", "1,2,3", "--ctx", "5",
                                  "--ignore-eos", "--json"})
                             .out)["stop"],

@@ -2,10 +2,13 @@
 // the same form. ctest runs each case by its name.
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <string>
 
 int main(int argc, char** argv) {
+  // A shell starts background jobs with SIGINT ignored, and the commands under test would inherit that.
+  for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
   testing::InitGoogleTest(&argc, argv);
   const char* const left_out = std::getenv("STET_LEAVE_OUT");
   if (left_out != nullptr && *left_out != '\0') {

@@ -22,7 +22,8 @@ struct ChatOptions {
   SpeculateOption speculate;
   SaveFileOptions save_as;
   RestoreFileOptions restore;
-  std::string system, script, resume, save, template_file, tools_file;
+  std::optional<std::string> system;  // "" removes the system message
+  std::string script, resume, save, template_file, tools_file;
   std::vector<std::string> variables;  // each NAME=JSON
   std::optional<Json> tools;           // the functions in tools_file
   bool special_in_user_text = false, autosave = false, stats = false, json = false;
@@ -88,11 +89,19 @@ class SavedStates {
   std::map<std::string, Saved> files_;  // key: canonical path
 };
 
+// A conversation of a chat, and the snapshot that it was resumed from, if there is one.
+struct Branch {
+  Conversation conversation;
+  std::optional<Snapshot> from = std::nullopt;
+
+  Branch fork() const { return {conversation.fork(), from}; }
+};
+
 // Named conversations that branch from one another, and the commands on them.
 class ChatShell {
  public:
   // `targets` knows the files of --resume and --save as they were before anything was read.
-  ChatShell(Conversation first, ChatOptions& options, SaveTargets targets);
+  ChatShell(Branch first, ChatOptions& options, SaveTargets targets);
 
   // Returns true if input and output are a terminal.
   static bool interactive();
@@ -110,13 +119,14 @@ class ChatShell {
   // nothing once the chat was left.
   bool leave(bool may_stay);
 
-  Conversation& current() { return branches_.at(name_); }
+  Conversation& current() { return branch().conversation; }
   const std::optional<TurnReport>& last() const { return last_; }  // null after clear_last()
   void clear_last() { last_.reset(); }
   bool quiet = false;  // do not print replies
 
  private:
   struct Command;
+  Branch& branch() { return branches_.at(name_); }
   static const std::vector<Command>& commands();
   bool command(const std::string& line);
   bool try_input(const std::string& text);
@@ -145,7 +155,7 @@ class ChatShell {
   void verify();
 
   ChatOptions& options_;
-  std::map<std::string, Conversation> branches_;
+  std::map<std::string, Branch> branches_;
   std::string name_ = "main";
   SavedStates saved_;
   SaveTargets targets_;
@@ -155,11 +165,11 @@ class ChatShell {
   bool failed_ = false;                  // a command failed without a user to correct it
 };
 
-// Return the conversation to begin with, according to the options. `greeting` is set to a line for
-// stderr. `again` is the model if it is loaded already, else null.
-Conversation open_chat(ChatOptions& options, std::string* greeting);
-Conversation resume_chat(ChatOptions& options, const std::string& path,
-                         const std::shared_ptr<const Model>& loaded, std::string* greeting);
+// Return the branch to begin with, according to the options. resume_chat() sets `greeting` to a line
+// for stderr. `loaded` is the model if it is loaded already, as for /load, else null.
+Branch open_chat(ChatOptions& options);
+Branch resume_chat(ChatOptions& options, const std::string& path,
+                   const std::shared_ptr<const Model>& loaded, std::string* greeting);
 
 // Runs options.script. Returns false if a reply was not as expected.
 bool run_chat_script(ChatShell& shell, const ChatOptions& options);

@@ -69,15 +69,15 @@ void run_chat(ChatOptions& o) {
     check_writable(o.save);
   }
   std::string greeting;
-  Conversation first =
-      o.resume.empty() ? open_chat(o, &greeting) : resume_chat(o, o.resume, nullptr, &greeting);
+  Branch branch = o.resume.empty() ? open_chat(o) : resume_chat(o, o.resume, nullptr, &greeting);
+  Conversation& first = branch.conversation;
   if (!greeting.empty() && !o.json) note(greeting);
   o.save_as.check(o.save, first.session(), first.tokenizer().get());
-  if (!o.system.empty()) first.set_system(o.system);
+  if (o.system) first.set_system(*o.system);
   o.sampling.report_idle(first.session().generation());
   o.sampling.report_seed(first.session().generation());
   o.speculate.apply(first.session(), o.model, first.tokenizer().get(), o.generate);
-  ChatShell shell(std::move(first), o, std::move(targets));
+  ChatShell shell(std::move(branch), o, std::move(targets));
   bool good = true;
   {
     const bool typed = o.script.empty() && ChatShell::interactive();
@@ -104,7 +104,7 @@ void require_conversation(const Snapshot& snapshot) {
 
 }  // namespace
 
-Conversation open_chat(ChatOptions& o, std::string*) {
+Branch open_chat(ChatOptions& o) {
   const auto tokenizer = require_tokenizer(o.model.checkpoint);
   ChatState chat;
   apply(o, *tokenizer, chat);
@@ -114,15 +114,17 @@ Conversation open_chat(ChatOptions& o, std::string*) {
   o.sampling.apply(session.generation(), model->config().vocab_size);
   check_generation(session.generation(), model->config().vocab_size, 0, "");
   session.chat() = std::move(chat);
-  return Conversation(std::move(session), tokenizer);
+  return {Conversation(std::move(session), tokenizer)};
 }
 
-Conversation resume_chat(ChatOptions& o, const std::string& path,
-                         const std::shared_ptr<const Model>& loaded, std::string* greeting) {
+Branch resume_chat(ChatOptions& o, const std::string& path,
+                   const std::shared_ptr<const Model>& loaded, std::string* greeting) {
   Snapshot snapshot = open_state(path);
   require_conversation(snapshot);
   if (loaded == nullptr) require_delta(snapshot, o.restore.parent);
-  snapshot.find_parents(o.restore.parent);
+  // --parent is that of --resume, not of a file that is loaded later.
+  snapshot.find_parents(loaded == nullptr ? o.restore.parent : std::nullopt);
+  if (!o.save.empty()) snapshot.check_keeps_parents(o.save);
   ModelOptions model = o.model;
   follow(model, snapshot, o.restore.how.replay);
   auto tokenizer = tokenizer_of(snapshot, model);
@@ -132,18 +134,20 @@ Conversation resume_chat(ChatOptions& o, const std::string& path,
   RestoreReport report;
   Session session =
       restore_session(snapshot, weights, model, o.restore.how, tokenizer.get(), &report);
-  *greeting = restored_text(snapshot, report, seconds() - start);
+  *greeting = restored_text(snapshot, session, o.restore.how.replay, report, seconds() - start);
   o.sampling.apply(session.generation(), weights->config().vocab_size);
   check_generation(session.generation(), weights->config().vocab_size, session.size(), "");
   apply(o, *tokenizer, session.chat());
   if (loaded == nullptr) o.model = model;
-  return Conversation(std::move(session), tokenizer);
+  return {Conversation(std::move(session), tokenizer), std::move(snapshot)};
 }
 
 void add_chat(Command& app) {
   const auto o = std::make_shared<ChatOptions>();
   Command* sub = app.add_subcommand("chat", "Chat with a model, or run a scripted conversation.");
-  sub->add_option("--system", o->system, "the system message")
+  sub->add_option_function(
+         "--system", [o](const std::string& text) { o->system = text; },
+         "the system message (\"\": none)")
       ->type_name("TEXT")
       ->group("Conversation");
   sub->add_option("--script", o->script,
@@ -159,13 +163,11 @@ void add_chat(Command& app) {
                       "write the state to this file at the end; it must be new, or that of "
                       "--resume")
           ->type_name("FILE")
-          ->check(named())
           ->group("Conversation");
   sub->add_flag("--overwrite", o->overwrite, "with --save: replace an existing file")
       ->group("Conversation");
   Option* output = sub->add_option("-o,--output", o->save, "the same as --save FILE --overwrite")
                        ->type_name("FILE")
-                       ->check(named())
                        ->group("Conversation");
   output->excludes(save);
   sub->add_flag("--autosave", o->autosave, "with --save: also save after every reply")

@@ -57,13 +57,14 @@ size_t SavedStates::missing(const Conversation& conversation, const std::string&
       }));
 }
 
-// `given` is "FILE" or "--overwrite FILE".
+// `given` is "", "FILE", "--overwrite" or "--overwrite FILE".
 void ChatShell::save(const std::string& given) {
-  constexpr std::string_view kOverwrite = "--overwrite ";
-  const bool overwrite = given.starts_with(kOverwrite);
-  const std::string path = given.empty() ? options_.save
-                           : overwrite   ? given.substr(kOverwrite.size())
-                                         : given;
+  constexpr std::string_view kOverwrite = "--overwrite";
+  const bool overwrite = given == kOverwrite || given.starts_with(std::string(kOverwrite) + " ");
+  std::string path = overwrite ? given.substr(kOverwrite.size()) : given;
+  path.erase(0, path.find_first_not_of(' '));
+  if (path == "\"\"") throw std::runtime_error("/save: the name is empty; name a file");
+  if (path.empty()) path = options_.save;
   if (path.empty())
     throw std::runtime_error("/save needs a file, since the chat was started without --save");
   if (overwrite)
@@ -77,10 +78,14 @@ void ChatShell::save_to(const std::string& wanted) {
   const double start = seconds();
   const std::string& mode_text = options_.save_as.mode;
   const unsigned long mode = mode_text.empty() ? 0600 : std::stoul(mode_text, nullptr, 8);
+  const std::optional<Snapshot>& from = branch().from;
+  if (from) from->check_keeps_parents(wanted);
+  // --replay gives another state, which the files of model and tokenizer in the snapshot need not fit.
+  const Snapshot* const included = from && !options_.restore.how.replay ? &*from : nullptr;
   StateDigests d;
   const std::string path =
       targets_.save(wanted, static_cast<unsigned>(mode), [&](const std::string& to) {
-        d = options_.save_as.save(current().session(), current().tokenizer(), to);
+        d = options_.save_as.save(current().session(), current().tokenizer(), to, included);
       });
   if (path != wanted) {
     complain(fmt::format("{} was changed by another program: saved to {} instead",
@@ -98,15 +103,15 @@ void ChatShell::load(const std::string& path) {
   SaveTargets known = targets_;
   known.know(path);  // its stamp must be taken before it is read
   std::string greeting;
-  Conversation loaded = resume_chat(options_, path, current().session().shared_model(), &greeting);
+  Branch loaded = resume_chat(options_, path, current().session().shared_model(), &greeting);
   if (const size_t missing = saved_.missing(current()); missing > 0) {
     std::string name;
     for (int i = 1; name.empty() || branches_.contains(name); ++i)
       name = fmt::format("{}-{}", name_, i);
     note(fmt::format("({} not saved yet are kept in branch {})", count_text(missing), name));
-    branches_.emplace(name, std::move(current()));
+    branches_.emplace(name, std::move(branch()));
   }
-  current() = std::move(loaded);
+  branch() = std::move(loaded);
   targets_ = std::move(known);
   saved_.add(path, current());
   note(greeting);
@@ -115,18 +120,18 @@ void ChatShell::load(const std::string& path) {
 // Returns whether the current branch is saved at the end. A conversation without messages is not,
 // unless the file holds an earlier state of it.
 bool ChatShell::saves_current() const {
-  const Conversation& now = branches_.at(name_);
+  const Conversation& now = branches_.at(name_).conversation;
   return !options_.save.empty() &&
          (now.session().size() > 0 || !now.messages().empty() || saved_.has(options_.save));
 }
 
 // Returns a line for each branch with unsaved messages.
 std::vector<std::string> ChatShell::unsaved_lines(bool may_stay) const {
-  const Conversation& now = branches_.at(name_);
+  const Conversation& now = branches_.at(name_).conversation;
   const Conversation* last = saves_current() ? &now : nullptr;
   std::vector<std::string> lines;
-  for (const auto& [name, conversation] : branches_) {
-    const size_t missing = saved_.missing(conversation, options_.save, last);
+  for (const auto& [name, branch] : branches_) {
+    const size_t missing = saved_.missing(branch.conversation, options_.save, last);
     if (missing == 0) continue;
     const std::string who = branches_.size() == 1
                                 ? "this conversation has"

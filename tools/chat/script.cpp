@@ -57,10 +57,18 @@ Message read_result(const Json& j, const std::string& where, const std::string& 
   return result;
 }
 
+// Reads a message or a command. The shell takes a blank one for an empty line, which sends nothing.
+std::string input_of(const Json& j, const std::string& where, const std::string& field) {
+  std::string text = text_of(j, where, field);
+  if (text.find_first_not_of(" \t\n") == std::string::npos)
+    fail(where, field, "a message, not a blank one", j);
+  return text;
+}
+
 ScriptTurn read_turn(const Json& j, const std::string& where, const std::string& field) {
   ScriptTurn turn;
   if (j.is_string()) {
-    turn.input = j.get<std::string>();
+    turn.input = input_of(j, where, field);
     return turn;
   }
   if (!j.is_object() || j.contains("user") + j.contains("command") + j.contains("tool") != 1)
@@ -68,10 +76,10 @@ ScriptTurn read_turn(const Json& j, const std::string& where, const std::string&
   for (const auto& [name, value] : j.items()) {
     const std::string at = field + "." + name;
     if (name == "user") {
-      turn.input = text_of(value, where, at);
+      turn.input = input_of(value, where, at);
       if (turn.input.starts_with("/")) turn.input.insert(0, "/");
     } else if (name == "command") {
-      turn.input = text_of(value, where, at);
+      turn.input = input_of(value, where, at);
       if (!turn.input.starts_with("/")) fail(where, at, "a command that begins with /", value);
     } else if (name == "tool") {
       for (const Json& result : value.is_array() ? value : Json::array({value}))
@@ -159,9 +167,9 @@ std::string mismatch_text(const ScriptTurn& turn, const std::string& reply) {
 
 void show_turn(const ScriptTurn& turn, bool is_command, const std::string& shown) {
   for (const Message& result : turn.results)
-    out(fmt::format("{:<7}{}\n", "tool", printable(result.content, 4000)));
+    out(fmt::format("{:<7}{}\n", "tool", printable(result.content, SIZE_MAX)));
   if (turn.results.empty())
-    out(fmt::format("{:<7}{}\n", is_command ? "" : "user", printable(shown, 4000)));
+    out(fmt::format("{:<7}{}\n", is_command ? "" : "user", printable(shown, SIZE_MAX)));
 }
 
 Json contents(const std::vector<Message>& messages) {
@@ -206,7 +214,7 @@ bool run_chat_script(ChatShell& shell, const ChatOptions& options) {
       j["digests"] = digests_json(digests_of(shell.current().session()));
       out(dump(j) + "\n");
     } else {
-      if (!is_command) out(fmt::format("{:<7}{}\n", "model", printable(reply, 4000)));
+      if (!is_command) out(fmt::format("{:<7}{}\n", "model", printable(reply, SIZE_MAX)));
       if (!wrong.empty()) out(fmt::format("       NOT AS EXPECTED: {}\n", wrong));
       if (options.stats && shell.quiet) out(fmt::format("       ({})\n", shell.last()->text()));
     }

@@ -142,7 +142,7 @@ const std::vector<ChatShell::Command>& ChatShell::commands() {
   return all;
 }
 
-ChatShell::ChatShell(Conversation first, ChatOptions& options, SaveTargets targets)
+ChatShell::ChatShell(Branch first, ChatOptions& options, SaveTargets targets)
     : options_(options), targets_(std::move(targets)) {
   branches_.emplace(name_, std::move(first));
   if (!options.resume.empty()) saved_.add(options.resume, current());
@@ -216,7 +216,7 @@ std::string ChatShell::prompt_text() const {
 }
 
 std::string ChatShell::greeting() const {
-  const Session& session = branches_.at(name_).session();
+  const Session& session = branches_.at(name_).conversation.session();
   const ModelConfig& config = session.model().config();
   const size_t messages = session.chat().messages.size();
   const std::string functions =
@@ -407,7 +407,7 @@ void ChatShell::fork(const std::string& rest) {
   if (branches_.contains(name))
     throw std::runtime_error(
         fmt::format("there is a branch {0} already; /switch {0} goes there", printable(name, 40)));
-  branches_.emplace(name, current().fork());
+  branches_.emplace(name, branch().fork());
   name_ = name;
 }
 
@@ -423,9 +423,9 @@ void ChatShell::switch_to(const std::string& name) {
 }
 
 void ChatShell::list_branches() {
-  for (const auto& [name, conversation] : branches_) {
+  for (const auto& [name, branch] : branches_) {
     tell(fmt::format("{} {:<16} {:>6} messages {:>8} tokens\n", name == name_ ? '*' : ' ', name,
-                     conversation.messages().size(), conversation.session().size()));
+                     branch.conversation.messages().size(), branch.conversation.session().size()));
   }
 }
 

@@ -100,8 +100,7 @@ void add_importance(Command& app, std::string& file) {
   app.add_option(
          "--importance", file,
          "sample text in UTF-8 for K types: errors count more for inputs that are large on it")
-      ->type_name("TEXT")
-      ->check(named());
+      ->type_name("FILE");
 }
 
 void add(Command& app, const std::string& name, const std::string& help,
@@ -111,8 +110,7 @@ void add(Command& app, const std::string& name, const std::string& help,
   o->checkpoint.add_overrides_to(*sub);
   sub->add_option("-o,--output", o->directory, "a new or empty directory")
       ->type_name("DIR")
-      ->required()
-      ->check(named());
+      ->required();
   if (name == "quantize") {
     sub->add_option(
            "--to", o->to,
@@ -124,7 +122,7 @@ void add(Command& app, const std::string& name, const std::string& help,
     add_importance(*sub, o->importance);
   }
   add_threads(*sub, o->threads);
-  sub->callback([o] { run(*o); });
+  sub->callback([o] { end_on_signals([&] { run(*o); }); });
 }
 
 const std::vector<std::pair<std::string, GgufWeights>> kTypes = {
@@ -218,7 +216,7 @@ void add_convert_model(Command& app) {
       ->type_name("WHICH")
       ->check(one_of_these(kTokenizers));
   add_threads(*sub, o->threads);
-  sub->callback([o] { run(*o); });
+  sub->callback([o] { end_on_signals([&] { run(*o); }); });
 }
 
 void add_quantize(Command& app) {

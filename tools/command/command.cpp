@@ -9,6 +9,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <exception>
 #include <filesystem>
 #include <future>
 #include <set>
@@ -21,6 +22,7 @@
 #include "stet/kernels/kernels.hpp"
 #include "stet/model/weight_loader.hpp"
 #include "stet/text/tokenizer_warnings.hpp"
+#include "stet/threads/interrupt.hpp"
 #include "tools/command/streams.hpp"
 #include "tools/command/words.hpp"
 #include "tools/prompt/tokenizer_choice.hpp"
@@ -46,13 +48,17 @@ std::atomic<int> noted{0};  // the signal that came; a handler writes it, any th
 static_assert(std::atomic<int>::is_always_lock_free);
 
 void remember_signal(int signal) { noted = signal; }
-std::atomic<bool> hangup_is_ignored{false};  // true under nohup
+
+bool is_ignored(int signal) {
+  struct sigaction now = {};
+  return ::sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
+}
 
 // Records the first signal. A second one, of any kind, ends the process.
 void remember_signal_once(int signal) {
   noted = signal;
   for (const int other : kInterrupts) {
-    if (other != SIGHUP || !hangup_is_ignored) std::signal(other, SIG_DFL);
+    if (!is_ignored(other)) std::signal(other, SIG_DFL);
   }
 }
 
@@ -61,10 +67,9 @@ void remember_signal_once(int signal) {
 Interrupts::Interrupts(bool patient) {
   noted = 0;
   for (size_t i = 0; i < std::size(kInterrupts); ++i) {
-    before_[i] = std::signal(kInterrupts[i], patient ? remember_signal : remember_signal_once);
-    if (kInterrupts[i] != SIGHUP) continue;
-    hangup_is_ignored = before_[i] == SIG_IGN;
-    if (hangup_is_ignored) std::signal(SIGHUP, SIG_IGN);
+    before_[i] = SIG_IGN;
+    if (!is_ignored(kInterrupts[i]))
+      before_[i] = std::signal(kInterrupts[i], patient ? remember_signal : remember_signal_once);
   }
 }
 
@@ -73,6 +78,31 @@ Interrupts::~Interrupts() {
 }
 
 int Interrupts::signal() { return noted; }
+
+void Interrupts::check() {
+  if (noted != 0) throw Interrupted();
+}
+
+void end_on_signals(const std::function<void()>& work) {
+  {
+    const Interrupts recorded;
+    const auto ask = [](void*) { return Interrupts::signal() == 0 ? 0 : 1; };
+    const Interrupt before = set_interrupt({.ask = ask, .context = nullptr, .between_ms = 0});
+    std::exception_ptr fault;
+    try {
+      work();
+    } catch (const Interrupted&) {
+    } catch (const stet::Interrupted&) {
+    } catch (...) {
+      fault = std::current_exception();
+    }
+    set_interrupt(before);
+    if (fault) std::rethrow_exception(fault);
+  }
+  if (Interrupts::signal() == 0) return;
+  flush_output();
+  std::raise(Interrupts::signal());
+}
 
 double seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -510,27 +540,33 @@ void SaveFileOptions::require_plain(const std::string& path) const {
 void SaveFileOptions::check(const std::string& path, const Session& session,
                             const Tokenizer* tokenizer) const {
   if (is_in_store(path)) return require_plain(path);
+  const FileSource& weights = session.model().source();
+  for (const std::string& name :
+       with_weights ? Model::files_of(weights) : std::vector<std::string>())
+    weights.check_own(name);
   if (with_tokenizer && tokenizer == nullptr) no_tokenizer(session.model().directory());
+  if (with_tokenizer) tokenizer->check_own_files();
   if (form == "delta") Snapshot::open(against).check_parent(session.kv().shape(), path);
 }
 
 StateDigests SaveFileOptions::save(Session& session,
                                    const std::shared_ptr<const Tokenizer>& tokenizer,
-                                   const std::string& path) const {
+                                   const std::string& path, const Snapshot* from) const {
   if (is_in_store(path)) {
     require_plain(path);
     return store_session(session, tokenizer.get(), path);
   }
   std::unique_ptr<Snapshot> parent;
   SaveOptions o = options(parent);
-  std::shared_ptr<const FileSource> files;
-  if (with_weights) o.weights_files = &session.model().source();
+  const auto weights = from == nullptr ? nullptr : from->weights();
+  auto files = from == nullptr ? nullptr : from->tokenizer_files();
+  o.weights_files = with_weights ? &session.model().source() : weights.get();
   if (with_tokenizer) {
     if (tokenizer == nullptr) no_tokenizer(session.model().directory());
     tokenizer->check_own_files();
     files = memory_source(tokenizer->files(), "tokenizer");
-    o.tokenizer_files = files.get();
   }
+  o.tokenizer_files = files.get();
   o.tokenizer = tokenizer.get();
   return Snapshot::save(session, path, o);
 }
@@ -557,7 +593,9 @@ StateDigests SaveFileOptions::write(const State& state, const Snapshot& like,
     }
     o.tokenizer_files = source.get();
   }
-  return Snapshot::save(state, like, path, o);
+  StateDigests digests;
+  end_on_signals([&] { digests = Snapshot::save(state, like, path, o); });
+  return digests;
 }
 
 void RestoreFileOptions::add_to(Command& app, Option* snapshot) {
@@ -600,7 +638,15 @@ std::shared_ptr<const Tokenizer> tokenizer_of(const Snapshot& snapshot, const Mo
   return load_tokenizer(model.checkpoint);
 }
 
-std::string restored_text(const Snapshot& snapshot, const RestoreReport& report, double seconds) {
+std::string restored_text(const Snapshot& snapshot, Session& session, bool replay,
+                          const RestoreReport& report, double seconds) {
+  if (replay) {
+    return fmt::format(
+        "migrated {} tokens in {:.1f} ms: computed again with {}, {}, kv {}; state {}",
+        session.size(), seconds * 1e3, printable(session.model().directory()),
+        contract_name(session.model(), session.compute().contract),
+        kv_type_name(session.kv().shape().type), sha256_text(digests_of(session).id));
+  }
   return fmt::format(
       "resumed {} tokens in {:.1f} ms ({} recomputed{}{}), state {}", snapshot.meta().positions,
       seconds * 1e3, report.recomputed,
@@ -609,7 +655,11 @@ std::string restored_text(const Snapshot& snapshot, const RestoreReport& report,
 }
 
 void follow(ModelOptions& model, const Snapshot& snapshot, bool replay) {
-  if (model.kv.empty()) model.kv = kv_type_name(snapshot.meta().kv.type);
+  const std::string type = kv_type_name(snapshot.meta().kv.type);
+  if (!replay && !model.kv.empty() && model.kv != type) {
+    throw Error(ErrorKind::mismatch, snapshot.path(), "kv type", type,
+                model.kv + " (--kv; --replay computes it again)");
+  }
   choose_checkpoint(model, snapshot);
   if (!replay || contract_of_weights(*model.source()) == Contract::f32)
     choose_contract(model, snapshot);
@@ -631,6 +681,7 @@ Session restore_session(const Snapshot& snapshot, const std::shared_ptr<const Mo
                         const ModelOptions& model, RestoreOptions how, const Tokenizer* tokenizer,
                         RestoreReport* report) {
   how.session = model.session_options();
+  if (model.kv.empty()) how.session.kv_type = snapshot.meta().kv.type;
   how.tokenizer = tokenizer;
   try {
     Session session = is_in_store(snapshot.path()) ? restore_stored(snapshot, loaded, how, report)

@@ -147,8 +147,9 @@ using Prompts = std::vector<Prompt>;  // all ids, or all messages
 // makes several turns.
 struct PromptOptions {
   std::vector<std::string> prompts, messages;
-  std::string prompt_file, ids, ids_file, system, tools_file, bos = "auto";
-  std::optional<Json> tools;  // the functions in tools_file, after read()
+  std::string prompt_file, ids, ids_file, tools_file, bos = "auto";
+  std::optional<std::string> system;  // "" removes the system message
+  std::optional<Json> tools;          // the functions in tools_file, after read()
 
   void add_to(Command& app);
   void add_messages_to(Command& app);  // --say, --system and --tools
@@ -233,9 +234,10 @@ struct SaveFileOptions {
   // Throws, before anything is computed, what save() would throw because of these options. `path`
   // is empty if the file is not known yet.
   void check(const std::string& path, const Session& session, const Tokenizer* tokenizer) const;
-  // Saves a session with its tokenizer, which may be null.
+  // Saves a session with its tokenizer, which may be null. `from` is the snapshot that it was
+  // restored from, or null. The files of model and tokenizer in that snapshot are saved as well.
   StateDigests save(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer,
-                    const std::string& path) const;
+                    const std::string& path, const Snapshot* from = nullptr) const;
   // Writes `state` with the metadata of the snapshot `like`. With --with-weights and
   // --with-tokenizer the files come from `checkpoint`.
   StateDigests write(const State& state, const Snapshot& like, const std::string& path,
@@ -264,12 +266,15 @@ struct RestoreFileOptions {
 void choose_checkpoint(ModelOptions& model, const Snapshot& snapshot);
 // Returns the snapshot's own tokenizer, or else the checkpoint's, or null if neither has one.
 std::shared_ptr<const Tokenizer> tokenizer_of(const Snapshot& snapshot, const ModelOptions& model);
-// Returns a line for stderr: how many tokens were restored, and how many computed again.
-std::string restored_text(const Snapshot& snapshot, const RestoreReport& report, double seconds);
+// Returns a line for stderr: how many tokens were restored, and how many computed again. After
+// `replay`, it names the session's state instead of the snapshot's.
+std::string restored_text(const Snapshot& snapshot, Session& session, bool replay,
+                          const RestoreReport& report, double seconds);
 // Sets the snapshot's contract, unless the user gave --compute or --gemm.
 void choose_contract(ModelOptions& model, const Snapshot& snapshot);
-// Sets checkpoint, contract and kv type from the snapshot, unless the user gave others. With
-// `replay`, the contract of weights that support only one takes precedence.
+// Sets checkpoint and contract from the snapshot, unless the user gave others. With `replay`, the
+// contract of weights that support only one takes precedence. Without it, throws a mismatch Error
+// for another --kv than the snapshot's type.
 void follow(ModelOptions& model, const Snapshot& snapshot, bool replay);
 // Restores with the options of `model`. An Error names the checkpoint that was tried. `tokenizer`
 // may be null.
@@ -287,8 +292,8 @@ State state_of_recipe(const Snapshot& snapshot, const std::shared_ptr<const Mode
                       ModelOptions model);
 
 // While an object of this class lives, the first SIGINT, SIGTERM or SIGHUP is only recorded, so
-// that work can end cleanly. An ignored SIGHUP stays ignored. The second signal has its usual
-// effect, unless `patient` is set.
+// that work can end cleanly. A signal that was ignored stays ignored, as under nohup. The second
+// signal has its usual effect, unless `patient` is set.
 class Interrupts {
  public:
   explicit Interrupts(bool patient = false);
@@ -297,6 +302,7 @@ class Interrupts {
   Interrupts& operator=(const Interrupts&) = delete;
 
   static int signal();  // the one recorded since the last object was made, or 0
+  static void check();  // throws Interrupted if one was recorded
 
  private:
   void (*before_[3])(int);
@@ -304,6 +310,11 @@ class Interrupts {
 
 // Thrown when a signal interrupts a prompt. The session is then unchanged.
 struct Interrupted {};
+
+// Runs work that writes a file. A signal as of Interrupts ends it at the next check
+// (interrupt.hpp, Interrupts::check), so that no part of a file stays. Then the signal ends the
+// process.
+void end_on_signals(const std::function<void()>& work);
 
 // Prints a line on stderr for each file with blocks that were computed again since the last call.
 // Returns them as JSON.

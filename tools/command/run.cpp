@@ -9,6 +9,7 @@
 #include "stet/api.h"
 #include "stet/base/error.hpp"
 #include "tools/command/command.hpp"
+#include "tools/command/outputs.hpp"
 #include "tools/command/run.hpp"
 #include "tools/lab/lab.hpp"
 #include "tools/store/store.hpp"
@@ -72,14 +73,16 @@ const Subcommand* find_subcommand(const std::string& name) {
   return found == std::end(kSubcommands) ? nullptr : found;
 }
 
-void add_store_options_to(Command& app) {
+// Adds what all subcommands share, and to those that use a store its options.
+void add_shared_options_to(Command& app) {
   for (Command* sub : app.subcommands()) {
     const Subcommand* const known = find_subcommand(sub->name());
     if (known != nullptr && known->uses_store) {
       add_store_options(*sub);
       refuse_idle_store_options(*sub, known->opens_store);
     }
-    add_store_options_to(*sub);  // those of `stet lab`
+    refuse_to_replace_inputs(*sub);
+    add_shared_options_to(*sub);  // those of `stet lab`
   }
 }
 
@@ -91,7 +94,7 @@ void add_subcommands(Command& app, int argc, char** argv) {
   for (const Subcommand& sub : kSubcommands) {
     if (!one || &sub == named) sub.add(app);
   }
-  add_store_options_to(app);
+  add_shared_options_to(app);
 }
 
 int execute(Command& app, int argc, char** argv) {

@@ -75,6 +75,7 @@ struct ExperimentCommand {
   SpeculateOption speculate;
   SaveFileOptions save_as;
   std::string snapshot, save_dir;
+  std::optional<Snapshot> from;    // the opened snapshot, unless --replay makes another state
   std::vector<std::string> seeds;  // each N or N..M
   std::vector<Axis> axes = all_axes();
   bool twice = false, json = false, csv = false;
@@ -203,7 +204,7 @@ Run run_one(const Exchange& state, const SamplingSettings& settings, ExperimentC
   run.digests = digests_of(exchange.session());
   report_healed(exchange.session());
   if (!file.empty() && Interrupts::signal() == 0)
-    o.save_as.save(exchange.session(), exchange.tokenizer(), file);
+    o.save_as.save(exchange.session(), exchange.tokenizer(), file, o.from ? &*o.from : nullptr);
   run.reply.text += exchange.close();
   return run;
 }
@@ -340,6 +341,7 @@ Session open_session(ExperimentCommand& o, std::shared_ptr<const Tokenizer>& tok
     const Snapshot snapshot = o.restore.open(o.snapshot);
     o.prompt.require_fit(snapshot);
     o.prompt.require_open(snapshot, o.generate.ignore_eos);
+    if (!o.restore.how.replay) o.from = snapshot;
     follow(o.model, snapshot, o.restore.how.replay);
     tokenizer = tokenizer_of(snapshot, o.model);
     return restore_session(snapshot, o.model, o.restore.how, tokenizer.get());

@@ -22,6 +22,8 @@ struct GenerateCommand {
   InterventionOption interventions;
   SpeculateOption speculate;
   std::string snapshot, save;
+  std::optional<Snapshot>
+      from;  // the snapshot that is resumed, unless --replay makes another state
   bool json = false;
 
   void add_generation_to(Command& app) {
@@ -153,7 +155,10 @@ class Replies {
     Session& session = exchange_.session();
     report_healed(session);
     if (!options_.json && session.size() == session.capacity()) {
-      say("the session is full: {} positions (--ctx)\n", session.capacity());
+      const int64_t most = session.model().config().max_positions;
+      say("the session is full: {} positions ({})\n", session.capacity(),
+          session.capacity() < most ? fmt::format("--ctx N allows up to {}", most)
+                                    : "the model's maximum; stet prune makes room in a snapshot");
     }
   }
 
@@ -178,7 +183,8 @@ class Replies {
 void keep(Exchange& exchange, const GenerateCommand& o) {
   Session& session = exchange.session();
   const double start = seconds();
-  const StateDigests d = o.save_as.save(session, exchange.tokenizer(), o.save);
+  const StateDigests d =
+      o.save_as.save(session, exchange.tokenizer(), o.save, o.from ? &*o.from : nullptr);
   report_healed(session);
   if (o.json) return;
   say("saved {} tokens to {} in {:.1f} ms, state {}\n", session.size(), printable(o.save),
@@ -268,11 +274,6 @@ void run_generate(GenerateCommand& o, bool reply) {
 
 // Throws for options that contradict the snapshot, whatever the model.
 void check(const Snapshot& snapshot, const GenerateCommand& o) {
-  const std::string type = kv_type_name(snapshot.meta().kv.type);
-  if (!o.restore.how.replay && !o.model.kv.empty() && o.model.kv != type) {
-    throw Error(ErrorKind::mismatch, o.snapshot, "kv type", type,
-                o.model.kv + " (--kv; --replay computes it again)");
-  }
   if (!o.save.empty()) snapshot.check_keeps_parents(o.save);
   o.prompt.require_fit(snapshot);
   if (o.generate.max_tokens > 0) o.prompt.require_open(snapshot, o.generate.ignore_eos);
@@ -282,6 +283,7 @@ void run_resume(GenerateCommand& o) {
   o.validate();
   const Snapshot snapshot = o.restore.open(o.snapshot);
   check(snapshot, o);
+  if (!o.restore.how.replay) o.from = snapshot;
   follow(o.model, snapshot, o.restore.how.replay);
   Timing timing;
   const auto tokenizer = tokenizer_of(snapshot, o.model);
@@ -297,14 +299,8 @@ void run_resume(GenerateCommand& o) {
   timing.restore = seconds() - start;
   timing.report = report;
   std::string greeting;
-  if (!o.json) greeting = restored_text(snapshot, report, timing.restore);
-  if (!o.json && o.restore.how.replay) {
-    greeting =
-        fmt::format("migrated {} tokens in {:.1f} ms: computed again with {}, {}, kv {}; state {}",
-                    session.size(), timing.restore * 1e3, printable(model->directory()),
-                    contract_name(session.model(), session.compute().contract),
-                    kv_type_name(session.kv().shape().type), sha256_text(digests_of(session).id));
-  }
+  if (!o.json)
+    greeting = restored_text(snapshot, session, o.restore.how.replay, report, timing.restore);
   Exchange exchange = begin(std::move(session), tokenizer, prompts, o);
   o.sampling.report_seed(exchange.session().generation());
   o.speculate.apply(exchange.session(), o.model, exchange.tokenizer().get(), o.generate);

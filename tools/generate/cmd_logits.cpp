@@ -119,18 +119,20 @@ void run(LogitsCommand& o) {
   Session& session = work.session;
   const std::vector<int32_t>& ids = work.ids;
   if (o.nll && ids.size() < 2) usage_error("--nll needs at least two tokens");
-  Output output(o, session, ids);
-  HiddenSink hidden;
-  if (o.hidden) hidden = [&](size_t index, int64_t, Rows rows) { output.hidden(index, rows); };
-  Likelihood likelihood(ids, session.size());
-  const auto logits = [&](int64_t first, Rows rows) {
-    output.logits(rows);
-    if (o.nll) likelihood.logits(first, rows);
-  };
-  session.append(ids, logits, hidden);
-  output.finish();
-  if (o.nll) out(likelihood.text());
-  if (o.digest) print_digests(output.digest(), session);
+  end_on_signals([&] {
+    Output output(o, session, ids);
+    HiddenSink hidden;
+    if (o.hidden) hidden = [&](size_t index, int64_t, Rows rows) { output.hidden(index, rows); };
+    Likelihood likelihood(ids, session.size());
+    const auto logits = [&](int64_t first, Rows rows) {
+      output.logits(rows);
+      if (o.nll) likelihood.logits(first, rows);
+    };
+    session.append(ids, logits, hidden);
+    output.finish();
+    if (o.nll) out(likelihood.text());
+    if (o.digest) print_digests(output.digest(), session);
+  });
 }
 
 }  // namespace
@@ -143,7 +145,6 @@ void add_logits(Command& app) {
       sub->add_option("-o,--output", o->output,
                       "file to write: logits [T, vocab], input_ids [T], hidden.i [T, hidden]")
           ->type_name("FILE")
-          ->check(named())
           ->group("Output");
   sub->add_flag("--hidden", o->hidden,
                 "also hidden.0: the embedding; hidden.i: before layer i; last: after layers and "

@@ -166,13 +166,15 @@ Selection capture(const CaptureCommand& o, LabWork& work, const std::string& out
     throw std::runtime_error(does_not_fit(prompt + o.generate, first, session.capacity()));
   const int64_t end = first + prompt + o.generate;
   Selection selection = selection_of(o, c, first, end);
-  Capture capture(output, c, selection, end,
-                  {{"contract", contract_name(session.model(), session.compute().contract)},
-                   {"model", session.model().fingerprint()},
-                   {"first_position", std::to_string(selection.positions.front())}});
-  process(o, work, selection.positions.front(),
-          {selection.points, std::ref(capture), selection.positions});
-  capture.finish(session.tokens());
+  end_on_signals([&] {
+    Capture capture(output, c, selection, end,
+                    {{"contract", contract_name(session.model(), session.compute().contract)},
+                     {"model", session.model().fingerprint()},
+                     {"first_position", std::to_string(selection.positions.front())}});
+    process(o, work, selection.positions.front(),
+            {selection.points, std::ref(capture), selection.positions});
+    capture.finish(session.tokens());
+  });
   return selection;
 }
 
@@ -224,7 +226,6 @@ void add_capture(Command& app) {
       ->type_name("LIST");
   sub->add_option("-o,--output", o->output, "a .safetensors file, or DIR/ for .npy files")
       ->type_name("FILE")
-      ->check(named())
       ->group("Output");
   sub->add_option("-n,--max-tokens", o->generate, "tokens to draw after the prompt")
       ->type_name("N")

@@ -278,10 +278,7 @@ void add_edit(Command& app) {
   Command* sub = app.add_subcommand(
       "edit", "Change keys and values of a state, and report how far it is from the original.");
   sub->add_option("snapshot", o->snapshot, "a snapshot")->required()->type_name("FILE");
-  sub->add_option("-o,--output", o->output, "the snapshot to write")
-      ->required()
-      ->type_name("FILE")
-      ->check(named());
+  sub->add_option("-o,--output", o->output, "the snapshot to write")->required()->type_name("FILE");
   sub->add_option("--parent", o->parent, "the snapshot that a delta was made from")
       ->type_name("FILE");
   sub->add_option("--other-parent", o->other_parent,

@@ -208,7 +208,7 @@ void run_import(ExportCommand& o) {
 
 void add_common(Command& sub, ExportCommand& o, const char* output) {
   sub.add_option("snapshot", o.snapshot, "a snapshot")->required()->type_name("FILE");
-  sub.add_option("-o,--output", o.output, output)->required()->type_name("FILE")->check(named());
+  sub.add_option("-o,--output", o.output, output)->required()->type_name("FILE");
   sub.add_option("--parent", o.parent, "the snapshot that a delta was made from")
       ->type_name("FILE");
 }
@@ -220,7 +220,7 @@ void add_export(Command& app) {
   Command* sub = app.add_subcommand(
       "export", "Write keys, values, recurrent arrays, tokens and logits of a state as tensors.");
   add_common(*sub, *o, "a .safetensors file, or DIR/ for .npy files");
-  sub->callback([o] { run_export(*o); });
+  sub->callback([o] { end_on_signals([&] { run_export(*o); }); });
 }
 
 void add_import(Command& app) {

@@ -340,7 +340,6 @@ std::vector<PointAt> match_points(const std::string& patterns, const ModelConfig
 void InterventionOption::add_to(Command& app) {
   app.add_option("--intervene", file, "changes of activations, as JSON (docs/lab.md)")
       ->type_name("FILE")
-      ->check(named())
       ->group("Interventions");
 }
 

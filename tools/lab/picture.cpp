@@ -104,7 +104,7 @@ void PictureOptions::add_to(Command& app) {
   for (const auto& [name, to, help] :
        {std::tuple("--html", &html, "write a picture as one HTML file, with zoom and hover"),
         std::tuple("--svg", &svg, "write a picture as one SVG file")})
-    app.add_option(name, *to, help)->type_name("FILE")->check(named())->group("Output");
+    app.add_option(name, *to, help)->type_name("FILE")->group("Output");
 }
 
 void PictureOptions::write(const std::string& title, const std::vector<HeatMap>& maps) const {

@@ -21,8 +21,10 @@ uint64_t bytes_of(const NamedShape& t) {
 // Appends zeros that are overwritten later.
 void append_zeros(AtomicFile& file, uint64_t count) {
   static const std::vector<std::byte> zeros(1 << 20);
-  for (; count > 0; count -= std::min<uint64_t>(count, zeros.size()))
+  for (; count > 0; count -= std::min<uint64_t>(count, zeros.size())) {
+    Interrupts::check();
     file.write(std::span(zeros).first(std::min<uint64_t>(count, zeros.size())));
+  }
 }
 
 void write_text(AtomicFile& file, std::string_view text) {
@@ -54,6 +56,7 @@ class OneFile : public TensorFile {
     append_zeros(file_, at);
   }
   void write(size_t index, size_t offset, std::span<const std::byte> elements) override {
+    Interrupts::check();
     file_.write_at(begins_[index] + offset * sizes_[index], elements);
   }
   void commit() override { file_.commit(); }
@@ -64,12 +67,25 @@ class OneFile : public TensorFile {
   std::vector<size_t> sizes_;
 };
 
+// Removes a new directory in the end if nothing is in it.
+struct NewDirectory {
+  NewDirectory() = default;
+  ~NewDirectory() {
+    std::error_code ignored;
+    if (!path.empty()) std::filesystem::remove(path, ignored);
+  }
+  NewDirectory(const NewDirectory&) = delete;
+  NewDirectory& operator=(const NewDirectory&) = delete;
+
+  std::string path;
+};
+
 // Writes the format of numpy.save, version 1.0 (numpy.lib.format).
 class NpyFiles : public TensorFile {
  public:
   NpyFiles(const std::string& directory, const std::vector<NamedShape>& tensors) {
     std::error_code error;
-    std::filesystem::create_directories(directory, error);
+    if (std::filesystem::create_directories(directory, error)) made_.path = directory;
     if (error) throw Error(ErrorKind::io, directory, "", "a directory", error.message());
     for (const NamedShape& t : tensors) {
       sizes_.push_back(dtype_size(t.dtype));
@@ -89,6 +105,7 @@ class NpyFiles : public TensorFile {
     }
   }
   void write(size_t index, size_t offset, std::span<const std::byte> elements) override {
+    Interrupts::check();
     files_[index]->write_at(begins_[index] + offset * sizes_[index], elements);
   }
   void commit() override {
@@ -96,6 +113,7 @@ class NpyFiles : public TensorFile {
   }
 
  private:
+  NewDirectory made_;  // destroyed after the files in it
   std::vector<std::unique_ptr<AtomicFile>> files_;
   std::vector<uint64_t> begins_;
   std::vector<size_t> sizes_;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 
 #include "stet/base/error.hpp"
@@ -57,7 +58,7 @@ Check named() {
 
 Option* Option::type_name(const std::string& name) {
   option_->type_name(name);
-  return this;
+  return name == "FILE" || name == "DIR" ? check(named()) : this;
 }
 Option* Option::group(const std::string& name) {
   option_->group(name);
@@ -183,10 +184,10 @@ Option* Command::add_texts(const std::string& names, std::vector<std::string>& t
 }
 
 Option* Command::add_output(std::string& path, const std::string& help) {
-  return add_option("-o,--output,--save", path, help)->type_name("FILE")->check(named());
+  return add_option("-o,--output,--save", path, help)->type_name("FILE");
 }
 Option* Command::add_save_output(std::string& path, const std::string& help) {
-  return add_option("--save,-o,--output", path, help)->type_name("FILE")->check(named());
+  return add_option("--save,-o,--output", path, help)->type_name("FILE");
 }
 
 bool Command::has_option(const std::string& name) const {
@@ -217,6 +218,17 @@ bool Command::has_argument(const std::string& beginning) const {
       return argument.starts_with(beginning);
     });
   });
+}
+
+std::vector<FileArgument> Command::file_arguments() const {
+  constexpr std::array kTypes = {
+      "FILE", "DIR", "IN", "OUT.gguf", "SAFETENSORS", "SNAPSHOT", "suffix|MODEL|off"};
+  std::vector<FileArgument> all;
+  for (const CLI::Option* option : app_->get_options()) {
+    if (std::ranges::find(kTypes, type_of(*option)) == kTypes.end()) continue;
+    for (const std::string& path : option->results()) all.push_back({option->get_name(), path});
+  }
+  return all;
 }
 
 std::string Command::name() const { return app_->get_name(); }

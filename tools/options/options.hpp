@@ -54,8 +54,9 @@ class Option {
   Option(const Option&) = delete;
   Option& operator=(const Option&) = delete;
 
-  Option* type_name(const std::string& name);  // the form that help shows: "FILE"
-  Option* group(const std::string& name);      // its heading in the help
+  // Sets the form that help shows: "FILE". An option of type FILE or DIR refuses an empty name.
+  Option* type_name(const std::string& name);
+  Option* group(const std::string& name);  // its heading in the help
   Option* description(const std::string& text);
   Option* check(Check check);
   Option* required();
@@ -73,6 +74,11 @@ class Option {
  private:
   friend class Command;
   CLI::Option* option_;
+};
+
+// An argument that names a file or a directory.
+struct FileArgument {
+  std::string option, path;  // "--model", "DIR"; a positional argument has its name alone
 };
 
 // The whole command line, or a subcommand. The variables that options write to must outlive it.
@@ -121,6 +127,9 @@ class Command {
 
   // Returns true if an argument of an option, or a positional one, begins with this text.
   bool has_argument(const std::string& beginning) const;
+
+  // Returns the arguments of options whose type is a file or a directory, and of positional ones.
+  std::vector<FileArgument> file_arguments() const;
 
   std::string name() const;
   std::string help() const;

@@ -102,7 +102,9 @@ void PromptOptions::add_messages_to(Command& app) {
                                                           : "";
                                              },
                                              ""});
-  app.add_option("--system", system, "with --say: the system message")
+  app.add_option_function(
+         "--system", [this](const std::string& text) { system = text; },
+         "with --say: the system message (\"\": none)")
       ->type_name("TEXT")
       ->needs(say)
       ->group("Prompt");
@@ -148,7 +150,7 @@ Prompts PromptOptions::read(const std::string& from,
 
 void PromptOptions::apply_to(Conversation& conversation, const Tokenizer& tokenizer) const {
   if (tools) set_tools(*tools, tokenizer, conversation.session().chat());
-  if (!system.empty()) conversation.set_system(system);
+  if (system) conversation.set_system(*system);
 }
 
 void PromptOptions::require_open(const Snapshot& snapshot, bool past_end) const {

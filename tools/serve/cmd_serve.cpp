@@ -207,7 +207,6 @@ void add_serve(Command& app) {
   sub->add_option("--api-key-file", o->key_file,
                   "API keys: KEY or NAME KEY on each line; only you may have access to the file")
       ->type_name("FILE")
-      ->check(named())
       ->group("Server");
   sub->add_option("--alias", o->aliases, "another name of the model in requests (repeat for more)")
       ->type_name("NAME")
@@ -227,7 +226,6 @@ void add_serve(Command& app) {
   Option* state_dir = sub->add_option("--state-dir", o->states.directory,
                                       "directory that keeps the states (default: only in memory)")
                           ->type_name("DIR")
-                          ->check(named())
                           ->group("Server");
   sub->add_option("--max-states", o->max_states,
                   "maximum states of a client; the least recently used are deleted (default: "

@@ -23,10 +23,7 @@ struct SnapshotCommand {
 };
 
 void add_snapshot(Command& app, SnapshotCommand& o) {
-  app.add_option("snapshot", o.snapshot, "a snapshot")
-      ->required()
-      ->type_name("FILE")
-      ->check(named());
+  app.add_option("snapshot", o.snapshot, "a snapshot")->required()->type_name("FILE");
   app.add_option("--parent", o.parent, "the snapshot that a delta was made from")
       ->type_name("FILE");
   app.add_flag("--json", o.json, "print a JSON object");

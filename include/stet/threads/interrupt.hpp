@@ -16,8 +16,9 @@ struct Interrupt {
 };
 // Sets the interrupt of the calling thread and returns the previous one. Passes that this thread
 // starts call `ask` on this thread: once at their start, then between pieces of work. Saving,
-// restoring and checking a snapshot call it at their start, then between blocks. A null `ask`
-// removes it. `ask` must not throw or begin a pass.
+// restoring and checking a snapshot call it at their start, then between blocks. Loading, packing
+// and converting a model call it between matrices. A null `ask` removes it. `ask` must not throw or
+// begin a pass.
 STET_API Interrupt set_interrupt(const Interrupt& interrupt) noexcept;
 
 // Thrown by a call that was ended. The call has changed neither its sessions nor a file.
