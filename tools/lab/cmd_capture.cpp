@@ -143,14 +143,16 @@ void process(const CaptureCommand& o, LabWork& work, int64_t first_kept, const W
   const std::span<const int32_t> ids(work.ids);
   const auto before =
       static_cast<size_t>(std::min(first_kept - session.size(), static_cast<int64_t>(ids.size())));
-  session.append(ids.first(before));
-  session.append(ids.subspan(before), nullptr, nullptr, nullptr, &watch);
+  const auto stop = [](int64_t) { stop_at_signal(); };
+  session.append(ids.first(before), nullptr, nullptr, stop);
+  session.append(ids.subspan(before), nullptr, nullptr, stop, &watch);
   GenerateOptions options;
   options.max_tokens = o.generate;
   options.ignore_eos = true;
   if (o.generate == 0) return;
   Generator reply(session, work.tokenizer.get(), options);
   while (const auto id = reply.draw()) {
+    stop_at_signal();
     session.append({&*id, 1}, nullptr, nullptr, nullptr, &watch);
     reply.processed(*id);
   }
@@ -166,13 +168,15 @@ Selection capture(const CaptureCommand& o, LabWork& work, const std::string& out
     throw std::runtime_error(does_not_fit(prompt + o.generate, first, session.capacity()));
   const int64_t end = first + prompt + o.generate;
   Selection selection = selection_of(o, c, first, end);
-  Capture capture(output, c, selection, end,
-                  {{"contract", contract_name(session.model(), session.compute().contract)},
-                   {"model", session.model().fingerprint()},
-                   {"first_position", std::to_string(selection.positions.front())}});
-  process(o, work, selection.positions.front(),
-          {selection.points, std::ref(capture), selection.positions});
-  capture.finish(session.tokens());
+  with_cleanup([&] {
+    Capture capture(output, c, selection, end,
+                    {{"contract", contract_name(session.model(), session.compute().contract)},
+                     {"model", session.model().fingerprint()},
+                     {"first_position", std::to_string(selection.positions.front())}});
+    process(o, work, selection.positions.front(),
+            {selection.points, std::ref(capture), selection.positions});
+    capture.finish(session.tokens());
+  });
   return selection;
 }
 
@@ -239,7 +243,8 @@ void add_capture(Command& app) {
   const Command* command = sub;
   sub->callback([o, points, command] {
     for (const char* given :
-         {"--points", "--output", "--heads", "--positions", "--max-tokens", "--jsonl"}) {
+         {"--points", "--output", "--heads", "--positions", "--max-tokens", "--jsonl", "--prompt",
+          "--prompt-file", "--ids", "--ids-file", "--say", "--intervene"}) {
       if (o->list && command->count(given) > 0)
         usage_error(fmt::format("--list excludes {}", given));
     }
