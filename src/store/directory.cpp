@@ -135,7 +135,7 @@ class DirectoryStore : public StoreBackend {
     std::vector<std::optional<StoredBytes>> found(names.size());
     for (size_t i = 0; i < names.size(); ++i) {
       const std::string path = path_of(record_class, names[i]);
-      if (!stamp(path)) continue;
+      if (inspects() ? !file_at(path) : !stamp(path)) continue;
       try {
         auto file = MappedFile::open(path);
         const std::span<const std::byte> bytes = file->bytes();

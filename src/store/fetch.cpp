@@ -17,6 +17,14 @@ constexpr double kLeastWait = 5;    // seconds, for callers that wait
 
 }  // namespace
 
+std::vector<Sha256> places_of(const Store& store, std::span<const Sha256> identities,
+                              const StateRecord* record) {
+  if (record != nullptr && record->blocks.size() == identities.size()) return record->blocks;
+  std::vector<Sha256> places;
+  for (const Sha256& identity : identities) places.push_back(store.place(identity));
+  return places;
+}
+
 BlockFetch::BlockFetch(Store& store, std::vector<Wanted> wanted, uint64_t bytes,
                        MissingBlocks meanwhile)
     : store_(store),
@@ -46,7 +54,7 @@ BlockFetch::~BlockFetch() {
 void BlockFetch::run() {
   for (std::vector<size_t> some; !(some = choose()).empty();) {
     std::vector<Sha256> places;
-    for (const size_t i : some) places.push_back(store_.place(items_[i].wanted.identity));
+    for (const size_t i : some) places.push_back(items_[i].wanted.place);
     const double asked = seconds_now();
     try {
       settle(some, store_.request(places, stop_), asked);

@@ -8,6 +8,7 @@
 #include <exception>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -20,10 +21,16 @@ namespace stet {
 // missing ones later.
 enum class MissingBlocks { compute, wait };
 
+// Returns the places of blocks and anchors that restoring a state can fetch, in the order in which
+// put_session() stores them. They are those of `record` if it lists as many: the salt of its writer
+// may be another one. `record` may be null.
+std::vector<Sha256> places_of(const Store& store, std::span<const Sha256> identities,
+                              const StateRecord* record);
+
 class BlockFetch {
  public:
   struct Wanted {
-    Sha256 identity;
+    Sha256 place;
     int64_t index;  // index of the block in its state
   };
   // Fetches `wanted` in order. A block has `bytes` bytes.

@@ -6,6 +6,7 @@
 
 #include "src/snapshot/identity.hpp"
 #include "src/snapshot/recurrent.hpp"
+#include "src/store/fetch.hpp"
 #include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
 #include "stet/kv/kv_writer.hpp"
@@ -13,25 +14,33 @@
 namespace stet {
 namespace {
 
+// Returns the identities of the blocks of a state of full blocks, and of its anchor behind them.
+std::vector<Sha256> parts_of(const State& state, const Sha256& anchor) {
+  std::vector<Sha256> identities;
+  for (const BlockIdentity& b : block_identities(state)) identities.push_back(b.id);
+  identities.push_back(anchor);
+  return identities;
+}
+
 // Sets the keys, values and arrays of a state of full blocks whose tokens are known. Returns false,
-// and may have changed the state, if the store lacks a part.
-bool fetch_parts(Store& store, const ModelConfig& config, const Sha256& name, State& state) {
+// and may have changed the state, if the store lacks a part. `places` are those of parts_of().
+bool fetch_parts(Store& store, const ModelConfig& config, std::span<const Sha256> places,
+                 State& state) {
   const int64_t size = state.size();
   const KvShape shape = state.kv.shape();
   state.recurrent = RecurrentState(recurrent_shape(config));
-  const StoredBlock anchor = store.anchor(name);
-  if (anchor.bytes.size() != state.recurrent.shape().bytes()) return false;
-  std::vector<Sha256> names;
-  for (const BlockIdentity& b : block_identities(state)) names.push_back(b.id);
-  const std::vector<StoredBlock> found = store.blocks(names);
+  const StoredBlock anchor = store.blocks_at(places.last(1))[0];
+  if (anchor.kind != RecordKind::anchor || anchor.bytes.size() != state.recurrent.shape().bytes())
+    return false;
+  const std::vector<StoredBlock> found = store.blocks_at(places.first(places.size() - 1));
   std::vector<std::shared_ptr<KvBlock>> blocks;
   for (const StoredBlock& b : found) {
-    if (b.bytes.size() != shape.block_bytes()) return false;
+    if (b.kind != RecordKind::block || b.bytes.size() != shape.block_bytes()) return false;
     std::shared_ptr<KvBlock> own = KvWriter(state.kv).fresh_block();
     copy_bytes(b.bytes, const_cast<std::byte*>(own->data()));
     blocks.push_back(std::move(own));
   }
-  KvWriter(state.kv).adopt(std::move(blocks), std::vector<uint64_t>(names.size(), ~uint64_t{0}),
+  KvWriter(state.kv).adopt(std::move(blocks), std::vector<uint64_t>(found.size(), ~uint64_t{0}),
                            size);
   auto arrays = std::make_shared<RecurrentBuffer>(anchor.bytes.size());
   std::memcpy(arrays->memory.data(), anchor.bytes.data(), anchor.bytes.size());
@@ -62,7 +71,7 @@ std::optional<StoredAnchor> anchor_to_store(const State& state) {
 std::optional<Session> restore_from_anchor(Store& store, const Snapshot& snapshot,
                                            const std::shared_ptr<const Model>& model,
                                            const RestoreOptions& how, const SessionOptions& options,
-                                           StoreRestoreReport& report) {
+                                           const StateRecord* record, StoreRestoreReport& report) {
   const State recipe = snapshot.recipe();
   const int64_t end = recipe.size() / kBlockPositions * kBlockPositions;
   if (end == 0 || !recipe.interventions.empty()) return std::nullopt;
@@ -70,7 +79,8 @@ std::optional<Session> restore_from_anchor(Store& store, const Snapshot& snapsho
   const std::span<const int32_t> ids = recipe.tokens;
   State front = front_of(recipe.origin, snapshot.meta().kv, options.capacity,
                          ids.first(static_cast<size_t>(end)));
-  if (!fetch_parts(store, model->config(), name, front)) return std::nullopt;
+  const std::vector<Sha256> places = places_of(store, parts_of(front, name), record);
+  if (!fetch_parts(store, model->config(), places, front)) return std::nullopt;
   Session session(model, std::move(front), options);
   const std::span<const int32_t> rest = ids.subspan(static_cast<size_t>(end));
   if (how.append)
@@ -106,7 +116,8 @@ std::optional<Session> fetch_to_anchor(Store& store, const std::shared_ptr<const
   for (size_t i = ends.size(); i-- > 0 && ends[i] > more_than;) {
     if (!there[i]) continue;
     State front = front_of(origin, shape, capacity, ids.first(static_cast<size_t>(ends[i])));
-    if (!fetch_parts(store, c, names[i], front)) return std::nullopt;
+    const std::vector<Sha256> places = places_of(store, parts_of(front, names[i]), nullptr);
+    if (!fetch_parts(store, c, places, front)) return std::nullopt;
     return Session(model, std::move(front), options);
   }
   return std::nullopt;

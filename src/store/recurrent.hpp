@@ -21,11 +21,11 @@ struct StoredAnchor {
 std::optional<StoredAnchor> anchor_to_store(const State& state);
 
 // Restores a recipe from the anchor at its last block end, and computes the tokens after it. Returns
-// nothing if the store lacks a part.
+// nothing if the store lacks a part. `record` may be null, as for restore_session().
 std::optional<Session> restore_from_anchor(Store& store, const Snapshot& snapshot,
                                            const std::shared_ptr<const Model>& model,
                                            const RestoreOptions& how, const SessionOptions& options,
-                                           StoreRestoreReport& report);
+                                           const StateRecord* record, StoreRestoreReport& report);
 
 // Returns a session of the longest prefix of `ids` that ends at an anchor in the store and has more
 // than `more_than` tokens. Returns nothing if there is none, or if a part of it is missing.

@@ -301,6 +301,7 @@ class RedisStore : public StoreBackend {
 
   void mark_used(RecordClass record_class, std::span<const Sha256> names,
                  const std::vector<bool>& found) {
+    if (inspects()) return;
     try {
       std::vector<RedisCommand> commands;
       for (size_t i = 0; i < names.size(); ++i) {

@@ -94,9 +94,11 @@ State prefix_of(const State& state, const KvShape& shape, int64_t capacity,
 class Restorer {
  public:
   Restorer(Store& store, const Snapshot& snapshot, std::shared_ptr<const Model> model,
-           const RestoreOptions& how, const SessionOptions& options, StoreRestoreReport& report)
+           const RestoreOptions& how, const SessionOptions& options, const StateRecord* record,
+           StoreRestoreReport& report)
       : store_(store),
         snapshot_(snapshot),
+        record_(record),
         model_(std::move(model)),
         how_(how),
         options_(options),
@@ -218,14 +220,19 @@ class Restorer {
   void fetch(State& state) {
     const size_t size = state.kv.shape().block_bytes();
     const std::vector<BlockIdentity> all = snapshot_.block_identities();
-    std::vector<BlockFetch::Wanted> wanted;
-    for (const int64_t b :
-         stored_blocks(state.size(), [&](int64_t i) { return snapshot_.visible(i); }))
-      wanted.push_back({all[static_cast<size_t>(b)].id, b});
-    wanted_ = wanted.size();
+    std::vector<int64_t> indices =
+        stored_blocks(state.size(), [&](int64_t i) { return snapshot_.visible(i); });
+    std::vector<Sha256> identities;
+    for (const int64_t b : indices) identities.push_back(all[static_cast<size_t>(b)].id);
+    wanted_ = indices.size();
     const bool tail = needs_tail(state.size(), state.floor());
-    if (tail)
-      wanted.push_back({tail_identity(snapshot_.digests().id), state.size() / kBlockPositions});
+    if (tail) {
+      identities.push_back(tail_identity(snapshot_.digests().id));
+      indices.push_back(state.size() / kBlockPositions);
+    }
+    const std::vector<Sha256> places = places_of(store_, identities, record_);
+    std::vector<BlockFetch::Wanted> wanted;
+    for (size_t i = 0; i < places.size(); ++i) wanted.push_back({places[i], indices[i]});
     const bool plain = state.prunes.empty() && state.interventions.empty();
     BlockFetch fetch(store_, wanted, size, plain ? MissingBlocks::compute : MissingBlocks::wait);
     for (size_t i = 0; i < wanted_; ++i) {
@@ -272,6 +279,7 @@ class Restorer {
 
   Store& store_;
   const Snapshot& snapshot_;
+  const StateRecord* const record_;
   const std::shared_ptr<const Model> model_;
   const RestoreOptions& how_;
   const SessionOptions& options_;
@@ -352,7 +360,8 @@ StoreSnapshot open_snapshot(Store& store, const Sha256& place) {
 }
 
 Session restore_session(Store& store, const Snapshot& snapshot, std::shared_ptr<const Model> model,
-                        const RestoreOptions& how, StoreRestoreReport* report) {
+                        const RestoreOptions& how, StoreRestoreReport* report,
+                        const StateRecord* record) {
   StoreRestoreReport ignored;
   StoreRestoreReport& r = report != nullptr ? *report : ignored;
   r = {};
@@ -370,7 +379,7 @@ Session restore_session(Store& store, const Snapshot& snapshot, std::shared_ptr<
                 std::to_string(meta.positions));
   }
   if (!snapshot.file()->arrays.empty()) {
-    if (auto session = restore_from_anchor(store, snapshot, model, how, o, r)) {
+    if (auto session = restore_from_anchor(store, snapshot, model, how, o, record, r)) {
       check_logits(snapshot, *session);
       return *std::move(session);
     }
@@ -380,7 +389,7 @@ Session restore_session(Store& store, const Snapshot& snapshot, std::shared_ptr<
     return session;
   }
   assume_costs(store.meter(), model->config());
-  Restorer restorer(store, snapshot, model, how, o, r);
+  Restorer restorer(store, snapshot, model, how, o, record, r);
   State state = restorer.state();
   if (restorer.lost_tail()) {
     RestoreOptions recipe = how;
@@ -434,7 +443,7 @@ std::optional<Session> fetch_prefix(Store& store, std::shared_ptr<const Model> m
     return std::nullopt;
   std::vector<BlockFetch::Wanted> wanted;
   for (const BlockIdentity& b : block_identities(state))
-    wanted.push_back({b.id, static_cast<int64_t>(wanted.size())});
+    wanted.push_back({store.place(b.id), static_cast<int64_t>(wanted.size())});
   BlockFetch fetch(store, wanted, shape.block_bytes(), MissingBlocks::wait);
   std::vector<std::shared_ptr<KvBlock>> blocks;
   for (size_t i = 0; i < wanted.size() && fetch.next(i) == BlockFetch::Found::here; ++i) {

@@ -217,27 +217,6 @@ std::vector<bool> Store::has_blocks(std::span<const Sha256> identities) {
   return backend_->touch(RecordClass::blocks, places);
 }
 
-StoredBlock Store::anchor(const Sha256& identity) {
-  const Sha256 name = place(identity);
-  StoreTraffic t;
-  t.reads = 1;
-  const double start = seconds_now();
-  StoredBlock b;
-  const std::atomic<bool> stop{false};
-  backend_->read_blocks({&name, 1}, stop, [&](size_t, const std::optional<StoredBytes>& found) {
-    if (found) b = checked(RecordKind::anchor, name, *found);
-  });
-  t.read_seconds = seconds_now() - start;
-  t.read_bytes = b.carried;
-  ++(b.found() ? t.hits : b.refused.empty() ? t.misses : t.refused);
-  if (t.refused > 0) {
-    const std::lock_guard lock(mutex_);
-    refused_.insert(name);
-  }
-  count(t);
-  return b;
-}
-
 std::vector<StoredBlock> Store::blocks(std::span<const Sha256> identities) {
   std::vector<Sha256> places;
   for (const Sha256& id : identities) places.push_back(place(id));

@@ -403,6 +403,25 @@ TEST_F(ChatCommand, EquivalenceIsProvedWayByWay) {
             0);
 }
 
+TEST_F(ChatCommand, AnotherProgramIsAskedWithoutOptionsOfAReply) {
+  const auto against = [](const std::string& logits) {
+    return Args{"equivalence", "--ids", "1,2,3,4,5", "--against",
+                "while read line; do echo '{\"logits\": [" + logits + "]}'; done"};
+  };
+  EXPECT_NE(succeed(against("1, 2")).out.find("all at once"), std::string::npos);
+  for (const Args& option : {Args{"--seed", "3"}, Args{"-n", "5"}, Args{"--threads", "1"},
+                             Args{"--kv", "f16"}, Args{"--temperature", "1"}})
+    EXPECT_TRUE(failure(against("1, 2") + option, 2)
+                    .ends_with(" cannot be used with --against, whose program computes by itself "
+                               "(stet --help)"))
+        << option[0];
+  const Outcome large = run_stet(against("1e40, 2"));
+  EXPECT_EQ(large.status, 1);
+  EXPECT_NE(large.err.find("expected finite float32 numbers as logits, found 1e+40"),
+            std::string::npos)
+      << large.err;
+}
+
 // ---------------------------------------------------------------- saving
 
 TEST_F(ChatCommand, OnlyTheTargetIsWrittenAtTheEnd) {

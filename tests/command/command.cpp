@@ -512,6 +512,16 @@ TEST_F(Command, AReaderThatGoesAwayEndsTheReply) {
   EXPECT_LT(Snapshot::open(snapshot).tokens().size(), 2000u);
 }
 
+// White space at a context's end belongs to the continuation, wherever the context came from.
+TEST_F(Command, ScoresOfAFileAreThoseOfItsText) {
+  NEEDS_TEXT();
+  const std::string text = "Let a = 3. What is a? ";
+  write_file(scratch / "text", text);
+  const Args score = {"score", "--json", "--continuation", "a is 3."};
+  EXPECT_EQ(succeed(score + Args{"--prompt-file", scratch / "text"}).out,
+            succeed(score + Args{"-p", text}).out);
+}
+
 TEST_F(Command, AnInterruptedReplyIsKeptAndGoesOnExactly) {
   NEEDS_TEXT();
   for (const int signal : {SIGINT, SIGTERM}) {

@@ -1,8 +1,10 @@
 // Analysis subcommands: data sets line by line, labelled tables, ranges, and interventions stored
 // in states.
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "stet/checkpoint/safetensors.hpp"
 #include "stet/sampling/sampler.hpp"
@@ -447,6 +449,81 @@ TEST_F(LabCommand, PartsOfALogitSumToIt) {
   EXPECT_NE(gpt2.find("  bias\n"), std::string::npos) << gpt2;
   EXPECT_NE(gemma2.find(" under the soft cap; the logit of the target"), std::string::npos);
   EXPECT_NE(small.find("  blocks.0.layer_input\n"), std::string::npos) << small;
+}
+
+TEST_F(LabCommand, InterventionsArePartsOfALogit) {
+  const std::string file = scratch / "change.json";
+  for (const char* name : {"gpt2-tiny", "gemma2-tiny", "gemma4-small-tiny", "llama31-tiny"}) {
+    for (const char* point :
+         {"hook_embed", "blocks.0.hook_resid_pre", "blocks.1.hook_resid_mid",
+          "blocks.1.hook_resid_post", "blocks.1.hook_mlp_out", "ln_final.hook_normalized"}) {
+      write_file(file,
+                 std::string(R"([{"point": ")") + point + R"(", "op": "scale", "amount": 3}])");
+      const Json j =
+          Json::parse(succeed({"measure", "-m", data_path("models/") + name, "--ids", "5,6,7,8",
+                               "--attribution", "--target", "100", "--json", "--intervene", file})
+                          .out);
+      EXPECT_NEAR(j[j.contains("capped_sum") ? "capped_sum" : "sum"], j["logit"], 1e-4)
+          << name << " " << point;
+    }
+  }
+}
+
+// The tokens after a state are preceded by its logits.
+TEST_F(LabCommand, ThePredecessorOfTheFirstTokenIsTheState) {
+  const std::string state = scratch / "s.stet", rest = text_of({ids.begin() + 3, ids.end()});
+  succeed({"save", "-m", kTiny, "--ids", text_of({ids.begin(), ids.begin() + 3}), "-o", state});
+  const Args whole = {"-m", kTiny, "--ids", text_of(ids)},
+             behind = {"-m", kTiny, "--from", state, "--ids", rest};
+  const Args tokens = {"measure", "--tokens", "--json"};
+  const Json all = Json::parse(succeed(tokens + whole).out);
+  const Json some = Json::parse(succeed(tokens + behind).out);
+  EXPECT_EQ(some, Json(all.begin() + 2, all.end()));
+  EXPECT_EQ(some[0]["next"], ids[3]);
+  const Json scored = Json::parse(succeed(Args{"score", "--json"} + behind).out);
+  const double mean = -scored["sum"].get<double>() / static_cast<double>(ids.size() - 3);
+  const std::string nll = succeed(Args{"logits", "--nll"} + behind).out;
+  EXPECT_NEAR(std::stod(nll.substr(4)), mean, 1e-5) << nll;
+  EXPECT_TRUE(nll.ends_with("over 27 tokens\n")) << nll;
+}
+
+TEST_F(LabCommand, RowsDoNotDependOnChunks) {
+  for (const char* measure : {"--lens", "--experts"}) {
+    const Args args = {"measure", measure,     "--json", "-m", data_path("models/olmoe-tiny"),
+                       "--ids",   text_of(ids)};
+    EXPECT_EQ(succeed(args).out, succeed(args + Args{"--chunk", "7"}).out) << measure;
+  }
+}
+
+TEST_F(LabCommand, NumbersThatAreNotFiniteAreErrors) {
+  const std::string file = scratch / "large.json", state = scratch / "s.stet";
+  const std::string one = R"({"point": "blocks.0.hook_resid_post", "op": "scale", "amount": 1e30})";
+  write_file(file, "[" + one + ", " + one + "]");
+  succeed({"save", "-m", kTiny, "--ids", text_of(ids), "-o", state});
+  const Args large = {"-m", kTiny, "--ids", text_of(ids), "--intervene", file};
+  for (const Args& args : {Args{"measure", "--tokens"}, Args{"measure", "--lens"},
+                           Args{"measure", "--attribution"}, Args{"measure", "--attention"},
+                           Args{"measure", "--tokens", "--json"}, Args{"measure", "--kl", state},
+                           Args{"score"}, Args{"score", "--json"}, Args{"logits", "--nll"}})
+    EXPECT_NE(failure(args + large).find(": expected a finite number, found "), std::string::npos)
+        << args[1];
+}
+
+TEST_F(LabCommand, AnInterruptedCaptureLeavesNoFile) {
+  // The capture would last for hours, so no machine finishes before the signal.
+  const std::string endless = scratch / "endless", to = scratch / "to";
+  std::filesystem::copy(data_path("models/llama31-tiny"), endless);
+  Json config = Json::parse(read_text(endless + "/config.json"));
+  config["max_position_embeddings"] = 2'000'000;
+  write_file(endless + "/config.json", config.dump());
+  std::filesystem::create_directory(to);
+  const CommandRun run({"capture", "-m", endless, "--ids", "1,2,3", "-n", "1000000", "--points",
+                        "ln_final.hook_scale", "-o", to + "/f.safetensors"},
+                       "/dev/null", scratch / "out", scratch / "err");
+  while (std::filesystem::is_empty(to)) std::this_thread::yield();  // until it has its file
+  run.send(SIGINT);
+  EXPECT_EQ(run.wait(), -SIGINT);  // a shell expects this
+  EXPECT_TRUE(std::filesystem::is_empty(to));
 }
 
 // The head of Gemma 3n joins its streams, of which points show one.

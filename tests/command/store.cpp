@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "stet/store/session.hpp"
 #include "tests/support/models.hpp"
 #include "tests/support/run_command.hpp"
 #include "tests/support/terminal.hpp"
@@ -70,6 +71,39 @@ TEST_F(StoreCommand, AConversationGoesOnInAnotherProcessAsFromAFile) {
   const std::string id = log.substr(log.find('\n') + 1, 12);
   EXPECT_NE(run({"inspect", "store:" + id}).out.find("sha256:" + id), std::string::npos);
   EXPECT_EQ(run({"store", "check"}).err, "2 states, 1 sound block, 0 faults\n");
+}
+
+// A server gives each of its clients a salt (tools/serve/shared_states.cpp).
+TEST_F(StoreCommand, AServersStatesAreSoundAndTheirBlocksAreFound) {
+  Store server(open_store_backend("dir:" + path_),
+               StoreKey::load(scratch_ / "keys/key").for_tenant("alice"));
+  Session session(model(asset_path("pocket-gemma3")), SessionOptions());
+  session.append(random_tokens(session.model(), 100));
+  server.set_name("st_1", std::nullopt, put_session(server, session, {}).place);
+  EXPECT_EQ(run({"store", "check"}).err, "1 state, 1 sound block, 0 faults\n");
+  const Args get = {"store", "get", "st_1", "--store-fetch", "always", "-o", scratch_ / "s.stet"};
+  EXPECT_NE(run(get).err.find("store:st_1: 1 block fetched, 0 computed\n"), std::string::npos);
+}
+
+TEST_F(StoreCommand, AnInspectionIsNoUse) {
+  talk();
+  const auto before = std::chrono::floor<std::chrono::hours>(
+      fs::last_write_time(path_ + "/stet-store") - std::chrono::hours(9));
+  const auto records = [&] {
+    std::vector<fs::path> all = blocks();
+    for (const auto& e : fs::directory_iterator(path_ + "/states")) all.push_back(e.path());
+    return all;
+  };
+  for (const fs::path& record : records()) fs::last_write_time(record, before);
+  for (const char* action : {"check", "tree", "gc", "log"}) {
+    Args args = {"store", action};
+    if (action == std::string("log")) args.push_back("talk");
+    run(args);
+    for (const fs::path& record : records())
+      EXPECT_TRUE(fs::last_write_time(record) == before) << action << " " << record;
+  }
+  run({"resume", "store:talk", "--store-fetch", "always", "--say", "What is m?"});
+  for (const fs::path& block : blocks()) EXPECT_TRUE(fs::last_write_time(block) > before);
 }
 
 TEST_F(StoreCommand, MissingBlocksAreRecomputedAndReported) {

@@ -77,6 +77,18 @@ TEST_P(RecurrentStore, AStateComesBackFromItsBlocksAndAnAnchor) {
   expect_same(again, 300);
 }
 
+TEST_P(RecurrentStore, ATenantsRecordNamesItsBlocksAndItsAnchor) {
+  Store tenant(open_store_backend(store->url()), key.for_tenant("alice"));
+  Session s = session(300);
+  const StoreSnapshot from = open_snapshot(*store, put_session(tenant, s, {}).place);
+  remove(s.block_identities()[1].id);  // of the state that SetUp() has put without a salt
+  StoreRestoreReport report;
+  Session again =
+      restore_session(*store, *from.snapshot, m, {.session = options(1)}, &report, &from.record);
+  EXPECT_EQ(report.fetched, 4u);
+  expect_same(again, 300);
+}
+
 TEST_P(RecurrentStore, AnchorsAreReadAndCopiedWithBlocks) {
   std::vector<Sha256> places;
   store->backend().list(RecordClass::blocks,

@@ -6,6 +6,7 @@
 
 #include "stet/base/error.hpp"
 #include "stet/checkpoint/safetensors.hpp"
+#include "stet/sampling/sampler.hpp"
 #include "tools/command/command.hpp"
 #include "tools/lab/lab.hpp"
 
@@ -84,33 +85,34 @@ class Output {
   RunningDigest digest_;
 };
 
-// Computes the mean of -ln p(token | tokens before it) over all tokens but the first.
+// Computes the mean of -ln p(token | tokens before it) over all tokens that have one before them.
 class Likelihood {
  public:
   // `first` is the position of the first token.
   Likelihood(const std::vector<int32_t>& ids, int64_t first) : ids_(ids), first_(first) {}
 
   void logits(int64_t first, Rows rows) {
-    for (size_t i = 0; i < rows.count; ++i) {
-      const size_t next = static_cast<size_t>(first - first_) + i + 1;
-      if (next >= ids_.size()) return;
-      const std::span<const float> row(rows.row(i), rows.width);
-      const double top = *std::max_element(row.begin(), row.end());
-      double sum = 0;
-      for (const float x : row) sum += std::exp(x - top);
-      total_ += top + std::log(sum) - row[static_cast<size_t>(ids_[next])];
-    }
+    for (size_t i = 0; i < rows.count; ++i)
+      add(static_cast<size_t>(first - first_) + i + 1, {rows.row(i), rows.width});
+  }
+  // Adds the token of index `next`, if there is one, given the logits before it.
+  void add(size_t next, std::span<const float> logits) {
+    if (next >= ids_.size()) return;
+    total_ -= log_probability(logits, ids_[next]);
+    ++count_;
   }
   std::string text() const {
-    const double n = static_cast<double>(ids_.size()) - 1;
-    return fmt::format("nll {:.5f} per token, perplexity {:.4f}, over {} tokens\n", total_ / n,
-                       std::exp(total_ / n), ids_.size() - 1);
+    const double mean = total_ / static_cast<double>(count_);
+    require_finite({{"nll", mean}}, "--nll");
+    return fmt::format("nll {:.5f} per token, perplexity {:.4f}, over {} tokens\n", mean,
+                       std::exp(mean), count_);
   }
 
  private:
   const std::vector<int32_t>& ids_;
   int64_t first_;
   double total_ = 0;
+  size_t count_ = 0;
 };
 
 void run(LogitsCommand& o) {
@@ -118,12 +120,14 @@ void run(LogitsCommand& o) {
   LabWork work = begin(o.lab);
   Session& session = work.session;
   const std::vector<int32_t>& ids = work.ids;
-  if (o.nll && ids.size() < 2) usage_error("--nll needs at least two tokens");
+  const bool continues = session.size() > 0;
+  if (o.nll && ids.size() < 2 && !continues) usage_error("--nll needs at least two tokens");
   end_on_signals([&] {
     Output output(o, session, ids);
     HiddenSink hidden;
     if (o.hidden) hidden = [&](size_t index, int64_t, Rows rows) { output.hidden(index, rows); };
     Likelihood likelihood(ids, session.size());
+    if (o.nll && continues) likelihood.add(0, session.logits());
     const auto logits = [&](int64_t first, Rows rows) {
       output.logits(rows);
       if (o.nll) likelihood.logits(first, rows);

@@ -122,8 +122,10 @@ std::vector<float> logits_of(const PeerProgram& peer, const Json& answer) {
               dump(answer).substr(0, 100));
   std::vector<float> logits;
   for (const Json& x : answer["logits"]) {
-    if (!x.is_number()) peer.fail("numbers as logits", printable(dump(x), 40));
-    logits.push_back(static_cast<float>(x.get<double>()));
+    const auto logit = x.is_number() ? static_cast<float>(x.get<double>()) : NAN;
+    if (!std::isfinite(logit))
+      peer.fail("finite float32 numbers as logits", printable(dump(x), 40));
+    logits.push_back(logit);
   }
   return logits;
 }

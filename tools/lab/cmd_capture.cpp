@@ -240,7 +240,8 @@ void add_capture(Command& app) {
   const Command* command = sub;
   sub->callback([o, points, command] {
     for (const char* given :
-         {"--points", "--output", "--heads", "--positions", "--max-tokens", "--jsonl"}) {
+         {"--points", "--output", "--heads", "--positions", "--max-tokens", "--jsonl", "--prompt",
+          "--prompt-file", "--ids", "--ids-file", "--say", "--intervene"}) {
       if (o->list && command->count(given) > 0)
         usage_error(fmt::format("--list excludes {}", given));
     }

@@ -98,7 +98,7 @@ struct Measured {
   std::vector<HeatMap> maps;
 };
 
-Measured measure(LabWork& work, const MeasureCommand& o) {
+Measured measure(LabWork& work, const MeasureCommand& o, const std::string& where) {
   Measured m;
   if (o.tokens) m.numbers = measure_tokens(work);
   if (o.logit_lens || !o.lens.empty()) {
@@ -113,6 +113,8 @@ Measured measure(LabWork& work, const MeasureCommand& o) {
     m.maps = measure_norms(work.session.state(), work.tokenizer.get());
   }
   if (!o.kl.empty()) m.numbers = kl_from(work, o);
+  require_finite(m.numbers, where);
+  for (const HeatMap& map : m.maps) require_finite(rows_json(map.values), where);
   return m;
 }
 
@@ -157,7 +159,7 @@ void run_lines(MeasureCommand& o) {
     check_layer(o, line.work);
     Json j = Json::object();
     if (!line.id.is_null()) j["id"] = line.id;
-    j["measured"] = json_of(measure(line.work, o));
+    j["measured"] = json_of(measure(line.work, o, line.where));
     out(dump(j) + "\n");
   });
 }
@@ -172,7 +174,7 @@ void run(MeasureCommand& o) {
   if (!o.kl.empty() && work.session.size() == 0 && work.ids.empty())
     usage_error("--kl compares with a prompt, or with the snapshot of --from");
   check_layer(o, work);
-  const Measured m = measure(work, o);
+  const Measured m = measure(work, o, "measure");
   o.pictures.write("stet measure", m.maps);
   if (o.json) {
     out(dump(json_of(m)) + "\n");

@@ -323,6 +323,7 @@ void answer(const PatchCommand& o, const Question& q, const LabWork& work) {
                       sweep(corrupt, s, rows, work.session.size())};
   const Tokenizer* const tokenizer = work.tokenizer.get();
   const HeatMap map = picture_of(scores, s, tokenizer);
+  require_finite(json_of(map, scores, s, q, tokenizer), q.where.empty() ? "patch" : q.where);
   explain_zeros(scores, q);
   if (o.jsonl || o.json) out(dump(json_of(map, scores, s, q, tokenizer)) + "\n");
   if (o.jsonl) return flush_output();

@@ -37,8 +37,7 @@ class Scoring {
   ScoreRequest of_prompt() const {
     const PromptOptions& p = o_.lab.prompt;
     if (!o_.continuation) return {work_.ids, first()};
-    const bool raw = p.prompts.size() == 1 || !p.prompt_file.empty();
-    if (raw && p.prompts.size() == 1) return pair(p.prompts[0], *o_.continuation);
+    if (p.prompts.size() == 1) return pair(p.prompts[0], *o_.continuation);
     ScoreRequest r{work_.ids, work_.ids.size()};
     const std::vector<int32_t> more = tokenizer().encode(*o_.continuation, Tokenizer::Bos::off);
     r.ids.insert(r.ids.end(), more.begin(), more.end());
@@ -115,7 +114,9 @@ void print(const Scoring& scores, std::span<const Line> lines) {
   for (size_t i = 0; i < all.size(); ++i) {
     Json j = Json::object();
     if (!lines[i].id.is_null()) j["id"] = lines[i].id;
-    j.update(scores.json(requests[i], all[i]));
+    const Json found = scores.json(requests[i], all[i]);
+    require_finite(found, lines[i].where);
+    j.update(found);
     out(dump(j) + "\n");
   }
   flush_output();
@@ -192,11 +193,15 @@ void run(ScoreCommand& o) {
   const Scoring scores(o, work);
   if (o.jsonl) return score_input(scores);
   const ScoreRequest request = scores.of_prompt();
+  if (request.begin >= request.ids.size() && o.continuation)
+    usage_error("--continuation", "at least one token", "none");
   if (request.begin >= request.ids.size())
     usage_error("score needs at least two tokens: the first has no log-probability");
   const Score score = scores.score({&request, 1})[0];
+  const Json json = scores.json(request, score);
+  require_finite(json, "score");
   if (o.json) {
-    out(dump(scores.json(request, score)) + "\n");
+    out(dump(json) + "\n");
     return;
   }
   print_table(request, score, work);

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
+#include <csignal>
 
 #include "stet/base/error.hpp"
 #include "stet/chat/conversation.hpp"
@@ -133,6 +135,16 @@ std::vector<int32_t> begin_message(Session& session,
   session = std::move(conversation.session());
   const std::span<const int32_t> ids = Conversation::to_process(plan);
   return {ids.begin(), ids.end()};
+}
+
+void require_finite(const Json& results, const std::string& where) {
+  const Json flat = results.flatten();
+  for (const auto& [field, value] : flat.items()) {
+    if (!value.is_number_float() || std::isfinite(value.get<double>())) continue;
+    throw Error(
+        ErrorKind::argument, where, field, "a finite number",
+        fmt::format("{}: an edit, an intervention or a weight is too large", value.get<double>()));
+  }
 }
 
 std::vector<int64_t> parse_positions(const std::string& text, const char* option, int64_t begin,

@@ -72,6 +72,10 @@ std::vector<int32_t> begin_message(Session& session,
                                    const std::shared_ptr<const Tokenizer>& tokenizer,
                                    const PromptOptions& options, const std::string& text);
 
+// Throws an argument Error for the first number that is not finite, since JSON and tables would show
+// it as a result. `where` is a line of standard input, a subcommand or an option.
+void require_finite(const Json& results, const std::string& where);
+
 // Parses "3..9,12" to sorted, distinct positions; "" is all of [begin, end).
 std::vector<int64_t> parse_positions(const std::string& text, const char* option, int64_t begin,
                                      int64_t end);

@@ -46,13 +46,16 @@ using Row = std::vector<float>;
 struct LastRows {
   std::vector<std::pair<std::string, Row>> embeddings;
   std::vector<Row> attention, mlp, after;  // by layer; `after` is the residual stream after it
+  Row head;                                // the head's input
 };
 
 LastRows process(LabWork& work) {
   const ModelConfig& c = work.session.model().config();
   const auto layers = static_cast<size_t>(c.layers);
-  LastRows rows{{}, std::vector<Row>(layers), std::vector<Row>(layers), std::vector<Row>(layers)};
+  LastRows rows{
+      {}, std::vector<Row>(layers), std::vector<Row>(layers), std::vector<Row>(layers), {}};
   Watch watch;
+  watch.points.push_back({Point::ln_final, 0});
   for (const Point p : {Point::embed, Point::pos_embed}) {
     if (!has_point(c, p)) continue;
     watch.points.push_back({p, 0});
@@ -67,6 +70,7 @@ LastRows process(LabWork& work) {
     Row& to = at.point == Point::attn_out     ? rows.attention[layer]
               : at.point == Point::mlp_out    ? rows.mlp[layer]
               : at.point == Point::resid_post ? rows.after[layer]
+              : at.point == Point::ln_final   ? rows.head
                                               : rows.embeddings[at.point != Point::embed].second;
     to.assign(r.row(r.count - 1), r.row(r.count - 1) + r.width);
   };
@@ -87,17 +91,31 @@ double scale_after(const Model& model, int64_t layer) {
   return load_named_weight(model, fmt::format("layers.{}.layer_scalar", layer), 1)->at(0);
 }
 
-// Returns what the layer's own input adds (Gemma 4): the rest of the stream after it.
+// Returns true if an intervention changes the last position at a point of a layer.
+bool is_changed(const State& state, Point point, int64_t layer) {
+  const int64_t last = state.size() - 1;
+  return std::ranges::any_of(state.interventions, [&](const Intervention& w) {
+    return w.point == point && w.begin <= last && (w.end < 0 || w.end > last || w.ended >= 0) &&
+           (w.layers.empty() || std::ranges::count(w.layers, layer) > 0);
+  });
+}
+
+// Returns what the layer's own input (Gemma 4) and interventions on the residual stream add: the
+// rest of the stream after the layer.
 Row rest_of(const LastRows& rows, size_t layer, double scale) {
   Row rest = rows.after[layer];
-  const Row& before = layer == 0 ? rows.embeddings[0].second : rows.after[layer - 1];
-  for (size_t k = 0; k < rest.size(); ++k)
-    rest[k] = static_cast<float>(rest[k] / scale - before[k] - rows.attention[layer][k] -
+  for (size_t k = 0; k < rest.size(); ++k) {
+    double before = layer == 0 ? 0 : rows.after[layer - 1][k];
+    if (layer == 0) {
+      for (const auto& [name, x] : rows.embeddings) before += x[k];
+    }
+    rest[k] = static_cast<float>(rest[k] / scale - before - rows.attention[layer][k] -
                                  rows.mlp[layer][k]);
+  }
   return rest;
 }
 
-std::vector<Part> parts_of(const Model& model, const LastRows& rows) {
+std::vector<Part> parts_of(const State& state, const Model& model, const LastRows& rows) {
   std::vector<Part> parts;
   for (const auto& [name, x] : rows.embeddings) parts.push_back({name, x});
   for (size_t l = 0; l < rows.after.size(); ++l) {
@@ -107,6 +125,10 @@ std::vector<Part> parts_of(const Model& model, const LastRows& rows) {
     parts.push_back({point_name({Point::mlp_out, layer}), rows.mlp[l]});
     if (model.config().layer_inputs > 0)
       parts.push_back({fmt::format("blocks.{}.layer_input", l), rest_of(rows, l, scale)});
+    else if (is_changed(state, Point::resid_pre, layer) ||
+             is_changed(state, Point::resid_mid, layer) ||
+             is_changed(state, Point::resid_post, layer))
+      parts.push_back({fmt::format("blocks.{}.intervention", l), rest_of(rows, l, scale)});
     for (Part& part : parts) part.factor *= scale;
   }
   return parts;
@@ -149,12 +171,19 @@ HeatMap measure_attribution(LabWork& work, std::optional<int32_t> asked, Json& j
     map.rows.push_back(name);
     map.values.push_back({part});
   };
-  for (const Part& part : parts_of(model, rows)) {
+  for (const Part& part : parts_of(work.session.state(), model, rows)) {
     double sum = 0;
     for (size_t k = 0; k < part.x.size(); ++k) sum += direction.of[k] * part.x[k];
     add(part.name, sum * part.factor);
   }
   if (!model.final_norm().bias.empty()) add("bias", direction.bias);
+  if (is_changed(work.session.state(), Point::ln_final, 0)) {
+    Row row(rows.head.size());
+    model.head_row(target, row.data());
+    double logit = 0;
+    for (size_t k = 0; k < row.size(); ++k) logit += double{row[k]} * rows.head[k];
+    add("ln_final.intervention", logit / c.logit_divisor - total);
+  }
   j["sum"] = total;
   if (const double cap = c.logit_softcap; cap > 0)
     j["capped_sum"] = cap * std::tanh(total / cap);  // which compares with the logit

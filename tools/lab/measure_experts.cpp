@@ -70,6 +70,7 @@ std::vector<HeatMap> measure_experts(LabWork& work, int64_t layer, Json& rows) {
     }
   };
   work.session.append(work.ids, nullptr, nullptr, nullptr, &watch);
+  order_rows(rows);
   return maps;
 }
 

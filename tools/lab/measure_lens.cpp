@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "stet/base/error.hpp"
 #include "stet/session/lens.hpp"
 #include "tools/lab/measures.hpp"
@@ -11,6 +13,11 @@ void require_one_stream(const ModelConfig& config, const char* option) {
   if (config.streams == 0) return;
   throw Error(ErrorKind::argument, "", option, "a model with one residual stream",
               fmt::format("{} streams, of which points show one", config.streams));
+}
+
+void order_rows(Json& rows) {
+  std::ranges::stable_sort(rows.get_ref<Json::array_t&>(), {},
+                           [](const Json& row) { return row["layer"].get<int64_t>(); });
 }
 
 HeatMap measure_lens(LabWork& work, const std::string& tuned_path, Json& rows) {
@@ -71,6 +78,7 @@ HeatMap measure_lens(LabWork& work, const std::string& tuned_path, Json& rows) {
     }
   };
   work.session.append(work.ids, nullptr, nullptr, nullptr, &watch);
+  order_rows(rows);
   return map;
 }
 

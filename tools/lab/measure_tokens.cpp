@@ -23,25 +23,25 @@ Next next_of(std::span<const float> logits) {
 
 Json measure_tokens(LabWork& work) {
   Json rows = Json::array();
+  const auto add = [&](int64_t at, std::span<const float> row) {
+    const Next n = next_of(row);
+    rows.push_back({{"position", at},
+                    {"entropy", n.entropy},
+                    {"best", n.best},
+                    {"best_text", token_text(work.tokenizer.get(), n.best)},
+                    {"best_probability", n.probability}});
+    const auto next = static_cast<size_t>(at - work.session.size() + 1);
+    if (next >= work.ids.size()) return;
+    rows.back()["next"] = work.ids[next];
+    rows.back()["next_text"] = token_text(work.tokenizer.get(), work.ids[next]);
+    rows.back()["logprob"] = row[static_cast<size_t>(work.ids[next])] - n.log_sum;
+  };
   const auto sink = [&](int64_t first, Rows logits) {
-    for (size_t i = 0; i < logits.count; ++i) {
-      const size_t at = static_cast<size_t>(first) + i;
-      const std::span<const float> row(logits.row(i), logits.width);
-      const Next n = next_of(row);
-      Json j = {{"position", at},
-                {"entropy", n.entropy},
-                {"best", n.best},
-                {"best_text", token_text(work.tokenizer.get(), n.best)},
-                {"best_probability", n.probability}};
-      rows.push_back(j);
-      const size_t next = at - static_cast<size_t>(work.session.size()) + 1;
-      if (next >= work.ids.size()) continue;
-      rows.back()["next"] = work.ids[next];
-      rows.back()["next_text"] = token_text(work.tokenizer.get(), work.ids[next]);
-      rows.back()["logprob"] = row[static_cast<size_t>(work.ids[next])] - n.log_sum;
-    }
+    for (size_t i = 0; i < logits.count; ++i)
+      add(first + static_cast<int64_t>(i), {logits.row(i), logits.width});
   };
   Session copy = work.session.fork();  // its positions count from the beginning of the prompt
+  if (copy.size() > 0) add(copy.size() - 1, copy.logits());
   copy.append(work.ids, sink);
   return rows;
 }

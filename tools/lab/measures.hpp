@@ -19,7 +19,8 @@ struct Next {
 Next next_of(std::span<const float> logits);
 
 // Each measure processes work.ids in the session. This one returns JSON: entropy and likeliest next
-// token of each position, and the log-probability of the token that follows.
+// token of each position, and the log-probability of the token that follows. After a state, the
+// first row is that of its last position, whose logits precede the first token.
 Json measure_tokens(LabWork& work);
 
 // Applies the head to the residual stream of each layer (nostalgebraist, "interpreting GPT: the
@@ -28,6 +29,9 @@ Json measure_tokens(LabWork& work);
 // each layer and position.
 HeatMap measure_lens(LabWork& work, const std::string& tuned, Json& rows);
 
+// Orders the rows of a measure by layer, then by position. A pass gives them chunk by chunk.
+void order_rows(Json& rows);
+
 // Throws an argument Error, for this option, if the model has several residual streams (Gemma 3n).
 // Points show one of them, and the head reads all.
 void require_one_stream(const ModelConfig& config, const char* option);
@@ -35,7 +39,8 @@ void require_one_stream(const ModelConfig& config, const char* option);
 // Computes the part of each layer's attention and MLP in the logit of one token at the last
 // position. The token is `target` or else the likeliest. The final norm's scale is fixed, so the
 // parts add up to the logit before its soft cap. The final norm's bias is a part, and so are the
-// layers' own inputs of Gemma 4.
+// layers' own inputs of Gemma 4. Interventions on the residual stream and the final norm are parts,
+// too.
 HeatMap measure_attribution(LabWork& work, std::optional<int32_t> target, Json& parts);
 
 // Draws the attention pattern of each head of one layer, or of all layers that have attention (-1).

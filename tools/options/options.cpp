@@ -212,6 +212,14 @@ void Command::after_parsing(const std::function<void()>& f) {
 }
 void Command::callback(const std::function<void()>& f) { app_->callback(f); }
 
+std::vector<std::string> Command::given() const {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app_->get_options()) {
+    if (option->count() > 0) names.push_back(option->get_name());
+  }
+  return names;
+}
+
 bool Command::has_argument(const std::string& beginning) const {
   return std::ranges::any_of(app_->get_options(), [&](const CLI::Option* option) {
     return std::ranges::any_of(option->results(), [&](const std::string& argument) {

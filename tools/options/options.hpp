@@ -125,6 +125,8 @@ class Command {
   void after_parsing(const std::function<void()>& f);
   void callback(const std::function<void()>& f);  // sets the function that runs the subcommand
 
+  // Returns the names of the options that were given, as "--prompt".
+  std::vector<std::string> given() const;
   // Returns true if an argument of an option, or a positional one, begins with this text.
   bool has_argument(const std::string& beginning) const;
 

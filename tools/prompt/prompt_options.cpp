@@ -141,8 +141,9 @@ Prompts PromptOptions::read(const std::string& from,
     usage_error("--bos", "--prompt or --prompt-file", name.empty() ? "neither" : name);
   if (name == "--ids") take(parse_ids(ids, name), name);
   if (name == "--ids-file") take(parse_ids(read_prompt(ids_file), ids_file), ids_file);
-  if (name == "--prompt-file") encode(read_prompt(prompt_file), prompt_file);
-  for (size_t i = 0; name == "--prompt" && i < prompts.size(); ++i) encode(prompts[i], name);
+  if (name == "--prompt-file") prompts = {read_prompt(prompt_file)};
+  for (const std::string& text : prompts)
+    encode(text, name == "--prompt-file" ? prompt_file : name);
   if (!messages.empty() && tokenizer == nullptr) no_tokenizer(from);
   for (const std::string& message : messages) all.push_back({{}, message});
   return all;

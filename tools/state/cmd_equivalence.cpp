@@ -149,6 +149,17 @@ void print(const std::vector<Result>& results, const EquivalenceCommand& o) {
   out(fmt::format("{}\n", printable(results[0].reply.text, 400)));
 }
 
+// Throws a UsageError for options of a reply or of stet's own computation: the other program draws
+// no reply, and computes as it was started.
+void refuse_options_of_reply(const Command& command) {
+  constexpr std::string_view kTaken =
+      " --against --json --model --pre --prompt --prompt-file --ids --ids-file --bos ";
+  for (const std::string& name : command.given()) {
+    if (kTaken.find(" " + name + " ") == std::string_view::npos)
+      usage_error(name + " cannot be used with --against, whose program computes by itself");
+  }
+}
+
 // Compares the logits of another program with themselves, in many ways.
 void compare_with(const EquivalenceCommand& o, const Prompts& prompts, const Model& model) {
   std::vector<int32_t> ids;
@@ -225,8 +236,9 @@ void add_equivalence(Command& app) {
                   "ask this program instead, whatever it runs (docs/lab.md)")
       ->type_name("CMD");
   o->model.add_to(*sub);
-  sub->callback([o] {
+  sub->callback([o, command = static_cast<const Command*>(sub)] {
     o->prompt.require();
+    if (!o->against.empty()) refuse_options_of_reply(*command);
     run_equivalence(*o);
   });
 }

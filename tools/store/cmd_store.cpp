@@ -5,6 +5,7 @@
 #include <ctime>
 #include <filesystem>
 #include <map>
+#include <set>
 
 #include "stet/base/error.hpp"
 #include "stet/store/copy.hpp"
@@ -228,7 +229,7 @@ void run_log(const StoreCommand& o) {
   Unreadable unreadable;
   const auto names = names_by_state(store, unreadable);
   for (Sha256 at = store.resolve(reference(o.words[0])); at != Sha256() && out("");) {
-    if (!store.has_state(at)) {
+    if (!store.find_state(at)) {
       say("{} and what was before it are not in the store any more\n", hex(at, 12));
       break;
     }
@@ -342,21 +343,21 @@ void run_gc(const StoreCommand& o) {
       "file, or remove the names that lead to it (stet store names NAME --remove)");
 }
 
-// Checks every record, and that every state matches its id. Returns the number of faults.
+// Checks every record, and that every state matches its id. Returns the number of faults. A server
+// salts the names of its states, so a name is not compared with the id: the seal vouches for it.
 size_t check_records(Store& store, size_t& states, size_t& blocks) {
   size_t faults = 0;
   const auto fault = [&](const std::string& what) {
     out(printable(what, 3000) + "\n");
     ++faults;
   };
+  std::set<Sha256> there;
   for (const RecordInfo& e : store.states()) {
     ++states;
+    there.insert(e.name);
     try {
       const StoreSnapshot s = open_snapshot(store, e.name);
       s.snapshot->check();
-      if (store.place(s.snapshot->digests().id) != e.name)
-        fault(s.snapshot->path() + ": id: expected " + hex(e.name, 16) + ", found " +
-              hex(s.snapshot->digests().id, 16));
     } catch (const Error& error) {
       fault(error.what());
     }
@@ -374,7 +375,7 @@ size_t check_records(Store& store, size_t& states, size_t& blocks) {
   for (const std::string& name : store.names()) {
     try {
       for (const NameEntry& entry : store.history(name)) {
-        if (!store.has_state(entry.state))
+        if (!there.contains(entry.state) && !store.find_state(entry.state))
           fault(store.url() + " name " + name + ": expected a state, found none of " +
                 hex(entry.state, 16));
       }
@@ -424,6 +425,8 @@ void run_stats(const StoreCommand& o) {
 }
 
 void run(StoreCommand& o) {
+  constexpr std::string_view kInspect = "log tree gc check";
+  if (kInspect.find(o.action) != std::string_view::npos) the_store().backend().inspect();
   if (o.action == "init") return run_init(o);
   if (o.action == "put") return run_put(o);
   if (o.action == "get") return run_get(o);

@@ -158,7 +158,12 @@ Snapshot open_stored(const std::string& path) {
 Session restore_stored(const Snapshot& snapshot, const std::shared_ptr<const Model>& model,
                        const RestoreOptions& how, RestoreReport* report) {
   StoreRestoreReport r;
-  Session session = restore_session(the_store(), snapshot, model, how, &r);
+  const std::list<StoreSnapshot>& opened = use().opened;
+  const auto at = std::ranges::find_if(opened, [&](const StoreSnapshot& s) {
+    return s.snapshot->digests().id == snapshot.digests().id;
+  });
+  Session session = restore_session(the_store(), snapshot, model, how, &r,
+                                    at == opened.end() ? nullptr : &at->record);
   if (report != nullptr) *report = r.restored;
   say("{}: {}\n", printable(snapshot.path()), printable(r.text(), 3000));
   return session;

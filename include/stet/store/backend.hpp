@@ -80,11 +80,16 @@ class STET_API StoreBackend {
   // Returns the measurements of this process and its connection.
   SharedFetchPolicy& meter() { return meter_; }
 
+  // Makes later calls of read() leave the times of use as they are. An inspection of the whole store
+  // would otherwise change what is evicted next.
+  void inspect() { inspects_ = true; }
+
   virtual const std::string& url() const = 0;
   // Returns seconds since 1970 by the clock of the storage (file system or server). Clocks of
   // machines may be wrong, and times of use are compared between machines.
   virtual int64_t now() = 0;
-  // Returns one entry per name, empty if it is missing.
+  // Returns one entry per name, empty if it is missing. Marks these as used now, unless inspect()
+  // was called.
   virtual std::vector<std::optional<StoredBytes>> read(RecordClass record_class,
                                                        std::span<const Sha256> names) = 0;
   // Reads blocks and calls take(i, found) once for each, on this thread, while others are still
@@ -123,8 +128,12 @@ class STET_API StoreBackend {
   // Returns (name, value) pairs that describe the storage.
   virtual std::vector<std::pair<std::string, std::string>> about() = 0;
 
+ protected:
+  bool inspects() const { return inspects_; }
+
  private:
   SharedFetchPolicy meter_;
+  std::atomic<bool> inspects_{false};
 };
 
 // A parsed URL. "dir:PATH" or a path: a directory; "redis://[USER:PASSWORD@]HOST[:PORT][/PREFIX]":

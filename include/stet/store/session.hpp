@@ -48,10 +48,11 @@ struct StoreRestoreReport {
   std::string text() const;
 };
 // Restores a session. Uses blocks of the store, mapped where possible, and computes the rest. The
-// result has the same bytes in any case, proved by the digests in the state.
+// result has the same bytes in any case, proved by the digests in the state. `record`, the state's
+// own, finds its blocks also if a tenant has put them; it may be null.
 STET_API Session restore_session(Store& store, const Snapshot& snapshot,
                                  std::shared_ptr<const Model> model, const RestoreOptions& how,
-                                 StoreRestoreReport* report);
+                                 StoreRestoreReport* report, const StateRecord* record = nullptr);
 
 // Returns a session of the longest prefix of `ids` whose full blocks are in the store. Returns
 // nothing unless it has more than `more_than` tokens and fetching is faster than computing. Throws

@@ -132,8 +132,6 @@ class STET_API Store {
   std::vector<StoredBlock> blocks_at(std::span<const Sha256> places);
   // Returns which of these blocks or anchors the store has. They may be damaged.
   std::vector<bool> has_blocks(std::span<const Sha256> identities);
-  // Returns an anchor's arrays, after checking name, bytes and writers' key.
-  StoredBlock anchor(const Sha256& identity);
   // The records that a request accepts.
   enum class Accept { blocks, blocks_and_anchors };
   // Returns blocks by one request on this thread. May throw an io Error once `stop` is set.
