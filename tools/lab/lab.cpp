@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <csignal>
 
 #include "stet/base/error.hpp"
 #include "stet/chat/conversation.hpp"
