@@ -18,7 +18,8 @@ namespace stet {
 namespace {
 
 // Opens every file of an archive, which compares it with its digest.
-size_t check_files(const SnapshotFile& file, const char* name, const FileSource* files) {
+size_t check_files(const SnapshotFile& file, const char* name) {
+  const std::shared_ptr<const FileSource> files = archive_in(file, name);
   if (files == nullptr) return 0;
   const ArchiveIndex index = read_archive_index(file.content(name), file.path + ": " + name);
   for (const ArchiveIndex::Entry& entry : index.entries) files->open(entry.name);
@@ -123,8 +124,7 @@ SnapshotCheck Snapshot::check(int threads) const {
   SnapshotCheck done;
   check_interrupt();
   check_contents(*file_);
-  done.files = check_files(*file_, "WEIGHTS", weights().get()) +
-               check_files(*file_, "TOKENIZR", tokenizer_files().get());
+  done.files = check_files(*file_, "WEIGHTS") + check_files(*file_, "TOKENIZR");
   check_id(*file_);
   if (meta().form == SnapshotForm::recipe) return done;
   const SnapshotChain chain(*this);

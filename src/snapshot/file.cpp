@@ -421,9 +421,23 @@ Snapshot Snapshot::parse(std::span<const std::byte> bytes, const std::string& pa
   return Snapshot(decode_file(bytes, path, nullptr));
 }
 
+const SnapshotFile* holder_of(const Snapshot* snapshot, const std::string& section) {
+  if (snapshot == nullptr) return nullptr;
+  if (snapshot->file()->find(section) != nullptr) return snapshot->file().get();
+  for (const auto& parent : snapshot->parents()) {
+    if (parent->file()->find(section) != nullptr) return parent->file().get();
+  }
+  return nullptr;
+}
+
+std::shared_ptr<const FileSource> archive_in(const SnapshotFile& file, const std::string& section) {
+  if (file.find(section) == nullptr) return nullptr;
+  return archive_source(file.content(section), nullptr, file.path + ": " + section, file.mapping);
+}
+
 std::shared_ptr<const FileSource> Snapshot::archive(const std::string& name) const {
-  if (file_->find(name) == nullptr) return nullptr;
-  return archive_source(file_->content(name), nullptr, path() + ": " + name, file_->mapping);
+  const SnapshotFile* const holder = holder_of(this, name);
+  return holder == nullptr ? nullptr : archive_in(*holder, name);
 }
 
 std::vector<BlockIdentity> Snapshot::block_identities() const {

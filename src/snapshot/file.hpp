@@ -15,6 +15,9 @@
 
 namespace stet {
 
+class FileSource;
+class Snapshot;
+
 constexpr size_t kHeaderBytes = 192;
 
 bool is_known_section(std::string_view name);
@@ -28,6 +31,12 @@ std::shared_ptr<const SnapshotFile> decode_file(std::span<const std::byte> bytes
                                                 std::shared_ptr<const MappedFile> mapping);
 // Maps a file and decodes it. Also throws an io Error.
 std::shared_ptr<const SnapshotFile> open_file(const std::string& path);
+
+// Returns the file that has a section: the snapshot's own, or that of the nearest of its parents that
+// were found. Null if there is none, or no snapshot.
+const SnapshotFile* holder_of(const Snapshot* snapshot, const std::string& section);
+// Returns the archived files in a section, or null if the file lacks it.
+std::shared_ptr<const FileSource> archive_in(const SnapshotFile& file, const std::string& section);
 
 // Returns the id of the state if `header` begins a snapshot. A delta finds its parent with it.
 std::optional<Sha256> id_in_header(std::span<const std::byte> header);

@@ -151,7 +151,7 @@ class MemoryOutput : public Output {
 // digests.
 class SnapshotWriter {
  public:
-  // Copies those sections of `like` that do not belong to a state. `like` may be null.
+  // Copies the sections of `like` that this version does not know. `like` may be null.
   SnapshotWriter(const State& state, const SnapshotContents& contents, const SaveOptions& options,
                  const SnapshotFile* like)
       : kv_(state.kv),
@@ -199,10 +199,20 @@ class SnapshotWriter {
     payloads_.push_back({bytes, nullptr});
   }
 
+  // Adds the files of an option, or else those of the snapshot that the state continues.
   void add(const std::string& name, const std::optional<ArchiveWriter>& archive) {
-    if (!archive) return;
-    sections_.push_back({name, 0, archive->size(), digest_of(archive->index()), false});
-    payloads_.push_back({{}, &*archive});
+    if (archive) {
+      sections_.push_back({name, 0, archive->size(), digest_of(archive->index()), false});
+      payloads_.push_back({{}, &*archive});
+    } else if (const SnapshotFile* from = holder_of(options_.from, name);
+               from != nullptr && holder_of(options_.parent, name) == nullptr) {
+      copy(*from, *from->find(name));
+    }
+  }
+
+  void copy(const SnapshotFile& from, const SnapshotSection& s) {
+    sections_.push_back({s.name, 0, s.size, s.digest, s.must_know});
+    payloads_.push_back({from.content(s.name), nullptr});
   }
 
   void add(const PieceSection& s) {
@@ -213,11 +223,7 @@ class SnapshotWriter {
   void copy_other_sections() {
     if (like_ == nullptr) return;
     for (const SnapshotSection& s : like_->sections) {
-      const bool replaced =
-          (s.name == "WEIGHTS" && weights_) || (s.name == "TOKENIZR" && tokenizer_);
-      if (replaced || (is_known_section(s.name) && !is_archive_section(s.name))) continue;
-      sections_.push_back({s.name, 0, s.size, s.digest, s.must_know});
-      payloads_.push_back({like_->content(s.name), nullptr});
+      if (!is_known_section(s.name)) copy(*like_, s);
     }
   }
 
@@ -318,7 +324,9 @@ StateDigests Snapshot::save(Session& session, const std::string& path, const Sav
 StateDigests Snapshot::save(const State& state, const Snapshot& like, const std::string& path,
                             const SaveOptions& options) {
   like.check_keeps_parents(path);
-  return save_state(state, meta_of(state, like.meta()), path, options, like.file().get());
+  SaveOptions o = options;
+  if (o.from == nullptr) o.from = &like;
+  return save_state(state, meta_of(state, like.meta()), path, o, like.file().get());
 }
 
 std::vector<std::byte> encode_snapshot(Session& session, const SaveOptions& options,

@@ -226,6 +226,21 @@ TEST_F(ChatFiles, ASelfContainedStateStaysSelfContained) {
                 .status,
             0);
   EXPECT_TRUE(is_whole(scratch / "runs/run-01.stet"));
+  const std::string delta = scratch / "d.stet", next = scratch / "d2.stet";
+  EXPECT_EQ(run_stet({"resume", talk, "--say", "Set b = 4.", "-n", "1", "-o", delta, "--form",
+                      "delta", "--against", talk})
+                .status,
+            0);
+  EXPECT_FALSE(is_whole(delta));  // its parent has them
+  EXPECT_EQ(run_stet({"resume", delta, "--say", "Set c = 3.", "-n", "1", "-o", next, "--form",
+                      "delta", "--against", delta})
+                .status,
+            0);
+  EXPECT_FALSE(is_whole(next));
+  EXPECT_EQ(run_stet({"resume", next, "--say", "Set d = 2.", "-n", "1", "-o", to}).status, 0);
+  EXPECT_TRUE(is_whole(to));
+  EXPECT_EQ(run_stet({"convert", next, "-o", to}).status, 0);
+  EXPECT_TRUE(is_whole(to));
   EXPECT_EQ(chat({"--resume", talk, "--replay", "-o", to}, "Set b = 4.\n").status, 0);
   EXPECT_FALSE(is_whole(to));  // --replay may use another model
 }

@@ -512,13 +512,17 @@ void SaveFileOptions::add_to(Command& app, Option* target) {
   });
 }
 
-SaveOptions SaveFileOptions::options(std::unique_ptr<Snapshot>& parent) const {
+SaveOptions SaveFileOptions::options(const Snapshot* from,
+                                     std::unique_ptr<Snapshot>& parent) const {
   SaveOptions o;
+  o.from = from;
   o.form = parse_snapshot_form(form).value();
   if (!mode.empty()) o.mode = static_cast<unsigned>(std::stoul(mode, nullptr, 8));
   if (!compress.empty()) o.compress = compress == "zlib" ? 1 : compress.back() - '0';
   if (o.form == SnapshotForm::delta) {
-    parent = std::make_unique<Snapshot>(Snapshot::open(against));
+    // The snapshot that is continued knows its own parents.
+    const bool is_from = from != nullptr && from->path() == against;
+    parent = std::make_unique<Snapshot>(is_from ? *from : Snapshot::open(against));
     o.parent = parent.get();
   }
   return o;
@@ -554,19 +558,20 @@ StateDigests SaveFileOptions::save(Session& session,
                                    const std::string& path, const Snapshot* from) const {
   if (is_in_store(path)) {
     require_plain(path);
+    if (from != nullptr && from->weights() != nullptr)
+      say("(a store keeps no weights: -m names those in {})\n", printable(from->path()));
     return store_session(session, tokenizer.get(), path);
   }
   std::unique_ptr<Snapshot> parent;
-  SaveOptions o = options(parent);
-  const auto weights = from == nullptr ? nullptr : from->weights();
-  auto files = from == nullptr ? nullptr : from->tokenizer_files();
-  o.weights_files = with_weights ? &session.model().source() : weights.get();
+  SaveOptions o = options(from, parent);
+  std::shared_ptr<const FileSource> files;
+  if (with_weights) o.weights_files = &session.model().source();
   if (with_tokenizer) {
     if (tokenizer == nullptr) no_tokenizer(session.model().directory());
     tokenizer->check_own_files();
     files = memory_source(tokenizer->files(), "tokenizer");
+    o.tokenizer_files = files.get();
   }
-  o.tokenizer_files = files.get();
   o.tokenizer = tokenizer.get();
   return Snapshot::save(session, path, o);
 }
@@ -577,7 +582,7 @@ StateDigests SaveFileOptions::write(const State& state, const Snapshot& like,
   if (is_in_store(path))
     usage_error("--output takes a file here; stet store put puts that into a store");
   std::unique_ptr<Snapshot> parent;
-  SaveOptions o = options(parent);
+  SaveOptions o = options(&like, parent);
   const auto source = with_weights || with_tokenizer ? checkpoint.source() : nullptr;
   if (with_weights) {
     // Only the checkpoint that the state was made with may be included.

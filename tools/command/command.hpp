@@ -228,14 +228,15 @@ struct SaveFileOptions {
   // Adds the options. `target` is the option that names the file and is needed by each of them. It
   // is null if a file is always written.
   void add_to(Command& app, Option* target = nullptr);
-  // Returns the library's options. Opens the base of a delta into `parent`, which must outlive
-  // them.
-  SaveOptions options(std::unique_ptr<Snapshot>& parent) const;
+  // Returns the library's options for a state that continues `from`, which may be null. Opens the
+  // base of a delta into `parent`. Both must outlive the options.
+  SaveOptions options(const Snapshot* from, std::unique_ptr<Snapshot>& parent) const;
   // Throws, before anything is computed, what save() would throw because of these options. `path`
   // is empty if the file is not known yet.
   void check(const std::string& path, const Session& session, const Tokenizer* tokenizer) const;
   // Saves a session with its tokenizer, which may be null. `from` is the snapshot that it was
-  // restored from, or null. The files of model and tokenizer in that snapshot are saved as well.
+  // restored from, or null. The files of model and tokenizer in that snapshot are saved as well,
+  // except in a store.
   StateDigests save(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer,
                     const std::string& path, const Snapshot* from = nullptr) const;
   // Writes `state` with the metadata of the snapshot `like`. With --with-weights and

@@ -38,6 +38,9 @@ struct SaveOptions {
   // call.
   const FileSource* weights_files = nullptr;
   const FileSource* tokenizer_files = nullptr;
+  // The snapshot that the state continues, or null. What it includes of these files is included
+  // again, unless the parent of a delta has them. It must outlive the call.
+  const Snapshot* from = nullptr;
   int threads = 0;       // 0: all processors
   unsigned mode = 0600;  // permissions of a new file, less the umask: private by default
 };
@@ -146,7 +149,8 @@ class STET_API Snapshot {
     return parents_;
   }  // nearest first
 
-  // Return the files of model and tokenizer included in the snapshot, or null.
+  // Return the files of model and tokenizer included in the snapshot, or in the nearest of
+  // parents(), or null.
   std::shared_ptr<const FileSource> weights() const { return archive("WEIGHTS"); }
   std::shared_ptr<const FileSource> tokenizer_files() const { return archive("TOKENIZR"); }
 
